@@ -1,0 +1,19 @@
+// What this machine's memory can deliver: the bound of decoding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace outrider {
+
+// More than any last-level cache holds.
+constexpr size_t kBandwidthBytes = size_t{1} << 30;
+
+// Reads everything once; `bytes` is a multiple of 64. Returns its exclusive or.
+uint64_t read_all(const std::byte* data, size_t bytes);
+
+// Bytes a second that this thread reads from memory: the median of five passes over
+// kBandwidthBytes. Ranks that call it together measure what each gets while all read.
+double measure_read_bandwidth();
+
+}  // namespace outrider

@@ -1,0 +1,310 @@
+#include "bench/op_bench.h"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "bench/bandwidth.h"
+#include "bench/op_cases.h"
+#include "core/buffer.h"
+#include "core/error.h"
+#include "core/float_environment.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/linear.h"
+
+namespace outrider {
+namespace {
+
+using cpu::Isa;
+using Clock = std::chrono::steady_clock;
+
+constexpr double kMinSeconds = 2e-3;  // of a sample: short cases run several times in one
+
+// What a thread works on. Weights are read on from where the last case stopped, so that they come
+// from memory and not from a cache.
+struct Thread {
+  Buffer weights = allocate_host(kBandwidthBytes);
+  size_t offset = 0;
+  std::vector<bf16> x = std::vector<bf16>(size_t{1} << 22, bf16{0x3f80});
+  std::vector<bf16> y_bf16 = std::vector<bf16>(size_t{1} << 22);
+  std::vector<float> x_f32 = std::vector<float>(size_t{1} << 22, 0.5f);
+  std::vector<float> y = std::vector<float>(size_t{1} << 22);
+  std::vector<int32_t> positions, sequences, page_tables;
+
+  Thread() {
+    auto* words = static_cast<uint32_t*>(weights.data());
+    for (size_t i = 0; i < kBandwidthBytes / 4; ++i) words[i] = 0x3c013c01u + i % 97;
+  }
+
+  const std::byte* next_weights(size_t bytes) {
+    CHECK(bytes <= kBandwidthBytes);
+    if (offset + bytes > kBandwidthBytes) offset = 0;
+    const auto* at = static_cast<const std::byte*>(weights.data()) + offset;
+    offset += bytes;
+    return at;
+  }
+};
+
+struct Case {
+  std::string table, op, shape;
+  Isa isa;
+  double bytes;  // that must come from memory
+  double flops;
+  std::function<void(Thread&)> run;
+};
+
+struct Result {
+  double seconds;                             // median, of the slowest thread
+  double bytes_per_second, flops_per_second;  // of all threads
+};
+
+void run_linear(Thread& thread, const LinearCase& c, Isa isa) {
+  cpu::linear(thread.x.data(), thread.next_weights(cpu::packed_bytes(c.n, c.k)), nullptr,
+              thread.y.data(), c.rows, c.n, c.k, isa);
+}
+
+// Every linear of SmolLM2-135M: 30 layers and the LM head, 269 MB.
+constexpr LinearCase kLayer[] = {{0, 960, 576}, {0, 576, 576}, {0, 3072, 576}, {0, 576, 1536}};
+constexpr LinearCase kLmHead = {0, 49152, 576};
+constexpr int kNumLayers = 30;
+
+Case stack_case(const char* table, int64_t rows, bool with_lm_head, Isa isa) {
+  double weights = 0.0;
+  for (const LinearCase& c : kLayer) weights += kNumLayers * static_cast<double>(c.n * c.k);
+  if (with_lm_head) weights += static_cast<double>(kLmHead.n * kLmHead.k);
+  return {table,
+          "linear, all of SmolLM2-135M",
+          std::to_string(rows) + " rows",
+          isa,
+          2 * weights,
+          2 * weights * static_cast<double>(rows),
+          [=](Thread& thread) {
+            for (int layer = 0; layer < kNumLayers; ++layer) {
+              for (const LinearCase& c : kLayer) run_linear(thread, {rows, c.n, c.k}, isa);
+            }
+            if (with_lm_head) run_linear(thread, {rows, kLmHead.n, kLmHead.k}, isa);
+          }};
+}
+
+Case linear_case(const LinearCase& c, Isa isa) {
+  char shape[64];
+  std::snprintf(shape, sizeof shape, "%ld x %ld x %ld", c.rows, c.n, c.k);
+  return {"ops",
+          "linear",
+          shape,
+          isa,
+          static_cast<double>(cpu::packed_bytes(c.n, c.k)),
+          2.0 * static_cast<double>(c.rows * c.n * c.k),
+          [=](Thread& thread) { run_linear(thread, c, isa); }};
+}
+
+// Activations stay in the cache: rates above the memory's are no surprise.
+Case row_case(const char* op, const RowCase& c, Isa isa) {
+  const double size = static_cast<double>(c.rows * c.width);
+  const bool norm = std::string(op) == "rms_norm";
+  return {"ops",
+          op,
+          std::to_string(c.rows) + " x " + std::to_string(c.width),
+          isa,
+          size * (norm ? 6 : 10),
+          0.0,
+          [=](Thread& t) {
+            if (norm) {
+              cpu::rms_norm(t.x_f32.data(), t.x.data(), t.y_bf16.data(), c.rows, c.width, 1e-5f,
+                            isa);
+            } else {
+              cpu::silu_mul(t.x_f32.data(), t.y_bf16.data(), c.rows, c.width, isa);
+            }
+          }};
+}
+
+Case attention_case(const AttentionCase& c, Isa isa) {
+  char shape[96];
+  std::snprintf(shape, sizeof shape, "%ld x %ld rows after %ld, %ld/%ld heads of %ld", c.sequences,
+                c.rows, c.context, c.shape.num_heads, c.shape.num_kv_heads, c.shape.head_dim);
+  const int64_t length = c.context + c.rows;
+  const int64_t max_pages = (length + kPageTokens - 1) / kPageTokens;
+  const int64_t pages_elements =
+      c.sequences * max_pages * kPageTokens * c.shape.num_kv_heads * c.shape.head_dim;
+  const double kv_bytes =
+      4.0 * static_cast<double>(c.sequences * length * c.shape.num_kv_heads * c.shape.head_dim);
+  const double attended = static_cast<double>(c.rows) * (c.context + 0.5 * (c.rows + 1));
+  const double flops = 4.0 * static_cast<double>(c.sequences) * attended *
+                       static_cast<double>(c.shape.num_heads * c.shape.head_dim);
+  return {"ops", "attention", shape, isa, kv_bytes, flops, [=](Thread& t) {
+            t.positions.clear();
+            t.sequences.clear();
+            for (int64_t s = 0; s < c.sequences; ++s) {
+              for (int64_t r = 0; r < c.rows; ++r) {
+                t.positions.push_back(static_cast<int32_t>(c.context + r));
+                t.sequences.push_back(static_cast<int32_t>(s));
+              }
+            }
+            t.page_tables.resize(c.sequences * max_pages);
+            std::iota(t.page_tables.begin(), t.page_tables.end(), 0);
+            const cpu::RowPointers map = {t.positions.data(), t.sequences.data(),
+                                          t.page_tables.data(), max_pages};
+            const auto* pages =
+                reinterpret_cast<const bf16*>(t.next_weights((4 * pages_elements + 63) / 64 * 64));
+            cpu::attention(t.x_f32.data(), pages, pages + pages_elements, t.y_bf16.data(),
+                           t.y.data(), map, c.sequences * c.rows, c.shape, isa);
+          }};
+}
+
+std::vector<Isa> chosen_isas(const std::string& names) {
+  std::vector<Isa> isas;
+  for (Isa isa : cpu::available_isas()) {
+    const std::string name(cpu::isa_name(isa));
+    const bool named = ("," + names + ",").find("," + name + ",") != std::string::npos;
+    if (names.empty() ? isa != Isa::scalar : named) isas.push_back(isa);
+  }
+  const auto wanted = names.empty() ? 0 : std::count(names.begin(), names.end(), ',') + 1;
+  if (!names.empty() && static_cast<size_t>(wanted) != isas.size()) {
+    throw Error("--isa " + names + " names an instruction set that this machine cannot execute");
+  }
+  if (isas.empty()) isas.push_back(Isa::scalar);
+  return isas;
+}
+
+std::vector<Case> all_cases(const OpBenchOptions& options) {
+  std::vector<Case> cases = {{"", "read", "", Isa::scalar, kBandwidthBytes, 0.0, [](Thread& t) {
+                                volatile uint64_t sum =
+                                    read_all(static_cast<const std::byte*>(t.weights.data()),
+                                             kBandwidthBytes);
+                                static_cast<void>(sum);
+                              }}};
+  const std::vector<Isa> isas = chosen_isas(options.isas);
+  const auto wants = [&](const char* table) {
+    return options.only.empty() || options.only == table;
+  };
+  for (Isa isa : isas) {
+    for (int64_t rows = 1; rows <= 16 && wants("stack"); ++rows) {
+      cases.push_back(stack_case("stack", rows, true, isa));
+    }
+    for (int64_t rows = 32; rows <= 256 && wants("prefill"); rows *= 2) {
+      cases.push_back(stack_case("prefill", rows, false, isa));
+    }
+  }
+  if (!wants("ops")) return cases;
+  for (const LinearCase& c : kLinearCases) {
+    for (Isa isa : isas) cases.push_back(linear_case(c, isa));
+  }
+  for (const char* op : {"rms_norm", "silu_mul"}) {
+    for (const RowCase& c : kRowCases) {
+      for (Isa isa : isas) cases.push_back(row_case(op, c, isa));
+    }
+  }
+  for (const AttentionCase& c : kAttentionCases) {
+    for (Isa isa : isas) cases.push_back(attention_case(c, isa));
+  }
+  return cases;
+}
+
+// All threads run the same case at the same time; the first, uncounted round says how many runs
+// make a sample.
+std::vector<Result> measure(const std::vector<Case>& cases, const OpBenchOptions& options) {
+  const size_t num_threads = static_cast<size_t>(options.threads);
+  std::vector<int> runs(cases.size(), 1);
+  // [case][thread][round]
+  std::vector<std::vector<std::vector<double>>> seconds(
+      cases.size(), std::vector<std::vector<double>>(num_threads));
+  std::barrier barrier(options.threads);
+  const auto work = [&](size_t thread_index) {
+    set_float_environment();
+    Thread thread;
+    for (int round = 0; round <= options.repeats; ++round) {
+      for (size_t i = 0; i < cases.size(); ++i) {
+        barrier.arrive_and_wait();
+        const int count = runs[i];
+        const Clock::time_point start = Clock::now();
+        for (int run = 0; run < count; ++run) cases[i].run(thread);
+        const double once = std::chrono::duration<double>(Clock::now() - start).count() / count;
+        barrier.arrive_and_wait();
+        if (round > 0) {
+          seconds[i][thread_index].push_back(once);
+        } else if (thread_index == 0) {
+          runs[i] = 1 + static_cast<int>(kMinSeconds / once);
+        }
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t t = 1; t < num_threads; ++t) threads.emplace_back(work, t);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+
+  std::vector<Result> results(cases.size(), Result{});
+  for (size_t i = 0; i < cases.size(); ++i) {
+    for (std::vector<double>& samples : seconds[i]) {
+      std::sort(samples.begin(), samples.end());
+      const double median = samples[samples.size() / 2];
+      results[i].seconds = std::max(results[i].seconds, median);
+      results[i].bytes_per_second += cases[i].bytes / median;
+      results[i].flops_per_second += cases[i].flops / median;
+    }
+  }
+  return results;
+}
+
+void print_markdown(const std::vector<Case>& cases, const std::vector<Result>& results) {
+  std::string table;
+  for (size_t i = 1; i < cases.size(); ++i) {
+    const Case& c = cases[i];
+    if (c.table != table) {
+      table = c.table;
+      std::printf(
+          "\n| %s | shape | instruction set | µs | GB/s | of what is read | GFLOP/s |\n"
+          "| --- | --- | --- | ---: | ---: | ---: | ---: |\n",
+          table.c_str());
+    }
+    std::printf("| %s | %s | %s | %.1f | %.2f | %.0f %% | %.1f |\n", c.op.c_str(), c.shape.c_str(),
+                std::string(cpu::isa_name(c.isa)).c_str(), results[i].seconds * 1e6,
+                results[i].bytes_per_second / 1e9,
+                100 * results[i].bytes_per_second / results[0].bytes_per_second,
+                results[i].flops_per_second / 1e9);
+  }
+}
+
+void print_json(const std::vector<Case>& cases, const std::vector<Result>& results, int threads) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (size_t i = 1; i < cases.size(); ++i) {
+    rows.push_back({{"table", cases[i].table},
+                    {"op", cases[i].op},
+                    {"shape", cases[i].shape},
+                    {"isa", cpu::isa_name(cases[i].isa)},
+                    {"seconds", results[i].seconds},
+                    {"bytes_per_second", results[i].bytes_per_second},
+                    {"flops_per_second", results[i].flops_per_second}});
+  }
+  const nlohmann::json all = {{"threads", threads},
+                              {"read_bytes_per_second", results[0].bytes_per_second},
+                              {"cases", rows}};
+  std::printf("%s\n", all.dump(1).c_str());
+}
+
+}  // namespace
+
+int run_op_bench(const OpBenchOptions& options) {
+  CHECK(options.threads > 0 && options.repeats > 0);
+  const std::vector<Case> cases = all_cases(options);
+  const std::vector<Result> results = measure(cases, options);
+  if (options.json) {
+    print_json(cases, results, options.threads);
+    return 0;
+  }
+  std::printf("%d thread%s read %.2f GB/s from memory (%zu MiB each).\n", options.threads,
+              options.threads == 1 ? "" : "s", results[0].bytes_per_second / 1e9,
+              kBandwidthBytes >> 20);
+  print_markdown(cases, results);
+  return 0;
+}
+
+}  // namespace outrider

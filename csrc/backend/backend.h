@@ -1,0 +1,86 @@
+// Backend: the coarse operations of a decoder, on views, on a stream. An operation's output row
+// depends on that row's own inputs alone, bit for bit. Shapes are the caller's to get right
+// (CHECKed); nothing here knows of ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/buffer.h"
+#include "core/stream.h"
+#include "core/tensor.h"
+#include "kernels/attention_types.h"
+
+namespace outrider {
+
+// A weight matrix [n, k] (or embedding table) in the backend's own layout.
+struct PackedWeight {
+  Buffer data;
+  int64_t n = 0;
+  int64_t k = 0;
+};
+
+// Where each row of a ragged pass stands: rows of several sequences side by side.
+struct RowMap {
+  TensorView positions;    // i32 [rows]: position in its sequence, from 0
+  TensorView sequences;    // i32 [rows]: which page table
+  TensorView page_tables;  // i32 [sequences, max_pages]
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // What the numerics depend on, e.g. "cpu/avx512_bf16". Part of the fingerprint.
+  virtual std::string description() const = 0;
+
+  // Zeroed memory of this backend. Throws Error where there is none left.
+  virtual Buffer allocate(size_t bytes) = 0;
+  virtual void copy_from_host(TensorView to, const void* from, Stream& stream) = 0;
+  virtual void copy_to_host(void* to, TensorView from, Stream& stream) = 0;
+  virtual void synchronize(Stream& stream) = 0;
+
+  // Stacks the parts along n. Each part: bf16 [n_i, k] on the host, last dimension contiguous.
+  virtual PackedWeight pack(std::span<const TensorView> parts) = 0;
+
+  // y[r] = table[tokens[r] - first_token], zeros where that row is another rank's.
+  // tokens: i32 [rows]; y: f32 [rows, k]
+  virtual void embed(const PackedWeight& table, TensorView tokens, int64_t first_token,
+                     TensorView y, Stream& stream) = 0;
+
+  // y = x Wᵀ + bias. x: bf16 [rows, k]; bias: f32 [n] or an empty view; y: f32 [rows, n]
+  virtual void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
+                      Stream& stream) = 0;
+
+  // x: f32 [rows, hidden]; weight: bf16 [hidden]; y: bf16 [rows, hidden]
+  virtual void rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
+                        Stream& stream) = 0;
+
+  // gate_up: f32 [rows, 2 * width]; y: bf16 [rows, width]
+  virtual void silu_mul(TensorView gate_up, TensorView y, Stream& stream) = 0;
+
+  // x += y; f32, equal shapes
+  virtual void add(TensorView x, TensorView y, Stream& stream) = 0;
+
+  // Copies rows `indices` of x to y. x: bf16 [rows, hidden]; indices: i32 [m]; y: bf16 [m, hidden]
+  virtual void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) = 0;
+
+  // Rotates q and k in place by position and writes k and v to their pages, rounded to bf16.
+  // qkv: f32 [rows, (num_heads + 2 num_kv_heads) * head_dim]; cos, sin: f32 [max_positions,
+  // head_dim / 2]; k_pages, v_pages: bf16 [pages, num_kv_heads, kPageTokens, head_dim]
+  virtual void rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
+                              TensorView v_pages, const RowMap& map, const AttentionShape& shape,
+                              Stream& stream) = 0;
+
+  // Each row attends to positions 0 … its own. qkv as above, q alone is read; y: bf16 [rows,
+  // num_heads * head_dim]
+  virtual void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
+                         const RowMap& map, const AttentionShape& shape, Stream& stream) = 0;
+};
+
+// The CPU backend on the instruction set of kernels/cpu/isa.h.
+std::unique_ptr<Backend> make_cpu_backend();
+
+}  // namespace outrider

@@ -1,0 +1,169 @@
+#include "backend/cpu/cpu_backend.h"
+
+#include <cstring>
+#include <memory>
+
+#include "core/error.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/linear.h"
+
+namespace outrider {
+namespace {
+
+// A contiguous tensor of these extents; -1 is any.
+bool has_shape(TensorView view, DType dtype, std::initializer_list<int64_t> extents) {
+  if (view.dtype() != dtype || view.rank() != static_cast<int>(extents.size())) return false;
+  int d = 0;
+  for (int64_t extent : extents) {
+    if (extent != -1 && view.extent(d) != extent) return false;
+    ++d;
+  }
+  return view.contiguous();
+}
+
+// Checks a ragged pass, and that the pages are those of `shape`.
+cpu::RowPointers row_pointers(const RowMap& map, int64_t rows, TensorView k_pages,
+                              TensorView v_pages, const AttentionShape& shape) {
+  CHECK(has_shape(map.positions, DType::i32, {rows}));
+  CHECK(has_shape(map.sequences, DType::i32, {rows}));
+  CHECK(has_shape(map.page_tables, DType::i32, {-1, -1}));
+  CHECK(shape.head_dim > 0 && shape.head_dim % 2 == 0 && shape.group_size > 0);
+  CHECK(shape.head_offset >= 0 &&
+        shape.num_heads + shape.head_offset <= shape.num_kv_heads * shape.group_size);
+  CHECK(has_shape(k_pages, DType::bf16, {-1, shape.num_kv_heads, kPageTokens, shape.head_dim}));
+  CHECK(has_shape(v_pages, DType::bf16,
+                  {k_pages.extent(0), shape.num_kv_heads, kPageTokens, shape.head_dim}));
+  const cpu::RowPointers pointers = {map.positions.data<int32_t>(), map.sequences.data<int32_t>(),
+                                     map.page_tables.data<int32_t>(), map.page_tables.extent(1)};
+  for (int64_t r = 0; r < rows; ++r) {
+    CHECK(0 <= pointers.sequences[r] && pointers.sequences[r] < map.page_tables.extent(0));
+    CHECK(0 <= pointers.positions[r] && pointers.positions[r] < pointers.max_pages * kPageTokens);
+  }
+  return pointers;
+}
+
+}  // namespace
+
+std::string CpuBackend::description() const { return "cpu/" + std::string(isa_name(isa_)); }
+
+Buffer CpuBackend::allocate(size_t bytes) { return allocate_host(bytes); }
+
+void CpuBackend::copy_from_host(TensorView to, const void* from, Stream&) {
+  CHECK(to.contiguous());
+  if (to.bytes() > 0) std::memcpy(to.raw(), from, to.bytes());
+}
+
+void CpuBackend::copy_to_host(void* to, TensorView from, Stream&) {
+  CHECK(from.contiguous());
+  if (from.bytes() > 0) std::memcpy(to, from.raw(), from.bytes());
+}
+
+void CpuBackend::synchronize(Stream&) {}
+
+PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
+  CHECK(!parts.empty());
+  PackedWeight packed;
+  packed.k = parts[0].extent(1);
+  for (const TensorView& part : parts) {
+    CHECK(part.dtype() == DType::bf16 && part.rank() == 2 && part.extent(1) == packed.k);
+    CHECK(part.stride(1) == 1);
+    packed.n += part.extent(0);
+  }
+  packed.data = allocate_host(cpu::packed_bytes(packed.n, packed.k));
+  int64_t first_row = 0;
+  for (const TensorView& part : parts) {
+    cpu::pack(part.data<bf16>(), part.stride(0), part.extent(0), first_row, packed.k,
+              packed.data.data());
+    first_row += part.extent(0);
+  }
+  return packed;
+}
+
+void CpuBackend::embed(const PackedWeight& table, TensorView tokens, int64_t first_token,
+                       TensorView y, Stream&) {
+  const int64_t rows = tokens.extent(0);
+  CHECK(has_shape(tokens, DType::i32, {rows}));
+  CHECK(has_shape(y, DType::f32, {rows, table.k}));
+  cpu::embed(table.data.data(), tokens.data<int32_t>(), first_token, y.data<float>(), rows, table.n,
+             table.k);
+}
+
+void CpuBackend::linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
+                        Stream&) {
+  const int64_t rows = x.extent(0);
+  CHECK(has_shape(x, DType::bf16, {rows, weight.k}));
+  CHECK(has_shape(y, DType::f32, {rows, weight.n}));
+  CHECK(bias.raw() == nullptr || has_shape(bias, DType::f32, {weight.n}));
+  cpu::linear(x.data<bf16>(), weight.data.data(),
+              bias.raw() == nullptr ? nullptr : bias.data<float>(), y.data<float>(), rows, weight.n,
+              weight.k, isa_);
+}
+
+void CpuBackend::rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y, Stream&) {
+  const int64_t rows = x.extent(0);
+  const int64_t hidden = weight.extent(0);
+  CHECK(has_shape(x, DType::f32, {rows, hidden}));
+  CHECK(has_shape(weight, DType::bf16, {hidden}));
+  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
+  cpu::rms_norm(x.data<float>(), weight.data<bf16>(), y.data<bf16>(), rows, hidden, epsilon, isa_);
+}
+
+void CpuBackend::silu_mul(TensorView gate_up, TensorView y, Stream&) {
+  const int64_t rows = y.extent(0);
+  const int64_t width = y.extent(1);
+  CHECK(has_shape(gate_up, DType::f32, {rows, 2 * width}));
+  CHECK(has_shape(y, DType::bf16, {rows, width}));
+  cpu::silu_mul(gate_up.data<float>(), y.data<bf16>(), rows, width, isa_);
+}
+
+void CpuBackend::add(TensorView x, TensorView y, Stream&) {
+  CHECK(x.contiguous() && y.contiguous() && x.rank() == y.rank());
+  for (int d = 0; d < x.rank(); ++d) CHECK(x.extent(d) == y.extent(d));
+  cpu::add(x.data<float>(), y.data<float>(), x.size());
+}
+
+void CpuBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream&) {
+  const int64_t rows = indices.extent(0);
+  const int64_t hidden = x.extent(1);
+  CHECK(has_shape(x, DType::bf16, {-1, hidden}));
+  CHECK(has_shape(indices, DType::i32, {rows}));
+  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
+  const int32_t* index = indices.data<int32_t>();
+  for (int64_t r = 0; r < rows; ++r) {
+    CHECK(0 <= index[r] && index[r] < x.extent(0));
+    std::memcpy(y.data<bf16>() + r * hidden, x.data<bf16>() + index[r] * hidden,
+                hidden * sizeof(bf16));
+  }
+}
+
+void CpuBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
+                                TensorView v_pages, const RowMap& map, const AttentionShape& shape,
+                                Stream&) {
+  const int64_t rows = qkv.extent(0);
+  CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
+  CHECK(has_shape(cos, DType::f32, {-1, shape.head_dim / 2}));
+  CHECK(has_shape(sin, DType::f32, {cos.extent(0), shape.head_dim / 2}));
+  const cpu::RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
+  for (int64_t r = 0; r < rows; ++r) CHECK(pointers.positions[r] < cos.extent(0));
+  cpu::rope_and_cache(qkv.data<float>(), cos.data<float>(), sin.data<float>(), k_pages.data<bf16>(),
+                      v_pages.data<bf16>(), pointers, rows, shape);
+}
+
+void CpuBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
+                           const RowMap& map, const AttentionShape& shape, Stream&) {
+  const int64_t rows = qkv.extent(0);
+  CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
+  CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
+  const cpu::RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
+  const size_t scores_bytes =
+      cpu::kAttentionQueries * pointers.max_pages * kPageTokens * sizeof(float);
+  if (scores_.bytes() < scores_bytes) scores_ = allocate_host(scores_bytes);
+  cpu::attention(qkv.data<float>(), k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(),
+                 static_cast<float*>(scores_.data()), pointers, rows, shape, isa_);
+}
+
+std::unique_ptr<Backend> make_cpu_backend() {
+  return std::make_unique<CpuBackend>(cpu::select_isa());
+}
+
+}  // namespace outrider

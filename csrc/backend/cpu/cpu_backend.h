@@ -1,0 +1,47 @@
+// The CPU backend: the kernels of kernels/cpu on host memory, each call done when it returns.
+#pragma once
+
+#include <string>
+
+#include "backend/backend.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/isa.h"
+
+namespace outrider {
+
+class CpuBackend : public Backend {
+ public:
+  explicit CpuBackend(cpu::Isa isa) : isa_(isa) { CHECK(cpu::isa_available(isa)); }
+
+  std::string description() const override;
+
+  Buffer allocate(size_t bytes) override;
+  void copy_from_host(TensorView to, const void* from, Stream& stream) override;
+  void copy_to_host(void* to, TensorView from, Stream& stream) override;
+  void synchronize(Stream& stream) override;
+
+  PackedWeight pack(std::span<const TensorView> parts) override;
+
+  void embed(const PackedWeight& table, TensorView tokens, int64_t first_token, TensorView y,
+             Stream& stream) override;
+  void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
+              Stream& stream) override;
+  void rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
+                Stream& stream) override;
+  void silu_mul(TensorView gate_up, TensorView y, Stream& stream) override;
+  void add(TensorView x, TensorView y, Stream& stream) override;
+  void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) override;
+  void rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
+                      TensorView v_pages, const RowMap& map, const AttentionShape& shape,
+                      Stream& stream) override;
+  void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
+                 const RowMap& map, const AttentionShape& shape, Stream& stream) override;
+
+ private:
+  cpu::Isa isa_;
+  // Attention scores. Made for the longest sequence that the page tables can hold when attention
+  // first meets them, so that steps allocate nothing.
+  Buffer scores_;
+};
+
+}  // namespace outrider

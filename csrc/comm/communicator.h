@@ -1,0 +1,28 @@
+// Communicator: collectives among the ranks of one tensor-parallel group.
+#pragma once
+
+#include "core/stream.h"
+#include "core/tensor.h"
+
+namespace outrider {
+
+// Every rank makes the same calls in the same order with the same shapes. Sums are added in rank
+// order, in fp32, starting from rank 0's values: the bits of an element do not depend on message
+// size, transport or timing (denormals follow the caller's floating-point environment, which is
+// equal on all ranks). A call that fails throws Error, and the group is of no further use: errors
+// end the job, nothing here retries. Views are contiguous; calls with no elements do nothing.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // In place; x: f32 [rows, hidden]. All ranks end with equal bits.
+  virtual void all_reduce_sum(TensorView x, Stream& stream) = 0;
+  // mine: n bytes on every rank, of any dtype; all: [size, n], in rank order, apart from `mine`.
+  virtual void all_gather(TensorView mine, TensorView all, Stream& stream) = 0;
+  // x: the same number of bytes on every rank; all end with root's.
+  virtual void broadcast(TensorView x, int root, Stream& stream) = 0;
+};
+
+}  // namespace outrider

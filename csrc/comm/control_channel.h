@@ -1,0 +1,92 @@
+// Control channel: host side, TCP, rank 0 in the middle. Rank 0 publishes numbered messages of
+// bytes (the engine's plans); the other ranks sleep until one comes. MPI carries tensors only.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/socket.h"
+
+namespace outrider {
+
+// A new secret for one job: 32 random bytes in hexadecimal.
+std::string make_control_secret();
+
+// The address of this host for ControlServer: 127.0.0.1 where all ranks are on one host, else the
+// one that the host's name resolves to (or its first interface that is not loopback).
+// Throws Error where there is none.
+std::string control_host(bool all_ranks_on_this_host);
+
+// Rank 0's end. One thread uses it; only the watcher is a thread of its own.
+class ControlServer {
+ public:
+  // Listens on a free port of `host`, for ranks 1 … num_peers.
+  ControlServer(int num_peers, std::string secret, const std::string& host = "127.0.0.1");
+  // Without a goodbye() before, the peers see a broken connection.
+  ~ControlServer();
+  ControlServer(const ControlServer&) = delete;
+  ControlServer& operator=(const ControlServer&) = delete;
+
+  // "host:port", where the peers connect to.
+  std::string address() const { return address_; }
+
+  // Waits until every peer has connected, then stops listening. A connection that does not present
+  // the secret is dropped. Throws Error naming the ranks that are missing after `timeout`.
+  void accept_all(std::chrono::milliseconds timeout);
+
+  // From now on calls on_peer_lost(rank, reason) when a connection ends, within milliseconds, once
+  // a rank, on a thread of its own. Call it after accept_all, at most once.
+  void watch(std::function<void(int rank, const std::string& reason)> on_peer_lost);
+
+  // To every peer. Throws Error naming the rank where one is gone.
+  void publish(std::span<const uint8_t> message);
+
+  // One message of each peer, [rank - 1]. Throws Error naming the rank where one is gone, or those
+  // that have said nothing after `timeout`.
+  std::vector<std::vector<uint8_t>> gather(std::chrono::milliseconds timeout);
+
+  // The orderly end: the watcher stops, the receive() of every peer that is left returns nullopt.
+  void goodbye();
+
+ private:
+  struct Watcher;
+
+  void throw_if_peer_gone();
+
+  int num_peers_;
+  std::string secret_;
+  std::string address_;
+  FileDescriptor listener_;
+  std::vector<FrameSocket> peers_;  // [rank - 1]
+  std::vector<pollfd> polls_;       // [rank - 1], for the end of a connection
+  std::unique_ptr<Watcher> watcher_;
+};
+
+// Every other rank's end. One thread uses it.
+class ControlClient {
+ public:
+  // Throws Error where rank 0 cannot be reached.
+  ControlClient(const std::string& address, int rank, const std::string& secret);
+
+  // The next message; nullopt once rank 0 has said goodbye. Polls busily until `spin` has passed
+  // since the last message, then sleeps in the kernel (no CPU time). Throws Error where the
+  // connection ends without a goodbye, or a message is missing.
+  std::optional<std::vector<uint8_t>> receive(std::chrono::microseconds spin);
+
+  void send(std::span<const uint8_t> message);
+
+ private:
+  FrameSocket server_;
+  std::chrono::steady_clock::time_point last_message_;
+};
+
+}  // namespace outrider

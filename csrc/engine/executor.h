@@ -1,0 +1,82 @@
+// Executor: carries out plans on this rank; the same code on each. Owns the models, their caches
+// and the slots' state.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "comm/communicator.h"
+#include "engine/request.h"
+#include "engine/step_plan.h"
+#include "model/tokenizer.h"
+#include "spec/speculative_step.h"
+
+namespace outrider {
+
+struct EngineOptions {
+  std::filesystem::path model;
+  std::optional<std::filesystem::path> draft;  // a checkpoint with the target's vocabulary
+  std::optional<DrafterKind>
+      drafter;  // where a request names none; unset: model with a draft, else prompt_lookup
+  int num_speculative_tokens = 4;  // K where a request gives none: --lookahead fixed:K
+  int64_t prefill_chunk = 256;     // most prompt tokens of a sequence in one pass
+  int64_t max_positions = 0;       // longest prompt and answer; 0: what the model allows
+  std::function<void(const std::string& what, double done)>
+      progress;  // loading, 0 … 1; may be empty
+};
+
+class Executor {
+ public:
+  // Loads this rank's part of the models. Throws Error for a bad checkpoint, or a draft with
+  // another vocabulary.
+  Executor(EngineOptions options, Backend& backend, Communicator& communicator);
+
+  // Throws Error where the ranks disagree on the plan or on the state before it. Valid until the
+  // next call.
+  std::span<const SlotOutcome> execute(std::span<const uint8_t> plan);
+
+  const SequenceState& slot(int64_t index) const { return slots_[index]; }
+  const EngineOptions& options() const { return options_; }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const ModelConfig& config() const { return target_.config(); }
+  int64_t max_positions() const { return max_positions_; }
+  // Longest context in which this drafter drafts.
+  int64_t max_draft_positions(DrafterKind kind) const;
+  std::vector<DrafterKind> drafters() const;
+  DrafterKind default_drafter() const;
+
+  const std::string& model_hash() const { return model_hash_; }
+  const std::string& draft_hash() const { return draft_hash_; }  // empty: no draft
+  // Of everything that decides the bits of an answer: build, weights, ranks, instruction set or
+  // device, KV dtype.
+  std::string numerics_fingerprint() const;
+
+ private:
+  void admit(const Admission& admission);
+  LogitDrafter* logit_drafter(DrafterKind kind);
+  uint64_t state_digest() const;
+
+  EngineOptions options_;
+  Backend& backend_;
+  int num_ranks_;
+  Stream stream_;
+  Tokenizer tokenizer_;
+  Transformer target_;
+  int64_t max_positions_;
+  KvCache cache_;
+  std::unique_ptr<ModelDrafter> model_drafter_;  // where there is a draft
+  RandomDrafter random_drafter_;
+  SpeculativeStep step_;
+  std::string model_hash_, draft_hash_;
+  std::vector<SequenceState> slots_;
+  std::vector<uint64_t> token_digests_;  // [slots]: of the tokens, chained as they come
+};
+
+}  // namespace outrider

@@ -1,0 +1,25 @@
+// See field_error.h. The field rides as a payload of the status.
+#include "engine/field_error.h"
+
+#include <absl/strings/cord.h>
+#include <absl/strings/str_cat.h>
+
+namespace outrider {
+namespace {
+
+constexpr char kFieldPayload[] = "outrider/field";
+
+}  // namespace
+
+absl::Status field_error(absl::string_view field, absl::string_view problem) {
+  absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, " ", problem));
+  status.SetPayload(kFieldPayload, absl::Cord(field));
+  return status;
+}
+
+std::string field_of(const absl::Status& status) {
+  const auto payload = status.GetPayload(kFieldPayload);
+  return payload.has_value() ? std::string(*payload) : std::string();
+}
+
+}  // namespace outrider

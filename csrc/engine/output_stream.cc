@@ -1,0 +1,93 @@
+#include "engine/output_stream.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "core/error.h"
+
+namespace outrider {
+
+OutputStream::OutputStream(const Tokenizer& tokenizer, const SamplingParams& sampling,
+                           std::vector<int32_t> eos_token_ids, int64_t max_tokens)
+    : detokenizer_(tokenizer),
+      tokenizer_(&tokenizer),
+      stop_(sampling.stop),
+      stop_ids_(sampling.stop_token_ids),
+      max_tokens_(max_tokens) {
+  if (!sampling.ignore_eos) {
+    stop_ids_.insert(stop_ids_.end(), eos_token_ids.begin(), eos_token_ids.end());
+  }
+}
+
+bool OutputStream::push(int32_t token, bool drafted) {
+  CHECK(!finished_);
+  ++num_tokens_;
+  if (std::find(stop_ids_.begin(), stop_ids_.end(), token) != stop_ids_.end()) {
+    // The token that ends the answer is counted and sent, its text is not.
+    tokens_.push_back({token, drafted, text_length_});
+    append(detokenizer_.finish());
+    finish(FinishReason::stop);
+    return false;
+  }
+  const std::string text = detokenizer_.push(token);
+  const bool holds_bytes = text.empty() && !tokenizer_->token_bytes(token).empty();
+  tokens_.push_back(
+      {token, drafted, text_length_ + static_cast<int64_t>(text.size()) + (holds_bytes ? 1 : 0)});
+  if (append(text)) {
+    finish(FinishReason::stop);
+  } else if (num_tokens_ == max_tokens_) {
+    append(detokenizer_.finish());
+    finish(FinishReason::length);
+  }
+  return !finished_;
+}
+
+bool OutputStream::append(const std::string& text) {
+  held_ += text;
+  text_length_ += static_cast<int64_t>(text.size());
+  // Among the matches the earliest start; of stop strings that start there, any: the text before it
+  // is the same.
+  size_t cut = std::string::npos;
+  for (const std::string& stop : stop_) cut = std::min(cut, held_.find(stop));
+  if (cut != std::string::npos) {
+    held_.resize(cut);
+    sendable_ = cut;
+    return true;
+  }
+  // Hold the longest tail that a stop string begins with.
+  size_t tail = 0;
+  for (const std::string& stop : stop_) {
+    for (size_t n = std::min(stop.size() - 1, held_.size()); n > tail; --n) {
+      if (std::string_view(held_).substr(held_.size() - n) == std::string_view(stop).substr(0, n)) {
+        tail = n;
+      }
+    }
+  }
+  sendable_ = held_.size() - tail;
+  return false;
+}
+
+void OutputStream::finish(FinishReason reason) {
+  finished_ = true;
+  finish_reason_ = reason;
+  sendable_ = held_.size();
+}
+
+Chunk OutputStream::take() {
+  Chunk chunk;
+  chunk.text = held_.substr(0, sendable_);
+  held_.erase(0, sendable_);
+  sendable_ = 0;
+  const int64_t sent = text_length_ - static_cast<int64_t>(held_.size());
+  while (!tokens_.empty() && (finished_ || tokens_.front().text_end <= sent)) {
+    chunk.token_ids.push_back(tokens_.front().id);
+    chunk.drafted.push_back(tokens_.front().drafted);
+    const int64_t behind = sent - std::min(sent, tokens_.front().text_end);
+    chunk.text_ends.push_back(static_cast<int32_t>(
+        std::max<int64_t>(0, static_cast<int64_t>(chunk.text.size()) - behind)));
+    tokens_.pop_front();
+  }
+  return chunk;
+}
+
+}  // namespace outrider

@@ -1,0 +1,42 @@
+// Names of drafters, and the rates that a request's speculation statistics come to.
+#include "engine/request.h"
+
+namespace outrider {
+
+std::optional<DrafterKind> drafter_from_name(const std::string& name) {
+  for (const auto kind : {DrafterKind::model, DrafterKind::random, DrafterKind::prompt_lookup}) {
+    if (name == drafter_name(kind)) return kind;
+  }
+  return std::nullopt;
+}
+
+std::string drafter_name(DrafterKind kind) {
+  switch (kind) {
+    case DrafterKind::none:
+      return "none";
+    case DrafterKind::model:
+      return "model";
+    case DrafterKind::random:
+      return "random";
+    case DrafterKind::prompt_lookup:
+      return "prompt_lookup";
+  }
+  return "none";
+}
+
+double SpeculationStats::mean_acceptance_length() const {
+  if (num_decode_steps == 0) return 0;
+  return static_cast<double>(num_accepted_draft_tokens + num_decode_steps) /
+         static_cast<double>(num_decode_steps);
+}
+
+double SpeculationStats::draft_acceptance_rate() const {
+  if (num_draft_tokens == 0) return 0;
+  return static_cast<double>(num_accepted_draft_tokens) / static_cast<double>(num_draft_tokens);
+}
+
+double SpeculationStats::alpha() const {
+  return alpha_rows == 0 ? 0 : alpha_sum / static_cast<double>(alpha_rows);
+}
+
+}  // namespace outrider

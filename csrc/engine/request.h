@@ -1,0 +1,127 @@
+// What a client asks of the engine and what it hears back.
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/verify_types.h"
+
+namespace outrider {
+
+enum class DrafterKind : int32_t { none, model, random, prompt_lookup };
+
+// "model", "random", "prompt_lookup"; nullopt for any other name.
+std::optional<DrafterKind> drafter_from_name(const std::string& name);
+std::string drafter_name(DrafterKind kind);
+
+enum class SpeculationMode : int32_t { greedy, rejection, off };  // how an answer was made
+
+struct SamplingParams {
+  float temperature = 1.0f;  // below 1e-5: greedy
+  float top_p = 1.0f;        // (0, 1]; 1: off
+  int32_t top_k = 0;         // 0: off
+  std::optional<uint64_t> seed;
+  std::optional<int32_t> max_tokens;  // unset: what fits
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+};
+
+struct SpeculationParams {
+  bool off = false;                               // K = 0 whatever the server's policy
+  std::optional<std::string> drafter;             // unset: the server's default
+  std::optional<int32_t> num_speculative_tokens;  // exactly this K; unset: the server's policy
+};
+
+struct Request {
+  std::string request_id;
+  std::vector<int32_t> prompt;  // token ids
+  SamplingParams sampling;
+  SpeculationParams speculation;
+  std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();
+};
+
+struct Chunk {
+  std::string
+      text;  // whole UTF-8; may be empty while a character or a possible stop string is held
+  std::vector<int32_t> token_ids;  // a closing EOS included
+  std::vector<bool> drafted;       // for each token: it was proposed by the drafter
+  std::vector<int32_t> text_ends;  // for each token: bytes of `text` up to its end
+};
+
+enum class FinishReason { stop, length, cancelled };
+
+struct Timings {          // milliseconds
+  double queue_ms = 0;    // received until its first step began
+  double prefill_ms = 0;  // first step began until the first token
+  double decode_ms = 0;   // first token until the last
+  double total_ms = 0;
+  double ttft_ms = 0;  // received until the first token
+};
+
+struct SpeculationStats {
+  DrafterKind drafter = DrafterKind::none;
+  int64_t num_spec_steps = 0;  // steps that drafted at least one token
+  int64_t num_decode_steps = 0;
+  int64_t num_draft_tokens = 0;
+  int64_t num_accepted_draft_tokens = 0;
+  std::array<int64_t, kMaxDraftTokens> drafted_per_position{};
+  std::array<int64_t, kMaxDraftTokens> accepted_per_position{};
+  double alpha_sum = 0;
+  int64_t alpha_rows = 0;
+
+  double mean_acceptance_length() const;  // emitted tokens a decode step, the extra one counts
+  double draft_acceptance_rate() const;   // accepted over drafted; 0 where nothing was drafted
+  double alpha() const;                   // measured over verified rows; 0 where there were none
+};
+
+struct Completion {
+  FinishReason finish_reason = FinishReason::stop;
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;
+  int64_t completion_tokens = 0;
+  Timings timings;
+  SpeculationStats speculation;
+  SpeculationMode mode = SpeculationMode::greedy;
+  uint64_t seed = 0;  // used, or drawn by the server
+  std::string numerics_fingerprint;
+};
+
+// Where a request's tokens go. Called by the engine thread: implementations only enqueue and never
+// block. Exactly one of on_complete and on_error ends the request.
+class RequestSink {
+ public:
+  virtual ~RequestSink() = default;
+  virtual void on_chunk(Chunk chunk) = 0;
+  virtual void on_complete(Completion completion) = 0;
+  virtual void on_error(absl::Status status) = 0;
+  // The client is gone or its deadline has passed: the engine drops the request at the next step
+  // and calls on_complete with FinishReason::cancelled.
+  virtual bool cancelled() const = 0;
+};
+
+// What requests are checked against.
+struct Limits {
+  int64_t vocab_size = 0;
+  int64_t max_positions = 0;  // prompt and answer of one request, in tokens
+  int32_t max_draft_tokens = kMaxDraftTokens;
+  int32_t max_stop_strings = 16;
+  int32_t max_stop_token_ids = 64;
+  int32_t max_stop_bytes = 256;       // of one stop string
+  std::vector<DrafterKind> drafters;  // at hand
+  DrafterKind default_drafter = DrafterKind::none;
+};
+
+// InvalidArgument naming the field, what was expected and what was found ("sampling_params.top_p
+// is 1.5; expected a number in (0, 1]"), or OK.
+absl::Status validate(const Request& request, const Limits& limits);
+// The same for all but the prompt, and max_tokens which depends on it.
+absl::Status validate_parameters(const Request& request, const Limits& limits);
+
+}  // namespace outrider

@@ -1,0 +1,128 @@
+// Checks a request against the engine's limits: whatever passes here, a step can carry out.
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/string_view.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "engine/field_error.h"
+#include "engine/request.h"
+
+namespace outrider {
+namespace {
+
+constexpr size_t kMaxRequestIdBytes = 128;
+
+template <typename T>
+absl::Status unexpected(absl::string_view field, const T& found, absl::string_view expected) {
+  return field_error(field, absl::StrCat("is ", found, "; expected ", expected));
+}
+
+// ids: of the vocabulary; names the first one that is not.
+absl::Status validate_ids(absl::string_view field, const std::vector<int32_t>& ids,
+                          int64_t vocab_size) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab_size) {
+      return unexpected(absl::StrCat(field, "[", i, "]"), ids[i],
+                        absl::StrCat("a token id in [0, ", vocab_size, ")"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status validate_prompt(const Request& request, const Limits& limits) {
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  if (length == 0) return field_error("input", "has 0 tokens; expected at least 1");
+  if (length >= limits.max_positions) {
+    return field_error("input", absl::StrCat("has ", length, " tokens; expected at most ",
+                                             limits.max_positions - 1));
+  }
+  if (auto status = validate_ids("input_ids", request.prompt, limits.vocab_size); !status.ok()) {
+    return status;
+  }
+  const auto& max_tokens = request.sampling.max_tokens;
+  const int64_t room = limits.max_positions - length;
+  if (max_tokens.has_value() && (*max_tokens < 1 || *max_tokens > room)) {
+    return unexpected("sampling_params.max_tokens", *max_tokens,
+                      absl::StrCat("1 … ", room, " (", limits.max_positions,
+                                   " positions less the prompt's ", length, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status validate_sampling(const SamplingParams& sampling, const Limits& limits) {
+  if (!(sampling.temperature >= 0) || !std::isfinite(sampling.temperature)) {
+    return unexpected("sampling_params.temperature", sampling.temperature,
+                      "a finite number of at least 0");
+  }
+  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
+    return unexpected("sampling_params.top_p", sampling.top_p, "a number in (0, 1]");
+  }
+  if (sampling.top_k < 0) {
+    return unexpected("sampling_params.top_k", sampling.top_k, "at least 0 (0: off)");
+  }
+  if (sampling.stop.size() > static_cast<size_t>(limits.max_stop_strings)) {
+    return field_error("sampling_params.stop",
+                       absl::StrCat("has ", sampling.stop.size(), " strings; expected at most ",
+                                    limits.max_stop_strings));
+  }
+  for (size_t i = 0; i < sampling.stop.size(); ++i) {
+    const size_t bytes = sampling.stop[i].size();
+    if (bytes < 1 || bytes > static_cast<size_t>(limits.max_stop_bytes)) {
+      return field_error(
+          absl::StrCat("sampling_params.stop[", i, "]"),
+          absl::StrCat("has ", bytes, " bytes; expected 1 … ", limits.max_stop_bytes));
+    }
+  }
+  if (sampling.stop_token_ids.size() > static_cast<size_t>(limits.max_stop_token_ids)) {
+    return field_error("sampling_params.stop_token_ids",
+                       absl::StrCat("has ", sampling.stop_token_ids.size(),
+                                    " tokens; expected at most ", limits.max_stop_token_ids));
+  }
+  return validate_ids("sampling_params.stop_token_ids", sampling.stop_token_ids, limits.vocab_size);
+}
+
+absl::Status validate_speculation(const SpeculationParams& speculation, const Limits& limits) {
+  if (speculation.drafter.has_value()) {
+    const auto kind = drafter_from_name(*speculation.drafter);
+    bool at_hand = false;
+    for (const DrafterKind drafter : limits.drafters) at_hand |= kind == drafter;
+    if (!at_hand) {
+      const std::string names = absl::StrJoin(
+          limits.drafters, ", ",
+          [](std::string* out, DrafterKind drafter) { out->append(drafter_name(drafter)); });
+      return unexpected("speculation.drafter", absl::StrCat("\"", *speculation.drafter, "\""),
+                        absl::StrCat("one that this server has: ", names));
+    }
+  }
+  const auto& k = speculation.num_speculative_tokens;
+  if (k.has_value() && (*k < 0 || *k > limits.max_draft_tokens)) {
+    return unexpected("speculation.num_speculative_tokens", *k,
+                      absl::StrCat("0 … ", limits.max_draft_tokens));
+  }
+  if (k.has_value() && *k > 0 && speculation.off) {
+    return unexpected("speculation.num_speculative_tokens", *k,
+                      "0 or unset where speculation.mode is off");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status validate_parameters(const Request& request, const Limits& limits) {
+  if (request.request_id.size() > kMaxRequestIdBytes) {
+    return field_error("request_id", absl::StrCat("has ", request.request_id.size(),
+                                                  " bytes; expected at most ", kMaxRequestIdBytes));
+  }
+  if (auto status = validate_sampling(request.sampling, limits); !status.ok()) return status;
+  return validate_speculation(request.speculation, limits);
+}
+
+absl::Status validate(const Request& request, const Limits& limits) {
+  if (auto status = validate_parameters(request, limits); !status.ok()) return status;
+  return validate_prompt(request, limits);
+}
+
+}  // namespace outrider

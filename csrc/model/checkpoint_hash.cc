@@ -1,0 +1,25 @@
+#include "model/checkpoint_hash.h"
+
+#include <cstdio>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/mapped_file.h"
+#include "model/safetensors.h"
+
+namespace outrider {
+
+std::string checkpoint_hash(const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> paths = Checkpoint(directory).paths();
+  paths.insert(paths.begin(), directory / "config.json");
+  uint64_t hash = 0;
+  for (const auto& path : paths) {
+    const MappedFile file(path);
+    hash = digest(file.bytes().data(), file.bytes().size(), hash);
+  }
+  char hex[17];
+  std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(hash));
+  return hex;
+}
+
+}  // namespace outrider

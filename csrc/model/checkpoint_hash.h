@@ -1,0 +1,14 @@
+// The digest of a checkpoint: ranks compare it at start-up, and it is part of the fingerprint.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace outrider {
+
+// XXH3 of the contents of the checkpoint's files that decide its numerics (config.json and
+// safetensors), as 16 hex digits; the same for equal files wherever they lie. Throws Error naming
+// the file that cannot be read.
+std::string checkpoint_hash(const std::filesystem::path& directory);
+
+}  // namespace outrider

@@ -1,0 +1,2 @@
+#pragma once
+#include "model/json_file.h"

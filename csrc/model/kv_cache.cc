@@ -1,0 +1,92 @@
+#include "model/kv_cache.h"
+
+#include "core/digest.h"
+
+namespace outrider {
+
+namespace {
+
+int64_t pages_for(int64_t positions) { return (positions + kPageTokens - 1) / kPageTokens; }
+
+// Bytes of one page in one layer, keys or values alone.
+int64_t layer_page_bytes(const AttentionShape& shape) {
+  return shape.num_kv_heads * kPageTokens * shape.head_dim *
+         static_cast<int64_t>(dtype_bytes(DType::bf16));
+}
+
+}  // namespace
+
+KvCache::KvCache(Backend& backend, int64_t num_layers, const AttentionShape& shape,
+                 int64_t num_pages, int64_t num_slots, int64_t max_positions)
+    : backend_(backend),
+      shape_(shape),
+      num_layers_(num_layers),
+      num_pages_(num_pages),
+      max_pages_(pages_for(max_positions)),
+      keys_(backend.allocate(num_layers * num_pages * layer_page_bytes(shape))),
+      values_(backend.allocate(num_layers * num_pages * layer_page_bytes(shape))),
+      device_tables_(backend.allocate(num_slots * max_pages_ * sizeof(int32_t))),
+      tables_(num_slots) {
+  CHECK(num_layers > 0 && num_pages > 0 && num_pages <= INT32_MAX && num_slots > 0 &&
+        max_positions > 0);
+  for (auto& table : tables_) table.reserve(max_pages_);
+  free_pages_.reserve(num_pages);
+  for (int64_t page = num_pages - 1; page >= 0; --page) {
+    free_pages_.push_back(static_cast<int32_t>(page));  // page 0 is taken first
+  }
+}
+
+bool KvCache::reserve(int64_t slot, int64_t length) {
+  std::vector<int32_t>& table = tables_.at(slot);
+  const int64_t held = static_cast<int64_t>(table.size());
+  const int64_t wanted = pages_for(length);
+  CHECK(0 <= length && wanted <= max_pages_);
+  if (wanted - held > num_free_pages()) return false;
+  if (wanted <= held) return true;
+  for (int64_t i = held; i < wanted; ++i) {
+    table.push_back(free_pages_.back());
+    free_pages_.pop_back();
+  }
+  const TensorView row = page_tables().rows(slot, slot + 1).slice(1, held, wanted);
+  Stream stream;
+  backend_.copy_from_host(row, table.data() + held, stream);
+  return true;
+}
+
+void KvCache::truncate(int64_t slot, int64_t length) {
+  std::vector<int32_t>& table = tables_.at(slot);
+  CHECK(length >= 0);
+  while (static_cast<int64_t>(table.size()) > pages_for(length)) {
+    free_pages_.push_back(table.back());
+    table.pop_back();
+  }
+}
+
+TensorView KvCache::page_tables() const {
+  return device_tables_.view(DType::i32, {static_cast<int64_t>(tables_.size()), max_pages_});
+}
+
+TensorView KvCache::k_pages(int64_t layer) const { return pages(keys_, layer); }
+TensorView KvCache::v_pages(int64_t layer) const { return pages(values_, layer); }
+
+TensorView KvCache::pages(const Buffer& storage, int64_t layer) const {
+  CHECK(0 <= layer && layer < num_layers_);
+  return storage.view(DType::bf16, {num_pages_, shape_.num_kv_heads, kPageTokens, shape_.head_dim},
+                      layer * num_pages_ * layer_page_bytes(shape_));
+}
+
+uint64_t KvCache::state_digest() const {
+  uint64_t state = 0;
+  for (const std::vector<int32_t>& table : tables_) {
+    const auto length = static_cast<uint64_t>(table.size());
+    state = digest(&length, sizeof length, state);
+    state = digest(table.data(), table.size() * sizeof(int32_t), state);
+  }
+  return state;
+}
+
+int64_t KvCache::page_bytes(int64_t num_layers, const AttentionShape& shape) {
+  return 2 * num_layers * layer_page_bytes(shape);
+}
+
+}  // namespace outrider

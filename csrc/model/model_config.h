@@ -1,0 +1,47 @@
+// ModelConfig: a checkpoint's config.json, validated whole. Immutable after load.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace outrider {
+
+// "rope_type": "llama3" (Llama 3.1): low frequencies are slowed, high ones kept, those between
+// interpolated.
+struct Llama3RopeScaling {
+  double factor = 0;
+  double low_freq_factor = 0;
+  double high_freq_factor = 0;
+  int64_t original_max_position_embeddings = 0;
+};
+
+struct ModelConfig {
+  std::string architecture;  // "LlamaForCausalLM"
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_position_embeddings = 0;
+  double rope_theta = 0;
+  std::optional<Llama3RopeScaling> rope_scaling;
+  float rms_norm_eps = 0;
+  bool tie_word_embeddings = false;
+  bool attention_bias = false;
+  bool mlp_bias = false;
+  std::optional<int32_t> bos_token_id;
+  std::vector<int32_t>
+      eos_token_ids;  // of generation_config.json where it has them, else of config.json
+
+  // Reads config.json and generation_config.json (which may be absent). Throws Error naming file
+  // and field, what was expected and what was found, for whatever is missing, of a wrong type, out
+  // of range, inconsistent or unsupported.
+  static ModelConfig load(const std::filesystem::path& directory);
+};
+
+}  // namespace outrider

@@ -1,0 +1,37 @@
+// Shard: one rank's slice of a model under Megatron's split. Uneven slices are ordinary.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention_types.h"
+#include "model/model_config.h"
+
+namespace outrider {
+
+// A half-open range of indices.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+// Part `rank` of [0, total) cut into `size` parts that differ by at most one.
+Range split_range(int64_t total, int rank, int size);
+
+// Query heads are split as evenly as they can be; a rank holds the KV heads that its query heads
+// read, so a KV head whose group is cut (or that has more ranks than one to serve) stands on each
+// of them.
+struct Shard {
+  int rank = 0;
+  int size = 1;
+  Range heads;  // query heads: QKV by columns, attention output by rows
+  Range kv_heads;
+  Range intermediate;  // FFN columns
+  Range vocab;         // rows of the embedding and of the LM head
+  AttentionShape attention;
+
+  // Throws Error where there are more ranks than query heads, FFN columns or tokens.
+  static Shard of(const ModelConfig& config, int rank, int size);
+};
+
+}  // namespace outrider

@@ -1,0 +1,177 @@
+#include "model/transformer.h"
+
+#include <string>
+
+#include "core/error.h"
+#include "model/rope.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
+
+namespace outrider {
+
+namespace {
+
+constexpr size_t kScratchAlignment = 64;  // bytes: a cache line
+
+int64_t checked_positions(const ModelConfig& config, int64_t max_positions) {
+  if (max_positions == 0) return config.max_position_embeddings;
+  if (max_positions < 0 || max_positions > config.max_position_embeddings) {
+    throw Error("max_positions is " + std::to_string(max_positions) +
+                "; expected at most the model's max_position_embeddings, " +
+                std::to_string(config.max_position_embeddings));
+  }
+  return max_positions;
+}
+
+}  // namespace
+
+// The residual stream and what stands between two operations of a layer. Views of `scratch_`, laid
+// out for max_rows, cut to the pass's rows.
+struct Transformer::Scratch {
+  TensorView residual;   // f32 [rows, hidden]
+  TensorView normed;     // bf16 [rows, hidden]
+  TensorView wanted;     // bf16 [rows, hidden]: the rows whose logits are wanted, at its head
+  TensorView partial;    // f32 [rows, hidden]: this rank's share of a row-parallel product
+  TensorView qkv;        // f32 [rows, (heads + 2 kv_heads) * head_dim]
+  TensorView attention;  // bf16 [rows, heads * head_dim]
+  TensorView gate_up;    // f32 [rows, 2 * intermediate]
+  TensorView activated;  // bf16 [rows, intermediate]
+
+  // Calls place(view, dtype, width) for each.
+  template <typename Place>
+  void lay_out(const ModelConfig& config, const Shard& shard, Place place) {
+    const int64_t ffn = shard.intermediate.size();
+    place(residual, DType::f32, config.hidden_size);
+    place(normed, DType::bf16, config.hidden_size);
+    place(wanted, DType::bf16, config.hidden_size);
+    place(partial, DType::f32, config.hidden_size);
+    place(qkv, DType::f32, shard.attention.qkv_width());
+    place(attention, DType::bf16, shard.attention.num_heads * config.head_dim);
+    place(gate_up, DType::f32, 2 * ffn);
+    place(activated, DType::bf16, ffn);
+  }
+};
+
+Transformer::Transformer(const std::filesystem::path& directory, Backend& backend,
+                         Communicator& communicator, int64_t max_rows, int64_t max_positions,
+                         const std::function<void(double)>& progress)
+    : backend_(backend),
+      communicator_(communicator),
+      config_(ModelConfig::load(directory)),
+      shard_(Shard::of(config_, communicator.rank(), communicator.size())),
+      max_rows_(max_rows),
+      max_positions_(checked_positions(config_, max_positions)) {
+  CHECK(max_rows > 0);
+  const Checkpoint checkpoint(directory);
+  weights_ = std::make_unique<const Weights>(
+      load_weights(checkpoint, config_, shard_, backend_, progress));
+
+  const RopeTables tables = make_rope_tables(config_, max_positions_);
+  const size_t table_bytes = tables.cos.size() * sizeof(float);
+  rope_ = backend_.allocate(2 * table_bytes);
+  Stream stream;
+  const auto size = static_cast<int64_t>(tables.cos.size());
+  backend_.copy_from_host(rope_.view(DType::f32, {size}), tables.cos.data(), stream);
+  backend_.copy_from_host(rope_.view(DType::f32, {size}, table_bytes), tables.sin.data(), stream);
+  backend_.synchronize(stream);
+
+  size_t scratch_bytes = 0;
+  Scratch().lay_out(config_, shard_, [&](TensorView&, DType dtype, int64_t width) {
+    scratch_bytes += max_rows_ * width * dtype_bytes(dtype) + kScratchAlignment;
+  });
+  scratch_ = backend_.allocate(scratch_bytes);
+}
+
+Transformer::~Transformer() = default;
+
+int64_t Transformer::weight_bytes() const {
+  return outrider::weight_bytes(config_, shard_).read_each_pass;
+}
+
+KvCache Transformer::make_kv_cache(int64_t num_pages, int64_t num_slots) const {
+  return KvCache(backend_, config_.num_layers, shard_.attention, num_pages, num_slots,
+                 max_positions_);
+}
+
+Transformer::Scratch Transformer::scratch_for(int64_t rows) const {
+  Scratch scratch;
+  size_t offset = 0;
+  scratch.lay_out(config_, shard_, [&](TensorView& view, DType dtype, int64_t width) {
+    view = scratch_.view(dtype, {rows, width}, offset);
+    offset += max_rows_ * width * dtype_bytes(dtype) + kScratchAlignment - 1;
+    offset -= offset % kScratchAlignment;
+  });
+  return scratch;
+}
+
+void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits, Stream& stream) {
+  const int64_t rows = batch.tokens.extent(0);
+  const int64_t num_logits = batch.logit_rows.extent(0);
+  CHECK(rows <= max_rows_ && batch.positions.extent(0) == rows && batch.slots.extent(0) == rows);
+  CHECK(num_logits <= rows && logits.extent(0) == num_logits);
+  CHECK(num_logits == 0 || logits.extent(1) == shard_.vocab.size());
+  if (rows == 0) return;
+
+  const Scratch scratch = scratch_for(rows);
+  const RowMap map = {batch.positions, batch.slots, cache.page_tables()};
+
+  // Vocabulary-parallel: one rank has the token's row, the others add zeros, so the sum is exact.
+  backend_.embed(weights_->embedding, batch.tokens, shard_.vocab.begin, scratch.residual, stream);
+  communicator_.all_reduce_sum(scratch.residual, stream);
+
+  for (int64_t i = 0; i < config_.num_layers; ++i) {
+    // A chunk of a prompt is only there for the cache: behind its last entry nothing is computed.
+    const bool only_cache = num_logits == 0 && i + 1 == config_.num_layers;
+    const LayerWeights& layer = weights_->layers[i];
+    attention_block(layer, cache.k_pages(i), cache.v_pages(i), map, scratch, only_cache, stream);
+    if (only_cache) return;
+    ffn_block(layer, scratch, stream);
+  }
+
+  backend_.rms_norm(scratch.residual, weights_->norm.view, config_.rms_norm_eps, scratch.normed,
+                    stream);
+  TensorView wanted = scratch.normed;
+  if (num_logits < rows) {
+    wanted = scratch.wanted.rows(0, num_logits);
+    backend_.gather_rows(scratch.normed, batch.logit_rows, wanted, stream);
+  }
+  // Vocabulary-parallel: each rank keeps the logits of its own tokens; nothing is gathered.
+  backend_.linear(weights_->lm_head(), wanted, {}, logits, stream);
+}
+
+// x += W_o attention(rope(W_qkv norm(x)))
+void Transformer::attention_block(const LayerWeights& layer, TensorView k_pages, TensorView v_pages,
+                                  const RowMap& map, const Scratch& scratch, bool only_cache,
+                                  Stream& stream) {
+  backend_.rms_norm(scratch.residual, layer.input_norm.view, config_.rms_norm_eps, scratch.normed,
+                    stream);
+  // Column-parallel: whole heads.
+  backend_.linear(layer.qkv, scratch.normed, layer.qkv_bias.view, scratch.qkv, stream);
+  const int64_t half = config_.head_dim / 2;
+  const TensorView cos = rope_.view(DType::f32, {max_positions_, half});
+  const TensorView sin = rope_.view(DType::f32, {max_positions_, half}, cos.bytes());
+  backend_.rope_and_cache(scratch.qkv, cos, sin, k_pages, v_pages, map, shard_.attention, stream);
+  if (only_cache) return;
+  backend_.attention(scratch.qkv, k_pages, v_pages, scratch.attention, map, shard_.attention,
+                     stream);
+  // Row-parallel: partial products, summed in rank order.
+  backend_.linear(layer.attention_out, scratch.attention, layer.attention_bias.view,
+                  scratch.partial, stream);
+  communicator_.all_reduce_sum(scratch.partial, stream);
+  backend_.add(scratch.residual, scratch.partial, stream);
+}
+
+// x += W_down (silu(W_gate norm(x)) * W_up norm(x))
+void Transformer::ffn_block(const LayerWeights& layer, const Scratch& scratch, Stream& stream) {
+  backend_.rms_norm(scratch.residual, layer.ffn_norm.view, config_.rms_norm_eps, scratch.normed,
+                    stream);
+  // Column-parallel: this rank's columns of gate and up.
+  backend_.linear(layer.gate_up, scratch.normed, layer.gate_up_bias.view, scratch.gate_up, stream);
+  backend_.silu_mul(scratch.gate_up, scratch.activated, stream);
+  // Row-parallel: partial products, summed in rank order.
+  backend_.linear(layer.down, scratch.activated, layer.down_bias.view, scratch.partial, stream);
+  communicator_.all_reduce_sum(scratch.partial, stream);
+  backend_.add(scratch.residual, scratch.partial, stream);
+}
+
+}  // namespace outrider

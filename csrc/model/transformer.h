@@ -1,0 +1,74 @@
+// Transformer: a Llama-family decoder, sharded by tensor parallelism over a Communicator. One class
+// for target and draft (a draft has a self communicator: it is a model like any other).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include "backend/backend.h"
+#include "comm/communicator.h"
+#include "model/checkpoint_hash.h"
+#include "model/kv_cache.h"
+#include "model/model_config.h"
+#include "model/shard.h"
+
+namespace outrider {
+
+struct LayerWeights;
+struct Weights;
+
+// One ragged pass: rows of several sequences (prefill chunks, drafts to verify) side by side, in
+// any mix. A row attends to its sequence's earlier rows of the same pass too, wherever they stand.
+struct Batch {
+  TensorView tokens;      // i32 [rows], each in [0, vocab_size)
+  TensorView positions;   // i32 [rows]
+  TensorView slots;       // i32 [rows]: the row's sequence in the KV cache
+  TensorView logit_rows;  // i32 [num_logits]: which rows' logits are wanted, ascending
+};
+
+class Transformer {
+ public:
+  // Loads this rank's slices from the directory's safetensors and packs them. `progress` (may be
+  // empty) hears the share done, 0 … 1. Throws Error naming file and tensor. max_rows: the largest
+  // pass. max_positions: the longest context (≤ the config's); 0: the config's.
+  // `backend` and `communicator` outlive the model.
+  Transformer(const std::filesystem::path& directory, Backend& backend, Communicator& communicator,
+              int64_t max_rows, int64_t max_positions,
+              const std::function<void(double)>& progress = {});
+  ~Transformer();
+  Transformer(const Transformer&) = delete;
+  Transformer& operator=(const Transformer&) = delete;
+
+  const ModelConfig& config() const { return config_; }
+  const Shard& shard() const { return shard_; }
+  int64_t weight_bytes() const;  // on this rank, read once a pass
+
+  KvCache make_kv_cache(int64_t num_pages, int64_t num_slots) const;
+
+  // Writes keys and values of all rows, then the logits of the wanted rows over this rank's
+  // vocabulary. The rows' positions must be reserved in `cache`. Every rank calls it with the same
+  // batch. logits: f32 [num_logits, shard().vocab.size()]
+  void forward(const Batch& batch, KvCache& cache, TensorView logits, Stream& stream);
+
+ private:
+  struct Scratch;  // of one pass
+
+  void attention_block(const LayerWeights& layer, TensorView k_pages, TensorView v_pages,
+                       const RowMap& map, const Scratch& scratch, bool only_cache, Stream& stream);
+  void ffn_block(const LayerWeights& layer, const Scratch& scratch, Stream& stream);
+  Scratch scratch_for(int64_t rows) const;
+
+  Backend& backend_;
+  Communicator& communicator_;
+  ModelConfig config_;
+  Shard shard_;
+  int64_t max_rows_;
+  int64_t max_positions_;
+  std::unique_ptr<const Weights> weights_;
+  Buffer rope_;     // f32 [2, max_positions, head_dim / 2]: cosines, then sines
+  Buffer scratch_;  // everything that a pass of max_rows writes
+};
+
+}  // namespace outrider

@@ -1,0 +1,62 @@
+// A Llama's weights: which tensors a checkpoint must hold, and this rank's slices of them, packed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/model_config.h"
+#include "model/safetensors.h"
+#include "model/shard.h"
+
+namespace outrider {
+
+// Throws Error naming file and tensor unless the checkpoint holds just what the config describes:
+// every tensor, in its shape, in bfloat16, and no other. (Tied models may bring a copy of the
+// embedding as lm_head.weight, old ones the frequencies of RoPE; neither is read.)
+void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config);
+
+// A norm's weight (bf16) or a bias (f32), [n], on the backend; empty where there is none.
+struct WeightVector {
+  Buffer data;
+  TensorView view;
+};
+
+// Column-parallel: this rank's output rows. Row-parallel: its input columns; the partial products
+// are summed over the ranks, and rank 0 alone holds the bias, so that the sum has it once.
+struct LayerWeights {
+  WeightVector input_norm;      // [hidden]
+  PackedWeight qkv;             // column-parallel: [(heads + 2 kv_heads) * head_dim, hidden]
+  WeightVector qkv_bias;        // [(heads + 2 kv_heads) * head_dim]
+  PackedWeight attention_out;   // row-parallel: [hidden, heads * head_dim]
+  WeightVector attention_bias;  // [hidden]
+  WeightVector ffn_norm;        // [hidden]
+  PackedWeight gate_up;         // column-parallel: [2 * intermediate, hidden]
+  WeightVector gate_up_bias;    // [2 * intermediate]
+  PackedWeight down;            // row-parallel: [hidden, intermediate]
+  WeightVector down_bias;       // [hidden]
+};
+
+struct Weights {
+  PackedWeight embedding;  // vocabulary-parallel: [vocab, hidden]
+  std::vector<LayerWeights> layers;
+  WeightVector norm;         // [hidden]
+  PackedWeight untied_head;  // vocabulary-parallel; empty where the embedding is the LM head too
+
+  const PackedWeight& lm_head() const { return untied_head.n > 0 ? untied_head : embedding; }
+};
+
+// Reads this rank's slices alone. `progress` (may be empty) hears the share done, 0 … 1. Throws
+// Error as check_tensors does, or where memory runs out.
+Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, const Shard& shard,
+                     Backend& backend, const std::function<void(double)>& progress);
+
+// Bytes of one rank's parameters in bfloat16.
+struct WeightBytes {
+  int64_t held = 0;
+  int64_t read_each_pass = 0;  // all but an embedding of its own, of which few rows are
+};
+WeightBytes weight_bytes(const ModelConfig& config, const Shard& shard);
+
+}  // namespace outrider

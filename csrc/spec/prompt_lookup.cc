@@ -1,0 +1,29 @@
+#include <algorithm>
+
+#include "spec/drafter.h"
+
+namespace outrider {
+
+std::vector<int32_t> prompt_lookup(std::span<const int32_t> tokens, int k) {
+  constexpr int64_t kLongestMatch = 4;
+  const auto length = static_cast<int64_t>(tokens.size());
+  int64_t best_match = 0, best_end = 0;
+  // `end`: where an earlier occurrence of the last tokens would end. Latest first, so that a tie
+  // goes to it.
+  for (int64_t end = length - 1; end > best_match && best_match < kLongestMatch; --end) {
+    int64_t match = 0;
+    while (match < std::min(end, kLongestMatch) &&
+           tokens[end - 1 - match] == tokens[length - 1 - match]) {
+      ++match;
+    }
+    if (match > best_match) {
+      best_match = match;
+      best_end = end;
+    }
+  }
+  if (best_match == 0) return {};
+  const auto from = tokens.begin() + best_end;
+  return {from, from + std::min<int64_t>(k, length - best_end)};
+}
+
+}  // namespace outrider

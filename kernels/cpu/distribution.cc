@@ -1,0 +1,384 @@
+#include "kernels/cpu/distribution.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "kernels/cpu/math_f64.h"
+
+namespace outrider::cpu {
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kBlock = 1024;  // tokens: what a pass looks at before it decides anything
+
+// Logits in an order that integers share: a < b as floats iff key(a) < key(b). Zeros are equal.
+// NaNs come somewhere; rows that have one are never used.
+[[gnu::always_inline]] inline int32_t order_key(float logit) {
+  const int32_t bits = __builtin_bit_cast(int32_t, logit + 0.0f);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+inline float logit_of_key(int32_t key) {
+  return __builtin_bit_cast(float, key ^ ((key >> 31) & 0x7fffffff));
+}
+
+[[gnu::always_inline]] inline int32_t largest_key(const float* logits, int64_t n) {
+  int32_t largest = INT32_MIN;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t key = order_key(logits[i]);
+    largest = key > largest ? key : largest;
+  }
+  return largest;
+}
+
+[[gnu::always_inline]] inline void find_max(const float* logits, int64_t n, int32_t first_token,
+                                            ShardSummary& summary) {
+  int32_t best = INT32_MIN, magnitude = 0;
+  int64_t best_block = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t count = std::min(kBlock, n - begin);
+    int32_t largest = INT32_MIN;
+    for (int64_t i = 0; i < count; ++i) {
+      const float logit = logits[begin + i];
+      const int32_t key = order_key(logit);
+      const int32_t size = __builtin_bit_cast(int32_t, logit) & 0x7fffffff;
+      largest = key > largest ? key : largest;
+      magnitude = size > magnitude ? size : magnitude;
+    }
+    if (largest > best) best = largest, best_block = begin;
+  }
+  int64_t argmax = best_block;
+  while (argmax < n - 1 && order_key(logits[argmax]) != best) ++argmax;
+  summary.max = n > 0 ? logit_of_key(best) : -kInfinity;
+  summary.argmax = first_token + static_cast<int32_t>(argmax);
+  summary.non_finite = magnitude >= 0x7f800000 ? 1 : 0;
+}
+
+[[gnu::always_inline]] inline double sum_of_exp(const float* logits, int64_t n, float max,
+                                                float temperature) {
+  constexpr int kLanes = 16;
+  double lanes[kLanes] = {};
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    float e[kBlock];
+    const int64_t count = std::min(kBlock, n - begin);
+    for (int64_t i = 0; i < count; ++i) e[i] = exp_f32((logits[begin + i] - max) / temperature);
+    int64_t padded = count;
+    while (padded % kLanes != 0) e[padded++] = 0.0f;
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += e[i + lane];
+    }
+  }
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
+}
+
+// (key, token) as one integer, larger for what comes first.
+inline uint64_t rank_of(int32_t key, int64_t token) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(key) ^ 0x80000000u) << 32 |
+         (0xffffffffu - static_cast<uint32_t>(token));
+}
+
+// O(n): the kCandidates-th best of the chunks' maxima bounds the kCandidates-th best token from
+// below, and few tokens pass it; where many do (ties, ascending logits), the buffer is cut back to
+// the best kCandidates whenever it is full.
+[[gnu::always_inline]] inline int32_t select_candidates(const float* logits, int64_t n,
+                                                        int32_t first_token,
+                                                        Candidate* candidates) {
+  constexpr int kMaxChunks = 512;
+  constexpr int kBuffered = 4 * kCandidates;
+  const int64_t chunk = std::max<int64_t>(64, (n + kMaxChunks - 1) / kMaxChunks);
+  int32_t chunk_max[kMaxChunks], sorted[kMaxChunks];
+  int num_chunks = 0;
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    chunk_max[num_chunks++] = largest_key(logits + begin, std::min(chunk, n - begin));
+  }
+  int64_t threshold = INT64_MIN;  // keys below it are not among the best
+  if (num_chunks >= kCandidates) {
+    std::copy_n(chunk_max, num_chunks, sorted);
+    std::nth_element(sorted, sorted + kCandidates - 1, sorted + num_chunks, std::greater<>());
+    threshold = sorted[kCandidates - 1];
+  }
+  uint64_t buffer[kBuffered];
+  int count = 0;
+  for (int c = 0; c < num_chunks; ++c) {
+    if (chunk_max[c] < threshold) continue;
+    const int64_t end = std::min(n, (c + 1) * chunk);
+    for (int64_t i = c * chunk; i < end; ++i) {
+      const int32_t key = order_key(logits[i]);
+      if (key < threshold) continue;
+      buffer[count++] = rank_of(key, i);
+      if (count < kBuffered) continue;
+      std::nth_element(buffer, buffer + kCandidates - 1, buffer + count, std::greater<>());
+      count = kCandidates;
+      // Later tokens are larger: with an equal logit they come behind.
+      const auto last = static_cast<uint32_t>(buffer[kCandidates - 1] >> 32);
+      threshold = int64_t{static_cast<int32_t>(last ^ 0x80000000u)} + 1;
+    }
+  }
+  const int taken = std::min(count, kCandidates);
+  std::partial_sort(buffer, buffer + taken, buffer + count, std::greater<>());
+  for (int i = 0; i < taken; ++i) {
+    const auto key = static_cast<int32_t>(static_cast<uint32_t>(buffer[i] >> 32) ^ 0x80000000u);
+    const auto token = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(buffer[i]));
+    candidates[i] = {logit_of_key(key), first_token + token};
+  }
+  return taken;
+}
+
+[[gnu::always_inline]] inline void summarise_body(const float* logits, int64_t n,
+                                                  int32_t first_token, const VerifyRow& row,
+                                                  ShardSummary& summary, Candidate* candidates) {
+  summary = {};
+  summary.shard_size = static_cast<int32_t>(n);
+  find_max(logits, n, first_token, summary);
+  const int64_t drafted = int64_t{row.draft_token} - first_token;
+  const bool owned = row.draft_token >= 0 && 0 <= drafted && drafted < n;
+  summary.draft_logit = owned ? logits[drafted] : -kInfinity;
+  if (row.processors.mode == VerifyMode::greedy || summary.non_finite != 0) return;
+  summary.sum_exp = sum_of_exp(logits, n, summary.max, row.processors.temperature);
+  if (row.candidates_slot >= 0) {
+    summary.num_candidates = select_candidates(
+        logits, n, first_token, candidates + int64_t{row.candidates_slot} * kCandidates);
+  }
+}
+
+OUTRIDER_MULTIVERSION(void, summarise,
+                      (const float* logits, int64_t n, int32_t first_token, const VerifyRow& row,
+                       ShardSummary& summary, Candidate* candidates),
+                      (logits, n, first_token, row, summary, candidates));
+
+// Mass in units of 2^-43, rounded down: sums over up to 2^20 tokens of mass at most 1 are exact,
+// whatever their order, and lose less than 2^-23 of the largest token's mass.
+constexpr double kMassUnit = 0x1p-43;
+inline uint64_t mass_of(float e) { return static_cast<uint64_t>(e * 0x1p43f); }
+
+// The shortest prefix of a row's tokens, best first, that has max_count tokens or holds max_mass.
+struct Prefix {
+  bool crossed = false;  // false: the candidates, or the row, ended before either
+  bool complete = true;  // false: the candidates ended before the row
+  uint64_t mass = 0;     // of its tokens
+  Candidate last{-kInfinity, INT32_MAX};
+};
+
+struct CandidateLists {
+  const ShardSummary* summaries;
+  const Candidate* const* candidates;
+  int ranks;
+};
+
+Prefix find_prefix(const CandidateLists& lists, const RowDistribution& row, int64_t max_count,
+                   double max_mass) {
+  int32_t next[kMaxRanks] = {};
+  Prefix prefix;
+  for (int r = 0; r < lists.ranks; ++r) {
+    const ShardSummary& summary = lists.summaries[r];
+    if (summary.num_candidates == 0 && summary.shard_size > 0) prefix.complete = false;
+  }
+  if (!prefix.complete) return prefix;
+  for (int64_t count = 0;;) {
+    int best = -1;
+    for (int r = 0; r < lists.ranks; ++r) {
+      if (next[r] == lists.summaries[r].num_candidates) continue;
+      const Candidate& c = lists.candidates[r][next[r]];
+      const Candidate& b = best < 0 ? c : lists.candidates[best][next[best]];
+      if (best < 0 || c.logit > b.logit || (c.logit == b.logit && c.token < b.token)) best = r;
+    }
+    if (best < 0) return prefix;
+    const ShardSummary& summary = lists.summaries[best];
+    prefix.last = lists.candidates[best][next[best]++];
+    prefix.mass += mass_of(exp_f32((prefix.last.logit - row.max) / row.temperature));
+    prefix.crossed = ++count >= max_count || static_cast<double>(prefix.mass) >= max_mass;
+    if (prefix.crossed) return prefix;
+    if (next[best] == summary.num_candidates && summary.num_candidates < summary.shard_size) {
+      prefix.complete = false;
+      return prefix;
+    }
+  }
+}
+
+struct WholeRow {
+  const float* logits;
+  int64_t size;
+  Isa isa;
+};
+
+constexpr int kRadixBits = 11;
+
+// Adds up, for each bucket (bits [shift, shift + kRadixBits) of the key), the tokens whose key has
+// the bits `above` where `fixed` is set.
+[[gnu::always_inline]] inline void histogram_body(const WholeRow& whole, const RowDistribution& row,
+                                                  uint32_t above, uint32_t fixed, int shift,
+                                                  int64_t* counts, uint64_t* masses) {
+  for (int64_t begin = 0; begin < whole.size; begin += kBlock) {
+    const float* logits = whole.logits + begin;
+    const int64_t count = std::min(kBlock, whole.size - begin);
+    uint32_t keys[kBlock];
+    float e[kBlock];
+    for (int64_t i = 0; i < count; ++i) {
+      keys[i] = static_cast<uint32_t>(order_key(logits[i])) ^ 0x80000000u;
+    }
+    if (fixed == 0) {
+      for (int64_t i = 0; i < count; ++i) e[i] = exp_f32((logits[i] - row.max) / row.temperature);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if ((keys[i] & fixed) != above) continue;
+      if (fixed != 0) e[i] = exp_f32((logits[i] - row.max) / row.temperature);
+      const uint32_t bucket = keys[i] >> shift & ((1u << kRadixBits) - 1);
+      ++counts[bucket];
+      masses[bucket] += mass_of(e[i]);
+    }
+  }
+}
+
+OUTRIDER_MULTIVERSION(void, histogram,
+                      (const WholeRow& whole, const RowDistribution& row, uint32_t above,
+                       uint32_t fixed, int shift, int64_t* counts, uint64_t* masses),
+                      (whole, row, above, fixed, shift, counts, masses));
+
+// The same by radix selection on the logits' keys: at each level, counts and masses of the buckets
+// tell in which of them the prefix ends. In the last one all logits are equal.
+Prefix find_prefix(const WholeRow& whole, const RowDistribution& row, int64_t max_count,
+                   double max_mass) {
+  constexpr int kBuckets = 1 << kRadixBits;
+  Prefix prefix;
+  int64_t count = 0;
+  uint32_t above = 0;                    // the bits of the key that earlier levels have fixed
+  uint32_t fixed = 0;                    // which bits these are
+  for (const int shift : {21, 10, 0}) {  // the last level sees one bit again
+    int64_t counts[kBuckets] = {};
+    uint64_t masses[kBuckets] = {};
+    OUTRIDER_DISPATCH(whole.isa, histogram, (whole, row, above, fixed, shift, counts, masses));
+    int bucket = kBuckets - 1;
+    for (; bucket >= 0; --bucket) {
+      if (count + counts[bucket] >= max_count ||
+          static_cast<double>(prefix.mass + masses[bucket]) >= max_mass) {
+        break;
+      }
+      count += counts[bucket];
+      prefix.mass += masses[bucket];
+    }
+    if (bucket < 0) return prefix;  // the whole row
+    above |= static_cast<uint32_t>(bucket) << shift;
+    fixed |= static_cast<uint32_t>(kBuckets - 1) << shift;
+  }
+  prefix.crossed = true;
+  prefix.last.logit = logit_of_key(static_cast<int32_t>(above ^ 0x80000000u));
+  const uint64_t mass = mass_of(exp_f32((prefix.last.logit - row.max) / row.temperature));
+  for (int64_t i = 0; i < whole.size; ++i) {
+    if (whole.logits[i] != prefix.last.logit) continue;
+    prefix.mass += mass;
+    prefix.last.token = static_cast<int32_t>(i);
+    if (++count >= max_count || static_cast<double>(prefix.mass) >= max_mass) break;
+  }
+  return prefix;
+}
+
+// top_k, then top_p of what it left. `row` has the mass of the whole row in `sum`.
+template <typename Tokens>
+RowDistribution filter(const Tokens& tokens, int64_t vocab_size, RowDistribution row,
+                       const Processors& processors) {
+  const bool top_k = processors.top_k > 0 && processors.top_k < vocab_size;
+  if (!top_k && !(processors.top_p < 1.0f)) return row;
+  row.resolved = 0;
+  const int64_t max_count = top_k ? processors.top_k : INT64_MAX;
+  Prefix kept;
+  double mass = row.sum / kMassUnit;
+  if (top_k) {
+    kept = find_prefix(tokens, row, max_count, kInfinity);
+    if (!kept.complete) return row;
+    mass = static_cast<double>(kept.mass);
+  }
+  if (processors.top_p < 1.0f) {
+    kept = find_prefix(tokens, row, max_count, double{processors.top_p} * mass);
+    if (!kept.complete) return row;
+  }
+  // A prefix that never crosses (top_p next to 1, and rounding) is the whole row.
+  row.cut_logit = kept.crossed ? kept.last.logit : -kInfinity;
+  row.cut_token = kept.crossed ? kept.last.token : INT32_MAX;
+  row.sum = static_cast<double>(kept.mass) * kMassUnit;
+  row.resolved = 1;
+  return row;
+}
+
+}  // namespace
+
+Isa default_isa() {
+  static const Isa isa = select_isa();
+  return isa;
+}
+
+void verify_summary(const float* logits, int64_t shard_size, int32_t first_token,
+                    const VerifyRow* rows, int64_t num_rows, ShardSummary* summaries,
+                    Candidate* candidates, Isa isa) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float* row = logits + rows[r].logits_row * shard_size;
+    OUTRIDER_DISPATCH(isa, summarise,
+                      (row, shard_size, first_token, rows[r], summaries[r], candidates));
+  }
+}
+
+RowDistribution combine_summaries(const ShardSummary* summaries, const Candidate* const* candidates,
+                                  int ranks, const Processors& processors) {
+  RowDistribution row{.sum = 1.0,
+                      .max = -kInfinity,
+                      .argmax = -1,
+                      .temperature = processors.temperature,
+                      .cut_logit = kInfinity,
+                      .cut_token = -1,
+                      .draft_logit = -kInfinity,
+                      .non_finite = 0,
+                      .resolved = 1};
+  int64_t vocab_size = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const ShardSummary& s = summaries[r];
+    vocab_size += s.shard_size;
+    row.non_finite |= s.non_finite;
+    row.draft_logit = std::max(row.draft_logit, s.draft_logit);
+    if (s.shard_size > 0 && (row.argmax < 0 || s.max > row.max)) {  // ranks own ascending tokens
+      row.max = s.max;
+      row.argmax = s.argmax;
+    }
+  }
+  if (row.non_finite != 0) return row;
+  if (processors.mode == VerifyMode::greedy) {
+    row.temperature = 1.0f;
+    row.cut_logit = row.max;
+    row.cut_token = row.argmax;
+    return row;
+  }
+  row.cut_logit = -kInfinity;
+  row.cut_token = INT32_MAX;
+  row.sum = 0.0;
+  for (int r = 0; r < ranks; ++r) {
+    if (summaries[r].shard_size == 0) continue;
+    const double below = static_cast<double>(summaries[r].max) - row.max;
+    row.sum += summaries[r].sum_exp * exp_f64(below / row.temperature);
+  }
+  return filter(CandidateLists{summaries, candidates, ranks}, vocab_size, row, processors);
+}
+
+RowDistribution resolve_row(const RowDistribution& unresolved, const float* logits,
+                            int64_t vocab_size, const Processors& processors, Isa isa) {
+  return filter(WholeRow{logits, vocab_size, isa}, vocab_size, unresolved, processors);
+}
+
+RowDistribution process_row(const float* logits, int64_t vocab_size, const Processors& processors,
+                            Isa isa) {
+  const VerifyRow whole{.logits_row = 0,
+                        .draft_token = -1,
+                        .candidates_slot = processors.filtered() ? 0 : -1,
+                        .processors = processors};
+  ShardSummary summary;
+  Candidate candidates[kCandidates];
+  verify_summary(logits, vocab_size, 0, &whole, 1, &summary, candidates, isa);
+  const Candidate* list = candidates;
+  const RowDistribution row = combine_summaries(&summary, &list, 1, processors);
+  return row.resolved != 0 ? row : resolve_row(row, logits, vocab_size, processors, isa);
+}
+
+}  // namespace outrider::cpu

@@ -1,0 +1,27 @@
+// The operations of a decoder layer that work row by row: norm, activation, residual.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bf16.h"
+#include "kernels/cpu/isa.h"
+
+namespace outrider::cpu {
+
+// y = x / rms(x) * weight, rounded once to bf16.
+// Bound: rows * hidden * 6 bytes. Order: 16 lanes, lane i sums elements i, i + 16, … by fma; lanes
+// are added in a fixed tree. Twin: ../cuda/rms_norm.cu.
+void rms_norm(const float* x,      // [rows, hidden]
+              const bf16* weight,  // [hidden]
+              bf16* y,             // [rows, hidden]
+              int64_t rows, int64_t hidden, float epsilon, Isa isa);
+
+// y = silu(gate) * up, rounded once to bf16. exp is ours (math.h), the same on every machine.
+void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
+              bf16* y,               // [rows, width]
+              int64_t rows, int64_t width, Isa isa);
+
+// x += y
+void add(float* x, const float* y, int64_t size);
+
+}  // namespace outrider::cpu

@@ -1,0 +1,150 @@
+#include "kernels/cpu/isa.h"
+
+#include <immintrin.h>
+#include <setjmp.h>
+#include <signal.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+
+#include "core/error.h"
+#include "kernels/cpu/math.h"
+
+namespace outrider::cpu {
+namespace {
+
+constexpr Isa kIsas[] = {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_bf16};
+
+sigjmp_buf illegal_instruction;
+
+void on_illegal_instruction(int) { siglongjmp(illegal_instruction, 1); }
+
+// sums[i] += the dot product of 16 pairs of bf16 each.
+__attribute__((target("avx512f,avx512bf16"), noinline)) void dot_pairs(const uint32_t* a,
+                                                                       const uint32_t* b,
+                                                                       float* sums) {
+  const auto pairs_a = (__m512bh)_mm512_loadu_si512(a);
+  const auto pairs_b = (__m512bh)_mm512_loadu_si512(b);
+  _mm512_storeu_ps(sums, _mm512_dpbf16_ps(_mm512_loadu_ps(sums), pairs_a, pairs_b));
+}
+
+float odd_of(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
+float even_of(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
+
+bool same_number(float a, float b) {
+  return (a != a && b != b) || std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+// vdpbf16ps against its definition in linear.h, on numbers of every magnitude.
+bool dot_pairs_is_exact() {
+  std::mt19937 random(1);
+  for (int round = 0; round < 256; ++round) {
+    uint32_t a[16], b[16];
+    float sums[16], expected[16];
+    for (int i = 0; i < 16; ++i) {
+      // Any exponent, to meet denormals and infinities; then near 1, where every sum rounds.
+      const uint32_t keep = round % 2 == 0 ? 0xffffffffu : 0x80ff80ffu;
+      const uint32_t set = round % 2 == 0 ? 0u : 0x3f003f00u;
+      a[i] = (random() & keep) | set;
+      b[i] = (random() & keep) | set;
+      const uint32_t bits = (random() & (keep | 0xffffu)) | (set & 0xffff0000u);
+      sums[i] = flush_f32(__builtin_bit_cast(float, bits));
+      expected[i] = fma_f32(odd_of(a[i]), odd_of(b[i]), sums[i]);
+      expected[i] = fma_f32(even_of(a[i]), even_of(b[i]), expected[i]);
+    }
+    dot_pairs(a, b, sums);
+    for (int i = 0; i < 16; ++i) {
+      if (!same_number(sums[i], expected[i])) return false;
+    }
+  }
+  return true;
+}
+
+// Executes vdpbf16ps: false where that is an illegal instruction, or another operation.
+bool try_avx512_bf16() {
+  struct sigaction action = {};
+  struct sigaction before = {};
+  action.sa_handler = on_illegal_instruction;
+  sigemptyset(&action.sa_mask);
+  CHECK(sigaction(SIGILL, &action, &before) == 0);
+  const bool works = sigsetjmp(illegal_instruction, 1) == 0 && dot_pairs_is_exact();
+  CHECK(sigaction(SIGILL, &before, nullptr) == 0);
+  return works;
+}
+
+// What CPUID says.
+bool reported(Isa isa) {
+  switch (isa) {
+    case Isa::scalar:
+      return true;
+    case Isa::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Isa::avx512:
+      return reported(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq");
+    case Isa::avx512_bf16:
+      return reported(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
+  }
+  return false;
+}
+
+std::string names() {
+  std::string names;
+  for (Isa isa : kIsas) {
+    if (!names.empty()) names += ", ";
+    names += isa_name(isa);
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string_view isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::scalar:
+      return "scalar";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::avx512_bf16:
+      return "avx512_bf16";
+  }
+  return "unknown";
+}
+
+bool isa_available(Isa isa) {
+  if (isa != Isa::avx512_bf16) return reported(isa);
+  static const bool works = reported(Isa::avx512) && try_avx512_bf16();
+  return works;
+}
+
+std::vector<Isa> available_isas() {
+  std::vector<Isa> available;
+  for (Isa isa : kIsas) {
+    if (isa_available(isa)) available.push_back(isa);
+  }
+  return available;
+}
+
+Isa select_isa() {
+  if (const char* wanted = std::getenv("OUTRIDER_CPU_ISA"); wanted != nullptr) {
+    for (Isa isa : kIsas) {
+      if (isa_name(isa) != wanted) continue;
+      if (isa_available(isa)) return isa;
+      throw Error("OUTRIDER_CPU_ISA is " + std::string(wanted) +
+                  ", which this machine cannot execute");
+    }
+    throw Error("OUTRIDER_CPU_ISA is \"" + std::string(wanted) + "\"; expected one of " + names());
+  }
+  Isa best = Isa::scalar;
+  for (Isa isa : kIsas) {
+    if (reported(isa) && isa_available(isa)) best = isa;
+  }
+  return best;
+}
+
+}  // namespace outrider::cpu

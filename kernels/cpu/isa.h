@@ -1,0 +1,26 @@
+// Which instruction set the kernels run on. Every choice gives the same bits.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace outrider::cpu {
+
+enum class Isa { scalar, avx2, avx512, avx512_bf16 };
+
+std::string_view isa_name(Isa isa);
+
+// True where this machine executes it, and where vdpbf16ps, if it is in it, rounds as linear.h
+// says: that one is tried, since a hypervisor may hide AVX-512 BF16 from CPUID though it works.
+// `scalar` always does.
+bool isa_available(Isa isa);
+
+// The available ones, the simplest first.
+std::vector<Isa> available_isas();
+
+// The best one that the processor reports; OUTRIDER_CPU_ISA=NAME chooses another. Throws Error
+// where the name is unknown or this machine cannot execute it.
+Isa select_isa();
+
+}  // namespace outrider::cpu

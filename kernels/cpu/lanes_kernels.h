@@ -1,0 +1,28 @@
+// The kernels that *_lanes.cc define for each instruction set; elementwise.h and attention.h say
+// what they compute, and choose among them.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bf16.h"
+#include "kernels/cpu/attention.h"
+
+#define OUTRIDER_DECLARE_LANES_KERNELS(isa)                                                \
+  namespace isa {                                                                          \
+  void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden, \
+                float epsilon);                                                            \
+  void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width);               \
+  void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16* y,      \
+                 float* scratch, int64_t scratch_stride, RowPointers map, int64_t rows,    \
+                 AttentionShape shape);                                                    \
+  }
+
+namespace outrider::cpu {
+
+OUTRIDER_DECLARE_LANES_KERNELS(scalar)
+OUTRIDER_DECLARE_LANES_KERNELS(avx2)
+OUTRIDER_DECLARE_LANES_KERNELS(avx512)
+
+}  // namespace outrider::cpu
+
+#undef OUTRIDER_DECLARE_LANES_KERNELS

@@ -1,0 +1,151 @@
+#include "kernels/cpu/linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/linear_tile.h"
+
+namespace outrider::cpu {
+namespace {
+
+// x is laid out for the kernels in this much of the stack, a block of rows and pairs at a time.
+constexpr int64_t kMaxBlockRows = 64;  // weights are read once for so many
+constexpr int64_t kMaxBlockElements = 32768;
+constexpr int64_t kRowPadding = 16;  // keeps rows of 2^n elements out of each other's cache sets
+struct alignas(64) XBlock {
+  std::byte data[(kMaxBlockElements + kMaxBlockRows * kRowPadding) * sizeof(float)];
+};
+
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+const TileKernels& kernels_for(Isa isa) {
+  switch (isa) {
+    case Isa::scalar:
+      break;
+    case Isa::avx2:
+      return kTileAvx2;
+    case Isa::avx512:
+      return kTileAvx512;
+    case Isa::avx512_bf16:
+      return kTileAvx512Bf16;
+  }
+  return kTileScalar;
+}
+
+// Elements [begin, end) of a row of k, zeros beyond k.
+void lay_out(const bf16* row, int64_t begin, int64_t end, int64_t k, bool as_f32, std::byte* out) {
+  const int64_t count = std::min(end, k) - begin;
+  if (as_f32) {
+    float* out_f32 = reinterpret_cast<float*>(out);
+    for (int64_t i = 0; i < count; ++i) out_f32[i] = to_float(row[begin + i]);
+    std::fill(out_f32 + count, out_f32 + (end - begin), 0.0f);
+  } else {
+    std::memcpy(out, row + begin, count * sizeof(bf16));
+    std::memset(out + count * sizeof(bf16), 0, (end - begin - count) * sizeof(bf16));
+  }
+}
+
+// Tiles of about equal height. Where there are several, a group of panels meets all of them while
+// it is in the cache.
+void run_tiles(const TileKernels& kernels, const LinearTile& block, int64_t rows) {
+  const int64_t num_tiles = divide_up(rows, kernels.max_rows);
+  const int64_t group = num_tiles == 1 ? block.num_panels : kernels.group_panels;
+  const size_t x_row_bytes = block.x_stride * (kernels.x_is_f32 ? sizeof(float) : sizeof(bf16));
+  for (int64_t panel = 0; panel < block.num_panels; panel += group) {
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      const int64_t begin = rows * t / num_tiles;
+      const int64_t end = rows * (t + 1) / num_tiles;
+      LinearTile tile = block;
+      tile.x = static_cast<const std::byte*>(block.x) + begin * x_row_bytes;
+      tile.w = block.w + panel * block.w_stride;
+      tile.num_panels = std::min(group, block.num_panels - panel);
+      tile.y = block.y + begin * block.y_stride + panel * kPanelRows;
+      tile.num_outputs =
+          std::min(tile.num_panels * kPanelRows, block.num_outputs - panel * kPanelRows);
+      kernels.by_rows[end - begin](tile);
+    }
+  }
+}
+
+}  // namespace
+
+size_t packed_bytes(int64_t n, int64_t k) {
+  return divide_up(n, kPanelRows) * divide_up(k, 2) * kPairBytes;
+}
+
+void pack(const bf16* source, int64_t row_stride, int64_t rows, int64_t first_row, int64_t k,
+          void* packed) {
+  const int64_t panel_bytes = divide_up(k, 2) * kPairBytes;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t row = first_row + r;
+    std::byte* out = static_cast<std::byte*>(packed) + row / kPanelRows * panel_bytes +
+                     row % kPanelRows * sizeof(uint32_t);
+    const bf16* in = source + r * row_stride;
+    for (int64_t j = 0; j < k / 2; ++j) std::memcpy(out + j * kPairBytes, in + 2 * j, 4);
+    if (k % 2 != 0) {
+      const bf16 last[2] = {in[k - 1], bf16{}};
+      std::memcpy(out + k / 2 * kPairBytes, last, sizeof last);
+    }
+  }
+}
+
+void linear(const bf16* x, const void* packed, const float* bias, float* y, int64_t rows, int64_t n,
+            int64_t k, Isa isa) {
+  const TileKernels& kernels = kernels_for(isa);
+  const int64_t num_pairs = divide_up(k, 2);
+  const int64_t num_row_blocks = divide_up(rows, kMaxBlockRows);
+  XBlock block_x;
+  for (int64_t b = 0; b < num_row_blocks; ++b) {
+    const int64_t first = rows * b / num_row_blocks;
+    const int64_t block_rows = rows * (b + 1) / num_row_blocks - first;
+    const int64_t max_pairs = kMaxBlockElements / 2 / block_rows;
+    const int64_t num_blocks = divide_up(num_pairs, max_pairs);
+    for (int64_t c = 0; c < num_blocks; ++c) {
+      const int64_t begin = num_pairs * c / num_blocks;
+      const int64_t end = num_pairs * (c + 1) / num_blocks;
+      LinearTile block;
+      block.x = block_x.data;
+      block.x_stride = 2 * (end - begin) + kRowPadding;
+      block.w = static_cast<const std::byte*>(packed) + begin * kPairBytes;
+      block.w_stride = num_pairs * kPairBytes;
+      block.num_panels = divide_up(n, kPanelRows);
+      block.num_pairs = end - begin;
+      block.y = y + first * n;
+      block.y_stride = n;
+      block.num_outputs = n;
+      block.resume = c > 0;
+      const size_t element = kernels.x_is_f32 ? sizeof(float) : sizeof(bf16);
+      for (int64_t r = 0; r < block_rows; ++r) {
+        lay_out(x + (first + r) * k, 2 * begin, 2 * end, k, kernels.x_is_f32,
+                block_x.data + r * block.x_stride * element);
+      }
+      run_tiles(kernels, block, block_rows);
+    }
+  }
+  if (bias == nullptr) return;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t o = 0; o < n; ++o) y[r * n + o] += bias[o];
+  }
+}
+
+void embed(const void* packed, const int32_t* tokens, int64_t first_token, float* y, int64_t rows,
+           int64_t n, int64_t k) {
+  const int64_t panel_bytes = divide_up(k, 2) * kPairBytes;
+  for (int64_t r = 0; r < rows; ++r) {
+    float* out = y + r * k;
+    const int64_t row = tokens[r] - first_token;
+    if (row < 0 || row >= n) {
+      std::fill(out, out + k, 0.0f);
+      continue;
+    }
+    const std::byte* in = static_cast<const std::byte*>(packed) + row / kPanelRows * panel_bytes +
+                          row % kPanelRows * sizeof(uint32_t);
+    for (int64_t i = 0; i < k; ++i) {
+      bf16 value;
+      std::memcpy(&value, in + i / 2 * kPairBytes + i % 2 * sizeof(bf16), sizeof value);
+      out[i] = to_float(value);
+    }
+  }
+}
+
+}  // namespace outrider::cpu

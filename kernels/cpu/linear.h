@@ -1,0 +1,42 @@
+// y = x Wᵀ + bias on packed bf16 weights: every projection of a decoder layer, and the LM head.
+//
+// Layout: panels of 16 output rows; inside a panel, for each pair (2j, 2j+1) along k, 16 outputs x
+// 2 bf16 = 64 bytes. Odd k and n are padded with zeros. Order: y[r, o] is one fp32 chain over j =
+// 0, 1, …: acc = fma(x[2j+1], w[2j+1], acc), then acc = fma(x[2j], w[2j], acc), denormals flushed:
+// what vdpbf16ps computes. It does not depend on the number of rows. Bound: n * k * 2 bytes of
+// weights, read once for up to 8 rows. Twin: ../cuda/linear.cu.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/bf16.h"
+#include "kernels/cpu/isa.h"
+
+namespace outrider::cpu {
+
+constexpr int64_t kPanelRows = 16;
+
+// Bytes of an [n, k] matrix once packed.
+size_t packed_bytes(int64_t n, int64_t k);
+
+// Writes rows [first_row, first_row + rows) of a packed [n, k] matrix from a strided source. The
+// rest of `packed` is left as it is (zeroed memory pads correctly).
+void pack(const bf16* source,  // [rows, k], row stride in elements below
+          int64_t row_stride, int64_t rows, int64_t first_row, int64_t k, void* packed);
+
+void linear(const bf16* x,       // [rows, k]
+            const void* packed,  // [n, k], see above
+            const float* bias,   // [n], or null
+            float* y,            // [rows, n]
+            int64_t rows, int64_t n, int64_t k, Isa isa);
+
+// y[r] = row tokens[r] - first_token of the packed table, in fp32; zeros where that is outside [0,
+// n).
+void embed(const void* packed,     // [n, k]
+           const int32_t* tokens,  // [rows]
+           int64_t first_token,
+           float* y,  // [rows, k]
+           int64_t rows, int64_t n, int64_t k);
+
+}  // namespace outrider::cpu

@@ -1,0 +1,95 @@
+// linear on AVX2 and FMA: vdpbf16ps as two fmas on each half of a panel.
+#include <immintrin.h>
+
+#include "kernels/cpu/linear_tile.h"
+
+#define OUTRIDER_AVX2 __attribute__((target("avx2,fma"), always_inline)) inline
+
+namespace outrider::cpu {
+namespace {
+
+// Sums are [R][2 P]: two halves of 8 outputs a panel.
+template <int R, int P>
+OUTRIDER_AVX2 void add_pairs(const LinearTile& tile, const std::byte* w, int64_t begin, int64_t end,
+                             int64_t prefetch_bytes, __m256 (&sums)[R][2 * P]) {
+  const float* x = static_cast<const float*>(tile.x);
+  const __m256i odd_mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  for (int64_t j = begin; j < end; ++j) {
+    OUTRIDER_UNROLL
+    for (int p = 0; p < P; ++p) {
+      const std::byte* pair = w + p * tile.w_stride + j * kPairBytes;
+      _mm_prefetch(reinterpret_cast<const char*>(pair) + prefetch_bytes, _MM_HINT_T0);
+      __m256 odd[2], even[2];
+      OUTRIDER_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pair + 32 * h));
+        odd[h] = _mm256_castsi256_ps(_mm256_and_si256(both, odd_mask));
+        even[h] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+      }
+      OUTRIDER_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m256 x_odd = _mm256_set1_ps(x[r * tile.x_stride + 2 * j + 1]);
+        sums[r][2 * p] = _mm256_fmadd_ps(x_odd, odd[0], sums[r][2 * p]);
+        sums[r][2 * p + 1] = _mm256_fmadd_ps(x_odd, odd[1], sums[r][2 * p + 1]);
+      }
+      OUTRIDER_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m256 x_even = _mm256_set1_ps(x[r * tile.x_stride + 2 * j]);
+        sums[r][2 * p] = _mm256_fmadd_ps(x_even, even[0], sums[r][2 * p]);
+        sums[r][2 * p + 1] = _mm256_fmadd_ps(x_even, even[1], sums[r][2 * p + 1]);
+      }
+    }
+  }
+}
+
+// All ones in the lanes of half panel `half` that are outputs.
+OUTRIDER_AVX2 __m256i half_mask(const LinearTile& tile, int64_t half) {
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const int64_t outputs = tile.num_outputs - 8 * half;
+  const int count = outputs >= 8 ? 8 : outputs <= 0 ? 0 : static_cast<int>(outputs);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes);
+}
+
+template <int R, int P>
+OUTRIDER_AVX2 void add_panels(const LinearTile& tile, int64_t panel) {
+  __m256 sums[R][2 * P];
+  OUTRIDER_UNROLL
+  for (int r = 0; r < R; ++r) {
+    OUTRIDER_UNROLL
+    for (int h = 0; h < 2 * P; ++h) {
+      const float* y = tile.y + r * tile.y_stride + 16 * panel + 8 * h;
+      sums[r][h] =
+          tile.resume ? _mm256_maskload_ps(y, half_mask(tile, 2 * panel + h)) : _mm256_setzero_ps();
+    }
+  }
+  const std::byte* w = tile.w + panel * tile.w_stride;
+  const int64_t last = tile.num_pairs > kPrefetchPairs ? tile.num_pairs - kPrefetchPairs : 0;
+  const int64_t ahead = kPrefetchPairs * kPairBytes;
+  add_pairs<R, P>(tile, w, 0, last, ahead, sums);
+  // The last steps fetch the first pairs of the panels that come next.
+  add_pairs<R, P>(tile, w, last, tile.num_pairs,
+                  P * tile.w_stride - tile.num_pairs * kPairBytes + ahead, sums);
+  OUTRIDER_UNROLL
+  for (int r = 0; r < R; ++r) {
+    OUTRIDER_UNROLL
+    for (int h = 0; h < 2 * P; ++h) {
+      float* y = tile.y + r * tile.y_stride + 16 * panel + 8 * h;
+      _mm256_maskstore_ps(y, half_mask(tile, 2 * panel + h), sums[r][h]);
+    }
+  }
+}
+
+template <int R>
+__attribute__((target("avx2,fma"))) void run(const LinearTile& tile) {
+  constexpr int P = R == 1 ? 4 : R == 2 ? 2 : 1;  // at most 8 of the 16 registers hold sums
+  int64_t panel = 0;
+  for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P>(tile, panel);
+  for (; panel < tile.num_panels; ++panel) add_panels<R, 1>(tile, panel);
+}
+
+}  // namespace
+
+const TileKernels kTileAvx2 = {
+    true, 4, 1, {nullptr, run<1>, run<2>, run<3>, run<4>, nullptr, nullptr, nullptr, nullptr}};
+
+}  // namespace outrider::cpu

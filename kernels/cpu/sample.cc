@@ -1,0 +1,163 @@
+#include "kernels/cpu/sample.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cpu/distribution.h"
+#include "kernels/cpu/math_f64.h"
+
+namespace outrider::cpu {
+
+namespace {
+
+constexpr int kGroups = 64;  // Philox calls of a block, four tokens each
+constexpr int kBlock = 4 * kGroups;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// words[i] = random_word(key, offset, purpose, first_token + i); first_token is a multiple of 4.
+// The rounds go over arrays, one lane a call, so that each is a vector loop.
+[[gnu::always_inline]] inline void random_block(const RandomKey& key, int offset, Purpose purpose,
+                                                uint32_t first_token, uint32_t* words) {
+  const auto counter = philox_counter(key, offset, purpose, first_token);
+  PhiloxKey round_key = philox_key(key);
+  uint32_t c0[kGroups], c1[kGroups], c2[kGroups], c3[kGroups];
+  for (uint32_t g = 0; g < kGroups; ++g) {
+    c0[g] = counter[0] + g;
+    c1[g] = counter[1];
+    c2[g] = counter[2];
+    c3[g] = counter[3];
+  }
+  for (int round = 0; round < 10; ++round) {
+    for (int g = 0; g < kGroups; ++g) {
+      const uint64_t a = uint64_t{0xD2511F53u} * c0[g];
+      const uint64_t b = uint64_t{0xCD9E8D57u} * c2[g];
+      c0[g] = static_cast<uint32_t>(b >> 32) ^ c1[g] ^ round_key.low;
+      c1[g] = static_cast<uint32_t>(b);
+      c2[g] = static_cast<uint32_t>(a >> 32) ^ c3[g] ^ round_key.high;
+      c3[g] = static_cast<uint32_t>(a);
+    }
+    round_key.low += 0x9E3779B9u;
+    round_key.high += 0xBB67AE85u;
+  }
+  for (int g = 0; g < kGroups; ++g) {
+    words[4 * g] = c0[g];
+    words[4 * g + 1] = c1[g];
+    words[4 * g + 2] = c2[g];
+    words[4 * g + 3] = c3[g];
+  }
+}
+
+[[gnu::always_inline]] inline void weights(const RaceRow& row, int32_t begin, int32_t count,
+                                           double* w) {
+  const RowDistribution p = row.p, q = row.q;
+  const double p_scale = 1.0 / p.sum, q_scale = 1.0 / q.sum;  // as in probability()
+  const int32_t first_token = row.first_token + begin;
+  float e[kBlock];
+  const float* logits = row.p_logits + begin;
+  for (int32_t i = 0; i < count; ++i) e[i] = kept_exp(p, logits[i], first_token + i);
+  for (int32_t i = 0; i < count; ++i) w[i] = e[i] * p_scale;
+  if (row.q_logits != nullptr) {
+    logits = row.q_logits + begin;
+    for (int32_t i = 0; i < count; ++i) e[i] = kept_exp(q, logits[i], first_token + i);
+    for (int32_t i = 0; i < count; ++i) {
+      const double left = w[i] - e[i] * q_scale;
+      w[i] = left > 0.0 ? left : 0.0;
+    }
+  }
+  const int64_t excluded = int64_t{row.excluded} - first_token;
+  if (row.excluded >= 0 && 0 <= excluded && excluded < count) w[excluded] = 0.0;
+}
+
+[[gnu::always_inline]] inline RaceResult race_body(const RaceRow& row, const RandomKey& key,
+                                                   int offset, Purpose purpose) {
+  constexpr int kLanes = 8;
+  RaceResult best{.time = kNever, .overlap = 0.0, .token = -1, .logit = 0.0f};
+  const int32_t skipped = row.first_token % 4;  // blocks of random words start at multiples of 4
+  for (int32_t block = -skipped; block < row.size; block += kBlock) {
+    const int32_t begin = std::max(block, 0);
+    const int32_t count = std::min(block + kBlock, row.size) - begin;
+    double w[kBlock], time[kBlock];
+    weights(row, begin, count, w);
+
+    uint32_t words[kBlock];
+    const auto first_word = static_cast<uint32_t>(row.first_token + block);
+    random_block(key, offset, purpose, first_word, words);
+    const uint32_t* k = words + (begin - block);
+
+    double u[kBlock];
+    uint32_t smallest = UINT32_MAX;
+    for (int32_t i = 0; i < count; ++i) {
+      u[i] = (static_cast<double>(k[i]) + 0.5) * 0x1p-32;
+      smallest = k[i] < smallest ? k[i] : smallest;
+    }
+    if (smallest < kRefineBelow) {
+      for (int32_t i = 0; i < count; ++i) {
+        if (k[i] >= kRefineBelow) continue;
+        const auto token = static_cast<uint32_t>(row.first_token + begin + i);
+        const uint64_t second = random_word(key, offset, refined(purpose), token);
+        u[i] = (static_cast<double>(uint64_t{k[i]} << 32 | second) + 0.5) * 0x1p-64;
+      }
+    }
+    // E = -log(1 - u) > u: most blocks have nobody who can still win, and need no logarithm.
+    int64_t can_win = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      can_win |= u[i] * (1.0 - 0x1p-40) < best.time * w[i] ? 1 : 0;
+    }
+    if (can_win == 0) continue;
+    // Tokens of weight 0 never arrive: E > 0.
+    for (int32_t i = 0; i < count; ++i) time[i] = neg_log1p_f64(u[i]) / w[i];
+
+    int32_t padded = count;
+    while (padded % kLanes != 0) time[padded++] = kNever;
+    double lanes[kLanes];
+    std::fill_n(lanes, kLanes, kNever);
+    for (int32_t i = 0; i < padded; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        lanes[lane] = time[i + lane] < lanes[lane] ? time[i + lane] : lanes[lane];
+      }
+    }
+    const double smallest_time = *std::min_element(lanes, lanes + kLanes);
+    if (!(smallest_time < best.time)) continue;
+    const auto i = static_cast<int32_t>(std::find(time, time + count, smallest_time) - time);
+    best.time = smallest_time;
+    best.token = row.first_token + begin + i;
+    best.logit = row.p_logits[begin + i];
+  }
+  return best;
+}
+
+OUTRIDER_MULTIVERSION(RaceResult, race,
+                      (const RaceRow& row, const RandomKey& key, int offset, Purpose purpose),
+                      (row, key, offset, purpose));
+
+}  // namespace
+
+void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w) {
+  for (int32_t done = 0; done < count; done += kBlock) {
+    weights(row, begin + done, std::min(kBlock, count - done), w + done);
+  }
+}
+
+RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa) {
+  return OUTRIDER_DISPATCH(isa, race, (row, key, offset, purpose));
+}
+
+RaceRow draft_row(const float* logits, int64_t vocab_size, const RowDistribution& q) {
+  return {.p_logits = logits,
+          .q_logits = nullptr,
+          .p = q,
+          .q = q,
+          .excluded = -1,
+          .first_token = 0,
+          .size = static_cast<int32_t>(vocab_size)};
+}
+
+int32_t sample_draft(const float* logits, int64_t vocab_size, const Processors& processors,
+                     const RandomKey& key, int offset, Isa isa) {
+  const RowDistribution q = process_row(logits, vocab_size, processors, isa);
+  if (q.non_finite != 0) return 0;
+  if (processors.mode == VerifyMode::greedy) return q.argmax;
+  return race(draft_row(logits, vocab_size, q), key, offset, Purpose::draft, isa).token;
+}
+
+}  // namespace outrider::cpu

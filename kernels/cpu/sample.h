@@ -1,0 +1,36 @@
+// Drawing a token by a race of exponentials over a vocabulary shard: token v with weight w arrives
+// at E_v / w, E_v = -log(1 - u_v) with u_v as kernels/randomness.h says; the first to arrive is v
+// with probability w / sum of all weights (Efraimidis and Spirakis 2006). The race needs no
+// normaliser, and the smallest time of several shards is that of their union: sharding cannot
+// change its outcome.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/multiversion.h"
+#include "kernels/randomness.h"
+#include "kernels/verify_types.h"
+
+namespace outrider::cpu {
+
+// Weights of the row's tokens [begin, begin + count) of its shard. w: [count]
+void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w);
+
+// The smallest time, then the smallest token; time is +infinity where no token has weight. Leaves
+// `overlap` 0. Twin: ../cuda/extra_token_race.cu.
+// Bound: compute, ~50 instructions a token. No sums, so no order.
+RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa);
+
+// Draws a drafted token from the whole row, processed; greedy: its arg max. Token 0 where the row
+// has a NaN or an infinity (its q is then no distribution, and verification refuses the token
+// unseen).
+// offset: the token's position within the step, from 0
+int32_t sample_draft(const float* logits,  // [vocab_size]
+                     int64_t vocab_size, const Processors& processors, const RandomKey& key,
+                     int offset, Isa isa = default_isa());
+
+// What sample_draft draws from, for a row that is not greedy.
+RaceRow draft_row(const float* logits,  // [vocab_size]
+                  int64_t vocab_size, const RowDistribution& q);
+
+}  // namespace outrider::cpu

@@ -1,0 +1,106 @@
+// Plain data of verification, shared by the CPU and the CUDA twins and sent between ranks as bytes.
+#pragma once
+
+#include <cstdint>
+
+namespace outrider {
+
+constexpr int kMaxDraftTokens = 15;  // most tokens drafted for one sequence in a step
+constexpr int kCandidates = 128;  // best (logit, token) pairs that a rank offers for a filtered row
+constexpr int kMaxRanks = 64;     // of one tensor-parallel group
+
+enum class VerifyMode : int32_t { greedy, rejection };
+
+// How a row of logits becomes a distribution: applied to target and draft alike. In this order:
+// temperature, top_k, top_p over what top_k left (the token that crosses the threshold is kept).
+// Ties are kept by smaller token.
+struct Processors {
+  VerifyMode mode = VerifyMode::greedy;
+  float temperature = 1.0f;  // > 0; greedy rows ignore it
+  int32_t top_k = 0;         // 0: off
+  float top_p = 1.0f;        // (0, 1]; 1: off
+
+  bool filtered() const { return mode != VerifyMode::greedy && (top_k > 0 || top_p < 1.0f); }
+};
+
+// What the randomness of one sequence's step is a function of (kernels/randomness.h).
+struct RandomKey {
+  uint64_t seed = 0;
+  uint32_t choice = 0;  // which of a request's n answers
+  uint32_t base = 0;    // the sequence's length at the start of the step
+};
+
+struct Candidate {
+  float logit;
+  int32_t token;  // in the whole vocabulary
+};
+
+// One row of target logits to summarise.
+struct VerifyRow {
+  int32_t logits_row;
+  int32_t draft_token;      // the token drafted behind this row; -1: none (the bonus row)
+  int32_t candidates_slot;  // filtered rows: where its candidates go; -1: not wanted
+  Processors processors;
+};
+
+// Exchange A: one rank's view of one row of target logits.
+struct ShardSummary {
+  double sum_exp;     // sum over the shard of exp((logit - max) / temperature); 0 for greedy rows
+  float max;          // largest logit of the shard
+  int32_t argmax;     // smallest token with it
+  float draft_logit;  // logit of the drafted token where this shard owns it, else -infinity
+  int32_t num_candidates;  // how many of the kCandidates are filled
+  int32_t non_finite;      // 1 where the shard holds a NaN or an infinity
+  int32_t shard_size;      // tokens of this shard
+};
+
+// A row's processed distribution over the whole vocabulary, known to every rank after exchange A.
+// Token v with logit l is kept iff l > cut_logit, or l == cut_logit and v <= cut_token;
+// p(v) = kept ? exp((l - max) / temperature) / sum : 0.
+// A greedy row keeps its arg max alone. A row with a NaN or an infinity keeps nothing.
+struct RowDistribution {
+  double sum;
+  float max;
+  int32_t argmax;
+  float temperature;
+  float cut_logit;
+  int32_t cut_token;
+  float draft_logit;  // of the token drafted behind this row; -infinity where there is none
+  int32_t non_finite;
+  int32_t resolved;  // 0: the candidates do not cover top_k or top_p: the row must be gathered
+};
+
+// One sequence's rows of a step, as the kernels of one rank see them: row i holds the target's
+// logits after drafted[0 … i), and the draft's behind which drafted[i] was drawn.
+struct SequenceRows {
+  const float* target_logits;  // [num_drafted + 1, shard_size]
+  const float* draft_logits;   // [num_drafted, vocab_size]; null: one-hot (copy drafter)
+  const int32_t* drafted;      // [num_drafted]
+  const RowDistribution* p;    // [num_drafted + 1]
+  const RowDistribution* q;    // [num_drafted]; unused where one-hot
+  int32_t num_drafted;         // K
+  int32_t first_token;         // this rank owns [first_token, first_token + shard_size)
+  int32_t shard_size;
+  int32_t vocab_size;
+};
+
+// What a race draws from, over one shard: token v with weight max(p(v) - q(v), 0), or p(v).
+struct RaceRow {
+  const float* p_logits;  // [size]
+  const float* q_logits;  // [size]; null: the weight is p
+  RowDistribution p;
+  RowDistribution q;
+  int32_t excluded;     // a token of weight 0; -1: none
+  int32_t first_token;  // token of p_logits[0]
+  int32_t size;
+};
+
+// Exchange B: one rank's best token in the race for the extra token.
+struct RaceResult {
+  double time;     // +infinity where the shard has no weight
+  double overlap;  // sum over the shard of min(p, q), over positions 0 … min(n, K - 1)
+  int32_t token;
+  float logit;
+};
+
+}  // namespace outrider

@@ -1,0 +1,102 @@
+// See command_line.h.
+#include "launcher/command_line.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <memory>
+
+#include "core/version.h"
+#include "launcher/nearest_name.h"
+#include "launcher/toml_config.h"
+
+namespace outrider {
+namespace {
+
+// What holds for every command: --config may stand behind it, and each flag also comes from the
+// environment: --max-tokens from OUTRIDER_MAX_TOKENS.
+void set_up(CLI::App& command) {
+  command.fallthrough();
+  for (CLI::Option* option : command.get_options()) {
+    if (option->get_lnames().empty() || option == command.get_help_ptr()) continue;
+    std::string name = "OUTRIDER_" + option->get_lnames().front();
+    for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    option->envname(name);
+  }
+  for (CLI::App* inner : command.get_subcommands({})) set_up(*inner);
+}
+
+std::vector<std::string> flags_of(const CLI::App& command) {
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+  }
+  return flags;
+}
+
+std::vector<std::string> commands_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::string did_you_mean(const std::string& wrong, const std::vector<std::string>& right) {
+  const std::string nearest = nearest_name(wrong, right);
+  return nearest.empty() ? "" : "; did you mean " + nearest + "?";
+}
+
+// One line for what CLI11 found wrong.
+std::string explain(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* command = &app;  // the innermost that was named
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  for (const std::string& argument : app.remaining(true)) {
+    if (argument == "--") continue;
+    if (argument.rfind("-", 0) == 0 && argument.size() > 1) {
+      const std::string flag = argument.substr(0, argument.find('='));
+      return "unknown flag " + flag + did_you_mean(flag, flags_of(*command));
+    }
+    if (!commands_of(*command).empty()) {
+      return "unknown command " + argument + did_you_mean(argument, commands_of(*command));
+    }
+  }
+  std::string message = error.what();
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  return message;
+}
+
+}  // namespace
+
+Action parse_command_line(const std::vector<std::string>& arguments, int& exit_code) {
+  Action action;
+  CLI::App app("Serves a large language model with speculative decoding.", "outrider");
+  app.set_version_flag("--version", std::string("outrider ") + kVersion);
+  app.add_subcommand("version", "Print the version")->callback([&action] {
+    action = [] { return std::printf("outrider %s\n", kVersion) > 0 ? 0 : kExitFailed; };
+  });
+  add_serve_command(app, action);
+  add_launch_command(app, action);
+  add_generate_command(app, action);
+  add_run_command(app, action);
+  add_inspect_command(app, action);
+  add_bench_command(app, action);
+  app.require_subcommand(1);
+  app.set_config("--config", "", "A TOML file with flags: a table for each command");
+  app.config_formatter(std::make_shared<TomlConfig>());
+  app.allow_config_extras(CLI::config_extras_mode::error);
+  for (CLI::App* command : app.get_subcommands({})) set_up(*command);
+
+  exit_code = 0;
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::Success& help) {
+    app.exit(help);
+    return {};
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "outrider: %s\n", explain(app, error).c_str());
+    exit_code = kExitWrongFlags;
+    return {};
+  }
+  return action;
+}
+
+}  // namespace outrider

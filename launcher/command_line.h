@@ -1,0 +1,29 @@
+// The program's command line: which commands there are, and how wrong ones are answered.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace outrider {
+
+constexpr int kExitFailed = 1;      // the work failed; one line on stderr says why
+constexpr int kExitWrongFlags = 2;  // nothing was begun
+
+// What the chosen command does; returns the exit code. Throws Error.
+using Action = std::function<int()>;
+
+// Each is in the file of its name. It adds a subcommand that sets `action`.
+void add_serve_command(CLI::App& app, Action& action);
+void add_launch_command(CLI::App& app, Action& action);
+void add_generate_command(CLI::App& app, Action& action);
+void add_run_command(CLI::App& app, Action& action);
+void add_bench_command(CLI::App& app, Action& action);
+void add_inspect_command(CLI::App& app, Action& action);
+
+// arguments: without the program's name. Prints help or what is wrong (naming the nearest right
+// flag) and sets `exit_code`; then there is no action.
+Action parse_command_line(const std::vector<std::string>& arguments, int& exit_code);
+
+}  // namespace outrider

@@ -1,0 +1,72 @@
+// See engine_flags.h.
+#include "launcher/engine_flags.h"
+
+#include <spdlog/spdlog.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace outrider {
+namespace {
+
+// "fixed:K" to K. Throws CLI::ValidationError.
+int read_lookahead(const std::string& text) {
+  int k = -1;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "fixed:%d%c", &k, &rest) != 1 || k < 0 || k > kMaxDraftTokens) {
+    throw CLI::ValidationError("--lookahead", "is " + text + "; expected fixed:K with K in 0 … " +
+                                                  std::to_string(kMaxDraftTokens));
+  }
+  return k;
+}
+
+}  // namespace
+
+void add_model_flags(CLI::App& command, EngineOptions& options) {
+  command.add_option("--model", options.model, "A Hugging Face directory")->required();
+  command.add_option_function<std::string>(
+      "--draft", [&options](const std::string& path) { options.draft = path; },
+      "A draft model's directory, with the model's vocabulary");
+  command
+      .add_option("--prefill-chunk", options.prefill_chunk,
+                  "Most prompt tokens in one pass (default 256)")
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      .add_option("--max-positions", options.max_positions,
+                  "Longest prompt and answer, in tokens (default: what the model allows)")
+      ->check(CLI::Range(2, 1 << 30));
+}
+
+void add_policy_flags(CLI::App& command, EngineOptions& options) {
+  command
+      .add_option_function<std::string>(
+          "--drafter",
+          [&options](const std::string& name) { options.drafter = drafter_from_name(name); },
+          "Who drafts where a request names nobody (default: model with --draft, else "
+          "prompt_lookup)")
+      ->check(CLI::IsMember({"model", "prompt_lookup", "random"}));
+  command.add_option_function<std::string>(
+      "--lookahead",
+      [&options](const std::string& text) {
+        options.num_speculative_tokens = read_lookahead(text);
+      },
+      "fixed:K drafts K tokens a step where a request gives no number (default fixed:4)");
+}
+
+void log_progress(EngineOptions& options) {
+  options.progress = [last = std::map<std::string, int>()](const std::string& what,
+                                                           double done) mutable {
+    const int quarter = static_cast<int>(std::floor(done * 4));
+    if (std::exchange(last[what], quarter) != quarter && quarter > 0) {
+      spdlog::info("loading {}: {} %", what, quarter * 25);
+    }
+  };
+}
+
+std::string model_name(const EngineOptions& options) {
+  return std::filesystem::weakly_canonical(options.model).filename().string();
+}
+
+}  // namespace outrider

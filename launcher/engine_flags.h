@@ -1,0 +1,23 @@
+// Flags that say which models are loaded, and how they are used.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "engine/executor.h"
+
+namespace outrider {
+
+// --model, --draft, --prefill-chunk and --max-positions. `options` outlives the command.
+void add_model_flags(CLI::App& command, EngineOptions& options);
+
+// --drafter and --lookahead: what holds where a request says nothing.
+void add_policy_flags(CLI::App& command, EngineOptions& options);
+
+// Logs a line for each quarter of the loading.
+void log_progress(EngineOptions& options);
+
+// The directory's own name, whatever way it was written.
+std::string model_name(const EngineOptions& options);
+
+}  // namespace outrider

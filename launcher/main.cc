@@ -1,0 +1,20 @@
+// The `outrider` program.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "launcher/command_line.h"
+
+int main(int argc, char** argv) {
+  // gRPC's own log lines repeat, in its words, what is reported here.
+  setenv("GRPC_VERBOSITY", "NONE", 0);
+  int exit_code = 0;
+  const outrider::Action action = outrider::parse_command_line({argv + 1, argv + argc}, exit_code);
+  if (!action) return exit_code;
+  try {
+    return action();
+  } catch (const std::exception& error) {  // Error, or memory that there is not
+    std::fprintf(stderr, "outrider: %s\n", error.what());
+    return outrider::kExitFailed;
+  }
+}

@@ -1,0 +1,13 @@
+// What somebody probably meant to type.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace outrider {
+
+// The candidate with the fewest edits (insert, delete, replace: Levenshtein 1966) to `name`, the
+// first of equals; empty where it takes more than a third of the name's length.
+std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates);
+
+}  // namespace outrider

@@ -1,0 +1,91 @@
+// See request_flags.h.
+#include "launcher/request_flags.h"
+
+namespace outrider {
+
+void RequestFlags::add_to(CLI::App& command) {
+  auto* prompt = command.add_option("prompt", prompt_, "What to answer");
+  command
+      .add_option("--input-ids", input_ids_, "Token ids instead of a prompt, with commas: 1,2,3")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->excludes(prompt);
+  command.add_flag("--raw", raw_, "Continue the prompt as it stands, without a chat template");
+  command.add_option("--request-id", request_id_, "Your name for this request");
+
+  command.add_option("--temperature", temperature_, "0: greedy (default 1)");
+  command.add_option("--top-p", top_p_, "Keep the likeliest tokens of this probability, (0, 1]");
+  command.add_option("--top-k", top_k_, "Keep so many of the likeliest tokens (0: all)");
+  command.add_option("--min-p", min_p_, "Not supported by the server yet");
+  command.add_option("--repetition-penalty", repetition_penalty_,
+                     "Not supported by the server yet");
+  command.add_option("--presence-penalty", presence_penalty_, "Not supported by the server yet");
+  command.add_option("--frequency-penalty", frequency_penalty_, "Not supported by the server yet");
+  command.add_option("--seed", seed_, "The same seed gives the same answer")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--n", n_, "Not supported by the server yet");
+  command.add_option("--logprobs", logprobs_, "Not supported by the server yet");
+  command.add_option("--prompt-logprobs", prompt_logprobs_, "Not supported by the server yet");
+  command.add_option("--max-tokens", max_tokens_, "Most tokens of the answer (default: what fits)");
+  command.add_option("--min-tokens", min_tokens_, "Not supported by the server yet");
+  command.add_option("--stop", stop_, "End before this text; may be given again")
+      ->allow_extra_args(false);
+  command.add_option("--stop-token-ids", stop_token_ids_, "End with one of these tokens: 1,2,3")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_flag("--ignore-eos", ignore_eos_, "Go on past the end-of-sequence token");
+
+  command.add_option("--mode", mode_, "How to speculate: rejection, coupled or off")
+      ->check(CLI::IsMember({"rejection", "coupled", "off"}));
+  command.add_option("--drafter", drafter_, "Who drafts: model, prompt_lookup or random");
+  command.add_option("--num-speculative-tokens", num_speculative_tokens_,
+                     "Draft exactly so many tokens a step, 0 … 15");
+  command.add_option("--lenience", lenience_, "Not supported by the server yet");
+}
+
+v1::GenerateRequest RequestFlags::request() const {
+  v1::GenerateRequest request;
+  if (request_id_) request.set_request_id(*request_id_);
+  if (!input_ids_.empty()) {
+    request.mutable_tokenized()->mutable_input_ids()->Add(input_ids_.begin(), input_ids_.end());
+  } else if (prompt_ && raw_) {
+    request.set_text(*prompt_);
+  } else if (prompt_) {
+    v1::ChatMessage& message = *request.mutable_messages()->add_messages();
+    message.set_role("user");
+    message.set_content(*prompt_);
+  }
+
+  v1::SamplingParams& sampling = *request.mutable_sampling_params();
+  if (temperature_) sampling.set_temperature(*temperature_);
+  if (top_p_) sampling.set_top_p(*top_p_);
+  if (top_k_) sampling.set_top_k(*top_k_);
+  if (min_p_) sampling.set_min_p(*min_p_);
+  if (repetition_penalty_) sampling.set_repetition_penalty(*repetition_penalty_);
+  if (presence_penalty_) sampling.set_presence_penalty(*presence_penalty_);
+  if (frequency_penalty_) sampling.set_frequency_penalty(*frequency_penalty_);
+  if (seed_) sampling.set_seed(*seed_);
+  if (n_) sampling.set_n(*n_);
+  if (logprobs_) sampling.set_logprobs(*logprobs_);
+  if (prompt_logprobs_) sampling.set_prompt_logprobs(*prompt_logprobs_);
+  if (max_tokens_) sampling.set_max_tokens(*max_tokens_);
+  if (min_tokens_) sampling.set_min_tokens(*min_tokens_);
+  for (const std::string& stop : stop_) sampling.add_stop(stop);
+  sampling.mutable_stop_token_ids()->Add(stop_token_ids_.begin(), stop_token_ids_.end());
+  sampling.set_ignore_eos(ignore_eos_);
+
+  v1::SpeculationParams& speculation = *request.mutable_speculation();
+  if (mode_) {
+    speculation.set_mode(*mode_ == "off"       ? v1::SPECULATION_MODE_OFF
+                         : *mode_ == "coupled" ? v1::SPECULATION_MODE_COUPLED
+                                               : v1::SPECULATION_MODE_REJECTION);
+  }
+  if (drafter_) speculation.set_drafter(*drafter_);
+  if (num_speculative_tokens_) {
+    speculation.set_num_speculative_tokens(*num_speculative_tokens_);
+  }
+  if (lenience_) speculation.set_lenience(*lenience_);
+  return request;
+}
+
+}  // namespace outrider

@@ -1,0 +1,39 @@
+// The flags of `generate` and `run` that make a GenerateRequest: every parameter under its own
+// name.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outrider/v1/generation.pb.h"
+
+namespace outrider {
+
+class RequestFlags {
+ public:
+  void add_to(CLI::App& command);
+
+  // What was given, unchecked: what is wrong with it is the server's to say.
+  v1::GenerateRequest request() const;
+
+ private:
+  std::optional<std::string> prompt_;
+  std::vector<int32_t> input_ids_;
+  bool raw_ = false;
+  std::optional<std::string> request_id_;
+  std::optional<float> temperature_, top_p_, min_p_;
+  std::optional<float> repetition_penalty_, presence_penalty_, frequency_penalty_;
+  std::optional<uint64_t> seed_;
+  std::optional<int32_t> top_k_, max_tokens_, min_tokens_, n_, logprobs_, prompt_logprobs_;
+  std::vector<std::string> stop_;
+  std::vector<int32_t> stop_token_ids_;
+  bool ignore_eos_ = false;
+  std::optional<std::string> mode_, drafter_;
+  std::optional<int32_t> num_speculative_tokens_;
+  std::optional<float> lenience_;
+};
+
+}  // namespace outrider

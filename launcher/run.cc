@@ -1,0 +1,81 @@
+// `outrider run`: one answer in this process, without a server.
+#include <memory>
+#include <utility>
+
+#include "comm/self_communicator.h"
+#include "engine/engine.h"
+#include "launcher/answer_printer.h"
+#include "launcher/command_line.h"
+#include "launcher/engine_flags.h"
+#include "launcher/request_flags.h"
+#include "model/chat_template.h"
+#include "server/request_conversion.h"
+#include "server/response_conversion.h"
+
+namespace outrider {
+namespace {
+
+struct RunOptions {
+  EngineOptions engine;
+  RequestFlags request;
+  AnswerFormat format;
+};
+
+// Prints what it hears and stops the engine at the end.
+class PrintingSink final : public RequestSink {
+ public:
+  PrintingSink(const AnswerFormat& format, Engine& engine) : printer_(format), engine_(engine) {}
+
+  void on_chunk(Chunk chunk) override { printer_.chunk(to_proto(chunk)); }
+  void on_complete(Completion completion) override {
+    printer_.complete(to_proto(completion));
+    engine_.stop();
+  }
+  void on_error(absl::Status status) override {
+    status_ = std::move(status);
+    engine_.stop();
+  }
+  bool cancelled() const override { return false; }
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  AnswerPrinter printer_;
+  Engine& engine_;
+  absl::Status status_;
+};
+
+int print_failure(const absl::Status& status) {
+  std::fprintf(stderr, "%s\n", status.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str());
+  return kExitFailed;
+}
+
+int run(const RunOptions& options) {
+  const auto backend = make_cpu_backend();
+  const auto communicator = make_self_communicator();
+  const ChatTemplate chat_template = ChatTemplate::load(options.engine.model);
+  Executor executor(options.engine, *backend, *communicator);
+  Engine engine(executor, nullptr);
+
+  const auto request =
+      to_request(options.request.request(),
+                 make_request_context(engine.tokenizer(), chat_template, engine.limits()));
+  if (!request.ok()) return print_failure(request.status());
+  const auto sink = std::make_shared<PrintingSink>(options.format, engine);
+  engine.submit(*request, sink);
+  engine.run();
+  return sink->status().ok() ? 0 : print_failure(sink->status());
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, Action& action) {
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* command = app.add_subcommand("run", "Answer one prompt without a server");
+  add_model_flags(*command, options->engine);
+  options->request.add_to(*command);
+  options->format.add_to(*command);
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace outrider

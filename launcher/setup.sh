@@ -1,0 +1,108 @@
+# shellcheck shell=bash
+# Sourced by launcher/quickstart and tests/run: goes to the repository's root and defines what both
+# do first, set_up (Debian packages, a Python environment, the model) and build. What is there
+# already is left alone. Progress goes to stderr; what apt, pip and CMake print is shown where they
+# fail.
+
+PACKAGES=(
+  # tools
+  g++ cmake ninja-build ccache pkgconf python3-venv procps
+  # libraries
+  libabsl-dev libcli11-dev libgrpc++-dev libopenmpi-dev libpcre2-dev libprotobuf-dev libspdlog-dev
+  libtomlplusplus-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev
+  # programs that the build and the launcher run
+  openmpi-bin protobuf-compiler protobuf-compiler-grpc
+  # tests
+  libgmock-dev libgtest-dev
+)
+REQUIREMENTS=(tools/requirements.txt tools/requirements-test.txt)
+
+OUTRIDER_CACHE=$(realpath -m "${OUTRIDER_CACHE:-${HOME:?}/.cache/outrider}")
+export OUTRIDER_CACHE
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+
+say() { printf 'outrider: %s\n' "$*" >&2; }
+die() {
+  say "$@"
+  exit 1
+}
+
+# quietly COMMAND…: runs it with no input, and shows the end of what it printed where it fails.
+quietly() {
+  local output status=0
+  output=$("$@" 2>&1 </dev/null) || status=$?
+  [ "$status" = 0 ] || tail -n 20 <<<"$output" >&2
+  return "$status"
+}
+
+# installed PACKAGE…: those of them that are, sorted.
+installed() {
+  dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null |
+    sed -n 's/^installed //p' | sort -u
+}
+
+install_packages() {
+  local missing root=() apt bundle=/etc/ssl/certs/ca-certificates.crt site_bundle=''
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    die "this system has no apt-get; Outrider needs Debian 12 with the packages ${PACKAGES[*]}"
+  fi
+  missing=$(comm -23 <(printf '%s\n' "${PACKAGES[@]}" | sort) <(installed "${PACKAGES[@]}") | xargs)
+  [ -n "$missing" ] || return 0
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || die "only root or sudo can install Debian packages: $missing"
+    root=(sudo)
+  fi
+  say "installing Debian packages: $missing"
+  # python3-venv brings ca-certificates, which replaces a bundle that the site has put there itself.
+  if [ -s "$bundle" ] && [ -z "$(installed ca-certificates)" ]; then site_bundle=$(<"$bundle"); fi
+  # A machine that has just started may hold apt's lock for its own updates: wait for it.
+  apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+  # shellcheck disable=SC2086  # the names are words
+  if ! quietly "${apt[@]}" update ||
+    ! quietly "${apt[@]}" install -y --no-install-recommends $missing; then
+    die "could not install (Debian 12 and a network are needed): $missing"
+  fi
+  if [ -n "$site_bundle" ]; then "${root[@]}" tee -a "$bundle" <<<"$site_bundle" >/dev/null; fi
+}
+
+# Sets PYTHON to that of an environment with the pinned packages; one is kept for each set of pins.
+make_python_environment() {
+  local pins directory file install=()
+  pins=$({ /usr/bin/python3 --version && cat "${REQUIREMENTS[@]}"; } | sha256sum | cut -c 1-12)
+  directory=$OUTRIDER_CACHE/venv-$pins
+  PYTHON=$directory/bin/python
+  for file in "${REQUIREMENTS[@]}"; do install+=(-r "$file"); done
+  [ ! -e "$directory/complete" ] || return 0
+  (
+    flock 9 # held until the subshell ends: two runs at once make it once
+    [ ! -e "$directory/complete" ] || exit 0
+    say "making a Python environment for ${REQUIREMENTS[*]}"
+    quietly /usr/bin/python3 -m venv --clear "$directory" &&
+      quietly "$PYTHON" -m pip install --disable-pip-version-check --no-input "${install[@]}" &&
+      touch "$directory/complete"
+  ) 9>"$directory.lock" || die "could not install ${REQUIREMENTS[*]} (PyPI must be reachable)"
+}
+
+# Sets PYTHON and MODEL, the directory of the model's checkpoint.
+set_up() {
+  mkdir -p "$OUTRIDER_CACHE"
+  install_packages
+  make_python_environment
+  MODEL=$("$PYTHON" tools/fetch_model.py) || die "could not fetch the model"
+}
+
+# build PRESET TARGET…
+build() {
+  local preset=$1 directory=build/$1 quiet=()
+  shift
+  if [ ! -e "$directory/build.ninja" ] ||
+    ! grep -qxF "OUTRIDER_PYTHON:FILEPATH=$PYTHON" "$directory/CMakeCache.txt"; then
+    quietly cmake --preset "$preset" -D "OUTRIDER_PYTHON:FILEPATH=$PYTHON" ||
+      die "could not configure $directory"
+  fi
+  say "building $* in $directory"
+  # A terminal shows each step in one moving line; elsewhere what the compiler says is enough.
+  [ -t 2 ] || quiet=(-- --quiet)
+  cmake --build --preset "$preset" --target "$@" "${quiet[@]}" >&2 </dev/null ||
+    die "the build failed"
+}

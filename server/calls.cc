@@ -1,0 +1,162 @@
+// See calls.h.
+#include "server/calls.h"
+
+#include <utility>
+#include <vector>
+
+#include "server/response_conversion.h"
+#include "server/status.h"
+
+namespace outrider {
+
+void CallRegistry::add(Call* call) {
+  const std::lock_guard lock(mutex_);
+  calls_.insert(call);
+}
+
+void CallRegistry::remove(Call* call) {
+  const std::lock_guard lock(mutex_);
+  calls_.erase(call);
+  if (calls_.empty()) empty_.notify_all();
+}
+
+void CallRegistry::fail_all(const absl::Status& status) {
+  std::vector<std::shared_ptr<Call>> calls;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Call* call : calls_) calls.push_back(call->shared_from_this());
+  }
+  for (const auto& call : calls) call->on_error(status);
+}
+
+bool CallRegistry::wait_until_empty(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return empty_.wait_for(lock, timeout, [this] { return calls_.empty(); });
+}
+
+void Call::hold() {
+  self_ = shared_from_this();
+  registry_.add(this);
+}
+
+void Call::released() {
+  client_gone();
+  {
+    const std::lock_guard lock(mutex_);
+    released_ = true;
+    collect_timer_.Cancel();
+  }
+  registry_.remove(this);
+  self_.reset();
+}
+
+void Call::start_collect_timer() {
+  if (released_) return;
+  collect_timer_.Set(std::chrono::system_clock::now() + limits_.collect_timeout,
+                     [weak = weak_from_this()](bool expired) {
+                       const auto call = weak.lock();
+                       if (!expired || call == nullptr) return;
+                       const std::lock_guard lock(call->mutex_);
+                       if (!call->released_) call->context_->TryCancel();
+                     });
+}
+
+void StreamCall::push(v1::GenerateResponse response) {
+  if (end_.has_value()) return;
+  undelivered_bytes_ += static_cast<int64_t>(response.ByteSizeLong());
+  queue_.push_back(std::move(response));
+  if (undelivered_bytes_ <= limits_.max_undelivered_bytes) return;
+  queue_.clear();
+  cancelled_ = true;
+  end_ = absl::ResourceExhaustedError("the client does not read its answer; generation was ended");
+  start_collect_timer();
+}
+
+void StreamCall::on_chunk(Chunk chunk) {
+  {
+    const std::lock_guard lock(mutex_);
+    v1::GenerateResponse response;
+    *response.mutable_chunk() = to_proto(chunk);
+    push(std::move(response));
+  }
+  advance();
+}
+
+void StreamCall::on_complete(Completion completion) {
+  {
+    const std::lock_guard lock(mutex_);
+    v1::GenerateResponse response;
+    *response.mutable_complete() = to_proto(completion);
+    push(std::move(response));
+  }
+  end(absl::OkStatus());
+}
+
+void StreamCall::end(absl::Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (end_.has_value()) return;
+    end_ = std::move(status);
+    start_collect_timer();
+  }
+  advance();
+}
+
+void StreamCall::OnWriteDone(bool ok) {
+  {
+    const std::lock_guard lock(mutex_);
+    writing_ = false;
+    undelivered_bytes_ -= static_cast<int64_t>(current_.ByteSizeLong());
+    if (!ok) {
+      client_gone();
+      queue_.clear();
+    }
+  }
+  advance();
+}
+
+// gRPC is called without mutex_: one write is under way at most, and none starts after Finish().
+void StreamCall::advance() {
+  std::unique_lock lock(mutex_);
+  if (writing_ || finished_) return;
+  if (!queue_.empty()) {
+    current_ = std::move(queue_.front());
+    queue_.pop_front();
+    writing_ = true;
+    lock.unlock();
+    StartWrite(&current_);
+  } else if (end_.has_value()) {
+    finished_ = true;
+    const grpc::Status status = to_grpc(*end_);
+    lock.unlock();
+    Finish(status);
+  }
+}
+
+void UnaryCall::on_chunk(Chunk chunk) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  response_->mutable_text()->append(chunk.text);
+  response_->mutable_token_ids()->Add(chunk.token_ids.begin(), chunk.token_ids.end());
+  response_->mutable_drafted()->Add(chunk.drafted.begin(), chunk.drafted.end());
+}
+
+void UnaryCall::on_complete(Completion completion) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ended_) *response_->mutable_complete() = to_proto(completion);
+  }
+  end(absl::OkStatus());
+}
+
+void UnaryCall::end(absl::Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+    start_collect_timer();
+  }
+  Finish(to_grpc(status));
+}
+
+}  // namespace outrider

@@ -1,0 +1,124 @@
+// Calls: one Generate or GenerateOnce between gRPC and the engine. Whatever the engine says is
+// queued here and written as fast as the client reads; a call that nobody reads ends by itself.
+#pragma once
+
+#include <absl/status/status.h>
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_set>
+
+#include "engine/request.h"
+#include "outrider/v1/generation.pb.h"
+#include "server/server.h"
+
+namespace outrider {
+
+class Call;
+
+// The calls that gRPC has not let go of.
+class CallRegistry {
+ public:
+  void add(Call* call);
+  void remove(Call* call);
+  // Every call that has not ended does so with `status`; what was queued is still written.
+  void fail_all(const absl::Status& status);
+  // True once there is no call left; false after `timeout`.
+  bool wait_until_empty(std::chrono::milliseconds timeout);
+
+ private:
+  std::mutex mutex_;  // taken before a call's own
+  std::condition_variable empty_;
+  std::unordered_set<Call*> calls_;
+};
+
+// What both kinds share. Kept alive by gRPC until its last reaction, and by the engine until it has
+// dropped the sink: the engine may well speak to a call that is over.
+class Call : public RequestSink, public std::enable_shared_from_this<Call> {
+ public:
+  Call(grpc::CallbackServerContext* context, CallRegistry& registry, CallLimits limits)
+      : limits_(limits), context_(context), registry_(registry) {}
+
+  // The call is gRPC's from now on, until released().
+  void hold();
+
+  void on_error(absl::Status status) override { end(std::move(status)); }
+  bool cancelled() const override { return cancelled_; }
+
+ protected:
+  // The call ends with `status` once what is queued was written; only the first end counts.
+  virtual void end(absl::Status status) = 0;
+
+  // Both are called by gRPC's reactions.
+  void client_gone() { cancelled_ = true; }
+  void released();
+
+  // Gives the client collect_timeout to read the rest. Call once, with mutex_ held.
+  void start_collect_timer();
+
+  const CallLimits limits_;
+  std::mutex mutex_;
+  std::atomic<bool> cancelled_ = false;
+
+ private:
+  grpc::CallbackServerContext* context_;  // until released
+  CallRegistry& registry_;
+  grpc::Alarm collect_timer_;
+  bool released_ = false;       // guarded by mutex_
+  std::shared_ptr<Call> self_;  // gRPC's share
+};
+
+class StreamCall final : public Call, public grpc::ServerWriteReactor<v1::GenerateResponse> {
+ public:
+  using Call::Call;
+
+  void on_chunk(Chunk chunk) override;
+  void on_complete(Completion completion) override;
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override { client_gone(); }
+  void OnDone() override { released(); }
+
+ private:
+  void end(absl::Status status) override;
+  void push(v1::GenerateResponse response);  // mutex_ held
+  // Starts the next write, or ends the call, where neither is under way.
+  void advance();
+
+  // Guarded by mutex_, but for current_ while a write is under way.
+  std::deque<v1::GenerateResponse> queue_;
+  int64_t undelivered_bytes_ = 0;
+  v1::GenerateResponse current_;
+  bool writing_ = false;
+  std::optional<absl::Status> end_;
+  bool finished_ = false;  // Finish() was called
+};
+
+class UnaryCall final : public Call, public grpc::ServerUnaryReactor {
+ public:
+  UnaryCall(grpc::CallbackServerContext* context, CallRegistry& registry, CallLimits limits,
+            v1::GenerateOnceResponse* response)
+      : Call(context, registry, limits), response_(response) {}
+
+  void on_chunk(Chunk chunk) override;
+  void on_complete(Completion completion) override;
+
+  void OnCancel() override { client_gone(); }
+  void OnDone() override { released(); }
+
+ private:
+  void end(absl::Status status) override;
+
+  v1::GenerateOnceResponse* response_;  // gRPC's; guarded by mutex_, until the end
+  bool ended_ = false;                  // guarded by mutex_
+};
+
+}  // namespace outrider

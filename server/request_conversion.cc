@@ -1,0 +1,182 @@
+// See request_conversion.h. Cheap checks come first, so that a wrong parameter is not found only
+// after a long prompt was tokenised.
+#include "server/request_conversion.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/string_view.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/field_error.h"
+#include "model/utf8.h"
+
+namespace outrider {
+namespace {
+
+// Special tokens count as long as this: token_bytes() has no text for them.
+constexpr size_t kLongestSpecialToken = 64;
+// Unicode normalisation may shorten a text before it is cut into tokens, by at most this.
+constexpr int64_t kNormalisationRatio = 4;
+
+template <typename T>
+absl::Status not_supported(absl::string_view field, const T& found, absl::string_view neutral) {
+  return field_error(field,
+                     absl::StrCat("is not supported yet: it is ", found, "; expected ", neutral));
+}
+
+absl::Status only_unset(absl::string_view field, bool is_set) {
+  if (!is_set) return absl::OkStatus();
+  return field_error(field, "is not supported yet; expected it to be unset");
+}
+
+absl::Status check_unsupported(const v1::GenerateRequest& proto) {
+  const auto& s = proto.sampling_params();
+  const auto& speculation = proto.speculation();
+  if (s.has_min_p() && s.min_p() != 0) {
+    return not_supported("sampling_params.min_p", s.min_p(), "0 (off)");
+  }
+  if (s.has_repetition_penalty() && s.repetition_penalty() != 1) {
+    return not_supported("sampling_params.repetition_penalty", s.repetition_penalty(), "1 (off)");
+  }
+  if (s.has_presence_penalty() && s.presence_penalty() != 0) {
+    return not_supported("sampling_params.presence_penalty", s.presence_penalty(), "0 (off)");
+  }
+  if (s.has_frequency_penalty() && s.frequency_penalty() != 0) {
+    return not_supported("sampling_params.frequency_penalty", s.frequency_penalty(), "0 (off)");
+  }
+  if (s.has_n() && s.n() != 1) return not_supported("sampling_params.n", s.n(), "1");
+  if (s.has_min_tokens() && s.min_tokens() != 0) {
+    return not_supported("sampling_params.min_tokens", s.min_tokens(), "0");
+  }
+  if (speculation.has_lenience() && speculation.lenience() != 1) {
+    return not_supported("speculation.lenience", speculation.lenience(), "1 (exact)");
+  }
+  if (proto.priority() != 0) return not_supported("priority", proto.priority(), "0");
+  const std::pair<absl::string_view, bool> set_fields[] = {
+      {"emitted_token_ids", !proto.emitted_token_ids().empty()},
+      {"sampling_params.logit_bias", !s.logit_bias().empty()},
+      {"sampling_params.logprobs", s.has_logprobs()},
+      {"sampling_params.prompt_logprobs", s.has_prompt_logprobs()},
+      {"stream_stats", proto.stream_stats()},
+  };
+  for (const auto& [field, is_set] : set_fields) {
+    if (auto status = only_unset(field, is_set); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status read_mode(v1::SpeculationMode mode, SpeculationParams& speculation) {
+  switch (mode) {
+    case v1::SPECULATION_MODE_UNSPECIFIED:
+    case v1::SPECULATION_MODE_REJECTION:
+      return absl::OkStatus();
+    case v1::SPECULATION_MODE_OFF:
+      speculation.off = true;
+      return absl::OkStatus();
+    case v1::SPECULATION_MODE_COUPLED:
+      return not_supported("speculation.mode", "COUPLED", "REJECTION or OFF");
+    default:
+      return field_error("speculation.mode", absl::StrCat("is ", static_cast<int>(mode),
+                                                          "; expected REJECTION or OFF"));
+  }
+}
+
+void read_sampling(const v1::SamplingParams& proto, SamplingParams& sampling) {
+  if (proto.has_temperature()) sampling.temperature = proto.temperature();
+  if (proto.has_top_p()) sampling.top_p = proto.top_p();
+  if (proto.has_top_k()) sampling.top_k = proto.top_k();
+  if (proto.has_seed()) sampling.seed = proto.seed();
+  if (proto.has_max_tokens()) sampling.max_tokens = proto.max_tokens();
+  sampling.stop.assign(proto.stop().begin(), proto.stop().end());
+  sampling.stop_token_ids.assign(proto.stop_token_ids().begin(), proto.stop_token_ids().end());
+  sampling.ignore_eos = proto.ignore_eos();
+}
+
+// gRPC refuses ill-formed text by itself; requests that are made in this process come here first.
+absl::Status check_text(absl::string_view field, std::string_view text,
+                        const RequestContext& context) {
+  if (static_cast<int64_t>(text.size()) > context.max_input_bytes) {
+    return field_error(
+        field, absl::StrCat("has ", text.size(), " bytes, more than ", context.limits.max_positions,
+                            " tokens can hold; expected at most ", context.max_input_bytes));
+  }
+  if (!is_valid_utf8(text)) return field_error(field, "is not valid UTF-8");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int32_t>> tokenise_chat(const v1::Chat& chat,
+                                                   const RequestContext& context) {
+  std::vector<ChatMessage> messages;
+  for (const v1::ChatMessage& message : chat.messages()) {
+    messages.push_back({message.role(), message.content()});
+  }
+  const auto text = context.chat_template.render(messages);
+  if (absl::IsInvalidArgument(text.status())) {
+    return field_error("messages", absl::StrCat("cannot be rendered: ", text.status().message()));
+  }
+  if (!text.ok()) return text.status();
+  if (auto status = check_text("messages", *text, context); !status.ok()) return status;
+  // The template writes the special tokens that it wants.
+  return context.tokenizer.encode(*text, false);
+}
+
+absl::StatusOr<std::vector<int32_t>> tokenise(const v1::GenerateRequest& proto,
+                                              const RequestContext& context) {
+  switch (proto.input_case()) {
+    case v1::GenerateRequest::kText:
+      if (auto status = check_text("text", proto.text(), context); !status.ok()) {
+        return status;
+      }
+      return context.tokenizer.encode(proto.text());
+    case v1::GenerateRequest::kTokenized: {
+      const auto& ids = proto.tokenized().input_ids();
+      if (ids.empty()) return field_error("input_ids", "has 0 tokens; expected at least 1");
+      return std::vector<int32_t>(ids.begin(), ids.end());
+    }
+    case v1::GenerateRequest::kMessages:
+      return tokenise_chat(proto.messages(), context);
+    case v1::GenerateRequest::INPUT_NOT_SET:
+      break;
+  }
+  return field_error("input", "is unset; expected exactly one of text, tokenized, messages");
+}
+
+}  // namespace
+
+RequestContext make_request_context(const Tokenizer& tokenizer, const ChatTemplate& chat_template,
+                                    const Limits& limits) {
+  size_t longest = kLongestSpecialToken;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    longest = std::max(longest, tokenizer.token_bytes(id).size());
+  }
+  return {tokenizer, chat_template, limits,
+          limits.max_positions * static_cast<int64_t>(longest) * kNormalisationRatio};
+}
+
+absl::StatusOr<Request> to_request(const v1::GenerateRequest& proto,
+                                   const RequestContext& context) {
+  if (auto status = check_unsupported(proto); !status.ok()) return status;
+  Request request;
+  request.request_id = proto.request_id();
+  read_sampling(proto.sampling_params(), request.sampling);
+  if (auto status = read_mode(proto.speculation().mode(), request.speculation); !status.ok()) {
+    return status;
+  }
+  if (proto.speculation().has_drafter()) {
+    request.speculation.drafter = proto.speculation().drafter();
+  }
+  if (proto.speculation().has_num_speculative_tokens()) {
+    request.speculation.num_speculative_tokens = proto.speculation().num_speculative_tokens();
+  }
+  if (auto status = validate_parameters(request, context.limits); !status.ok()) return status;
+  auto prompt = tokenise(proto, context);
+  if (!prompt.ok()) return prompt.status();
+  request.prompt = *std::move(prompt);
+  if (auto status = validate(request, context.limits); !status.ok()) return status;
+  return request;
+}
+
+}  // namespace outrider

@@ -1,0 +1,129 @@
+// See response_conversion.h.
+#include "server/response_conversion.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "core/version.h"
+
+namespace outrider {
+namespace {
+
+v1::FinishReason to_proto(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return v1::FINISH_REASON_STOP;
+    case FinishReason::length:
+      return v1::FINISH_REASON_LENGTH;
+    case FinishReason::cancelled:
+      return v1::FINISH_REASON_CANCELLED;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+std::string mode_name(SpeculationMode mode) {
+  switch (mode) {
+    case SpeculationMode::greedy:
+      return "greedy";
+    case SpeculationMode::rejection:
+      return "rejection";
+    case SpeculationMode::off:
+      return "off";
+  }
+  return "";
+}
+
+}  // namespace
+
+v1::Chunk to_proto(const Chunk& chunk) {
+  v1::Chunk proto;
+  proto.set_text(chunk.text);
+  proto.mutable_token_ids()->Add(chunk.token_ids.begin(), chunk.token_ids.end());
+  proto.mutable_drafted()->Add(chunk.drafted.begin(), chunk.drafted.end());
+  proto.mutable_text_ends()->Add(chunk.text_ends.begin(), chunk.text_ends.end());
+  return proto;
+}
+
+v1::Complete to_proto(const Completion& completion) {
+  v1::Complete proto;
+  proto.set_finish_reason(to_proto(completion.finish_reason));
+  proto.set_prompt_tokens(completion.prompt_tokens);
+  proto.set_cached_tokens(completion.cached_tokens);
+  proto.set_completion_tokens(completion.completion_tokens);
+
+  v1::Timings& timings = *proto.mutable_timings();
+  timings.set_queue_ms(completion.timings.queue_ms);
+  timings.set_prefill_ms(completion.timings.prefill_ms);
+  timings.set_decode_ms(completion.timings.decode_ms);
+  timings.set_total_ms(completion.timings.total_ms);
+  timings.set_ttft_ms(completion.timings.ttft_ms);
+
+  const SpeculationStats& stats = completion.speculation;
+  v1::SpeculationStats& speculation = *proto.mutable_speculation();
+  speculation.set_num_spec_steps(stats.num_spec_steps);
+  speculation.set_num_draft_tokens(stats.num_draft_tokens);
+  speculation.set_num_accepted_draft_tokens(stats.num_accepted_draft_tokens);
+  speculation.set_mean_acceptance_length(stats.mean_acceptance_length());
+  speculation.set_draft_acceptance_rate(stats.draft_acceptance_rate());
+  for (int i = 0; i < kMaxDraftTokens && stats.drafted_per_position[i] > 0; ++i) {
+    speculation.add_acceptance_by_position(static_cast<double>(stats.accepted_per_position[i]) /
+                                           static_cast<double>(stats.drafted_per_position[i]));
+  }
+  speculation.set_alpha(stats.alpha());
+  speculation.set_mode(mode_name(completion.mode));
+  speculation.set_drafter(drafter_name(stats.drafter));
+  speculation.set_seed(completion.seed);
+  speculation.set_numerics_fingerprint(completion.numerics_fingerprint);
+  return proto;
+}
+
+v1::GetModelInfoResponse model_info(const ServedModel& model, const ModelConfig& config) {
+  v1::GetModelInfoResponse proto;
+  proto.set_name(model.name);
+  proto.set_architecture(config.architecture);
+  proto.set_vocab_size(config.vocab_size);
+  proto.set_hidden_size(config.hidden_size);
+  proto.set_intermediate_size(config.intermediate_size);
+  proto.set_num_layers(config.num_layers);
+  proto.set_num_heads(config.num_heads);
+  proto.set_num_kv_heads(config.num_kv_heads);
+  proto.set_head_dim(config.head_dim);
+  proto.set_max_position_embeddings(config.max_position_embeddings);
+  if (config.bos_token_id.has_value()) proto.set_bos_token_id(*config.bos_token_id);
+  proto.mutable_eos_token_ids()->Add(config.eos_token_ids.begin(), config.eos_token_ids.end());
+  const ChatMessage greeting{"user", "Hello"};
+  proto.set_has_chat_template(model.chat_template.render({&greeting, 1}).ok());
+  return proto;
+}
+
+v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& engine) {
+  v1::GetServerInfoResponse proto;
+  const Limits& limits = engine.limits();
+  proto.set_version(kVersion);
+  proto.set_num_ranks(model.num_ranks);
+  proto.set_backend(model.backend);
+  for (const DrafterKind kind : limits.drafters) proto.add_drafters(drafter_name(kind));
+  proto.set_default_drafter(drafter_name(limits.default_drafter));
+  proto.set_lookahead(absl::StrCat("fixed:", engine.executor().options().num_speculative_tokens));
+  proto.set_numerics_fingerprint(engine.executor().numerics_fingerprint());
+
+  v1::ServerLimits& out = *proto.mutable_limits();
+  out.set_max_positions(limits.max_positions);
+  out.set_max_speculative_tokens(limits.max_draft_tokens);
+  out.set_max_stop_strings(limits.max_stop_strings);
+  out.set_max_stop_bytes(limits.max_stop_bytes);
+  out.set_max_stop_token_ids(limits.max_stop_token_ids);
+
+  const EngineStats stats = engine.stats();
+  v1::ServerStats& totals = *proto.mutable_stats();
+  totals.set_num_requests_running(stats.num_requests_running);
+  totals.set_num_requests_waiting(stats.num_requests_waiting);
+  totals.set_num_requests_finished(stats.num_requests_finished);
+  totals.set_num_requests_failed(stats.num_requests_failed);
+  totals.set_num_steps(stats.num_steps);
+  totals.set_num_draft_tokens(stats.num_draft_tokens);
+  totals.set_num_accepted_draft_tokens(stats.num_accepted_draft_tokens);
+  totals.set_num_completion_tokens(stats.num_completion_tokens);
+  return proto;
+}
+
+}  // namespace outrider

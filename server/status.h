@@ -1,0 +1,12 @@
+// Statuses as gRPC sends them.
+#pragma once
+
+#include <absl/status/status.h>
+#include <grpcpp/support/status.h>
+
+namespace outrider {
+
+// Where the status names a field, a google.rpc.BadRequest detail names it again.
+grpc::Status to_grpc(const absl::Status& status);
+
+}  // namespace outrider

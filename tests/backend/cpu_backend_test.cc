@@ -1,0 +1,168 @@
+#include "backend/cpu/cpu_backend.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+#include "core/float_environment.h"
+
+namespace outrider {
+namespace {
+
+class CpuBackendTest : public testing::Test {
+ protected:
+  CpuBackendTest() { set_float_environment(); }
+
+  // A tensor of 0, 1, 2, …: small integers, so sums are exact.
+  template <typename T>
+  TensorView counting(std::initializer_list<int64_t> extents) {
+    const TensorView view = zeros<T>(extents);
+    for (int64_t i = 0; i < view.size(); ++i) {
+      if constexpr (std::is_same_v<T, bf16>) {
+        view.data<T>()[i] = to_bf16(static_cast<float>(i % 32));
+      } else {
+        view.data<T>()[i] = static_cast<T>(i % 32);
+      }
+    }
+    return view;
+  }
+  template <typename T>
+  TensorView zeros(std::initializer_list<int64_t> extents) {
+    int64_t size = 1;
+    for (int64_t extent : extents) size *= extent;
+    buffers_.push_back(backend_->allocate(size * sizeof(T)));
+    return buffers_.back().view(dtype_of<T>(), extents);
+  }
+
+  std::unique_ptr<Backend> backend_ = make_cpu_backend();
+  std::vector<Buffer> buffers_;
+  Stream stream_;
+};
+
+using CpuBackendDeathTest = CpuBackendTest;
+
+TEST_F(CpuBackendTest, DescribesItsInstructionSet) {
+  setenv("OUTRIDER_CPU_ISA", "scalar", 1);
+  EXPECT_EQ(make_cpu_backend()->description(), "cpu/scalar");
+  unsetenv("OUTRIDER_CPU_ISA");
+  EXPECT_EQ(make_cpu_backend()->description(),
+            "cpu/" + std::string(cpu::isa_name(cpu::select_isa())));
+}
+
+TEST_F(CpuBackendTest, CopiesBothWays) {
+  const TensorView view = zeros<float>({2, 3});
+  const std::vector<float> in = {1, 2, 3, 4, 5, 6};
+  std::vector<float> out(6);
+  backend_->copy_from_host(view, in.data(), stream_);
+  backend_->copy_to_host(out.data(), view, stream_);
+  backend_->synchronize(stream_);
+  EXPECT_EQ(out, in);
+}
+
+TEST_F(CpuBackendTest, LinearOverStackedParts) {
+  const TensorView source = counting<bf16>({40, 10});
+  // Rows 0 … 18 and 19 … 39 of columns 2 … 8: two strided parts of an [n, k] = [40, 7] matrix.
+  const TensorView columns = source.slice(1, 2, 9);
+  const TensorView parts[] = {columns.rows(0, 19), columns.rows(19, 40)};
+  const PackedWeight weight = backend_->pack(parts);
+  EXPECT_EQ(weight.n, 40);
+  EXPECT_EQ(weight.k, 7);
+  const TensorView x = counting<bf16>({3, 7});
+  const TensorView bias = counting<float>({40});
+  const TensorView y = zeros<float>({3, 40});
+  for (bool with_bias : {false, true}) {
+    backend_->linear(weight, x, with_bias ? bias : TensorView(), y, stream_);
+    for (int64_t r = 0; r < 3; ++r) {
+      for (int64_t o = 0; o < 40; ++o) {
+        float expected = with_bias ? bias.data<float>()[o] : 0.0f;
+        for (int64_t i = 0; i < 7; ++i) {
+          expected +=
+              to_float(x.data<bf16>()[r * 7 + i]) * to_float(source.data<bf16>()[o * 10 + 2 + i]);
+        }
+        EXPECT_EQ(y.data<float>()[r * 40 + o], expected) << "row " << r << ", output " << o;
+      }
+    }
+  }
+}
+
+TEST_F(CpuBackendTest, EmbedsItsShardOfTheVocabulary) {
+  const TensorView table = counting<bf16>({20, 6});
+  const PackedWeight packed = backend_->pack({&table, 1});
+  const TensorView tokens = zeros<int32_t>({3});
+  tokens.data<int32_t>()[0] = 19;   // another rank's
+  tokens.data<int32_t>()[1] = 100;  // the first
+  tokens.data<int32_t>()[2] = 119;  // the last
+  const TensorView y = counting<float>({3, 6});
+  backend_->embed(packed, tokens, 100, y, stream_);
+  for (int64_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(y.data<float>()[i], 0.0f);
+    EXPECT_EQ(y.data<float>()[6 + i], to_float(table.data<bf16>()[i]));
+    EXPECT_EQ(y.data<float>()[12 + i], to_float(table.data<bf16>()[19 * 6 + i]));
+  }
+}
+
+TEST_F(CpuBackendTest, GathersAndAdds) {
+  const TensorView x = counting<bf16>({4, 3});
+  const TensorView indices = zeros<int32_t>({2});
+  indices.data<int32_t>()[0] = 3;
+  const TensorView y = zeros<bf16>({2, 3});
+  backend_->gather_rows(x, indices, y, stream_);
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(to_float(y.data<bf16>()[i]), 9.0f + i);
+    EXPECT_EQ(to_float(y.data<bf16>()[3 + i]), 0.0f + i);
+  }
+  const TensorView sum = counting<float>({2, 5});
+  backend_->add(sum, counting<float>({2, 5}), stream_);
+  for (int64_t i = 0; i < 10; ++i) EXPECT_EQ(sum.data<float>()[i], 2.0f * i);
+}
+
+TEST_F(CpuBackendTest, NormAndActivation) {
+  const TensorView x = zeros<float>({1, 4});
+  for (int64_t i = 0; i < 4; ++i) x.data<float>()[i] = 2.0f;
+  const TensorView weight = counting<bf16>({4});
+  const TensorView y = zeros<bf16>({1, 4});
+  backend_->rms_norm(x, weight, 0.0f, y, stream_);
+  for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(to_float(y.data<bf16>()[i]), static_cast<float>(i));
+  const TensorView activated = zeros<bf16>({1, 2});
+  backend_->silu_mul(x, activated, stream_);
+  EXPECT_NEAR(to_float(activated.data<bf16>()[0]), 4.0 / (1.0 + std::exp(-2.0)), 4.0 * 0x1p-8);
+}
+
+// With one token in the cache, attention gives its value; a longer page table needs more scratch.
+TEST_F(CpuBackendTest, AttentionOverOneToken) {
+  const AttentionShape shape = {2, 1, 4, 2, 0};
+  const TensorView cosine = zeros<float>({64, 2});
+  for (int64_t i = 0; i < 128; ++i) cosine.data<float>()[i] = 1.0f;
+  const TensorView sine = zeros<float>({64, 2});
+  const TensorView k = zeros<bf16>({4, 1, kPageTokens, 4});
+  const TensorView v = zeros<bf16>({4, 1, kPageTokens, 4});
+  for (int64_t max_pages : {1, 4}) {
+    const RowMap map = {zeros<int32_t>({1}), zeros<int32_t>({1}), zeros<int32_t>({1, max_pages})};
+    map.page_tables.data<int32_t>()[0] = 2;
+    const TensorView qkv = counting<float>({1, 16});
+    const TensorView y = zeros<bf16>({1, 8});
+    backend_->rope_and_cache(qkv, cosine, sine, k, v, map, shape, stream_);
+    EXPECT_EQ(to_float(k.data<bf16>()[2 * kPageTokens * 4 + 1]), 9.0f);
+    backend_->attention(qkv, k, v, y, map, shape, stream_);
+    for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(to_float(y.data<bf16>()[i]), 12.0f + i % 4);
+  }
+}
+
+TEST_F(CpuBackendDeathTest, WrongShapesAreBugs) {
+  const TensorView w = counting<bf16>({4, 6});
+  const PackedWeight weight = backend_->pack({&w, 1});
+  const TensorView x = counting<bf16>({2, 6});
+  const TensorView y = zeros<float>({2, 4});
+  EXPECT_DEATH(backend_->linear(weight, counting<bf16>({2, 5}), {}, y, stream_), "CHECK failed");
+  EXPECT_DEATH(backend_->linear(weight, counting<float>({2, 6}), {}, y, stream_), "CHECK failed");
+  EXPECT_DEATH(backend_->linear(weight, x, {}, zeros<float>({3, 4}), stream_), "CHECK failed");
+  EXPECT_DEATH(backend_->linear(weight, x, zeros<float>({5}), y, stream_), "CHECK failed");
+  const TensorView indices = zeros<int32_t>({2});
+  indices.data<int32_t>()[1] = 2;
+  EXPECT_DEATH(backend_->gather_rows(x, indices, zeros<bf16>({2, 6}), stream_), "CHECK failed");
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,253 @@
+// The engine on tiny random models: what an answer is must not depend on how it was computed.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <set>
+
+#include "kernels/cpu/isa.h"
+#include "testing/checkpoints.h"
+#include "testing/engine_harness.h"
+
+namespace outrider {
+namespace {
+
+EngineOptions tiny_options() {
+  return {.model = test_checkpoint("tiny"), .draft = test_checkpoint("tiny-draft")};
+}
+
+std::vector<int32_t> prompt(int length, int seed) {
+  std::vector<int32_t> ids;
+  uint32_t x = 12345u + static_cast<uint32_t>(seed) * 7919u;
+  for (int i = 0; i < length; ++i) {
+    x = x * 1664525u + 1013904223u;
+    // A few phrases recur, so that prompt_lookup has something to copy.
+    ids.push_back(i % 7 < 4 ? 100 + i % 7 : static_cast<int32_t>(x >> 24) + 1);
+  }
+  return ids;
+}
+
+Request greedy_request(int prompt_length, int seed, int max_tokens, int k,
+                       const std::string& drafter) {
+  Request request;
+  request.prompt = prompt(prompt_length, seed);
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = max_tokens;
+  request.sampling.ignore_eos = true;
+  request.speculation.num_speculative_tokens = k;
+  request.speculation.drafter = drafter;
+  return request;
+}
+
+// One distinct answer a prompt within one number of ranks, for every K, drafter and prefill chunk;
+// the drafts of a model that is its own draft are all accepted, so that the identity is not that of
+// a server which never speculates.
+TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
+  for (const int ranks : {1, 2, 3}) {
+    std::map<int, std::set<std::vector<int32_t>>> distinct;
+    int64_t accepted = 0;
+    for (const int chunk : {1, 7, 64, 1000}) {
+      EngineOptions options = tiny_options();
+      options.prefill_chunk = chunk;
+      std::vector<Request> requests;
+      for (const int k : {0, 1, 2, 4, 8}) {
+        for (const std::string drafter : {"model", "random", "prompt_lookup"}) {
+          for (const int length : {1, 20, 130}) {
+            requests.push_back(greedy_request(length, length, 40, k, drafter));
+          }
+        }
+      }
+      const auto answers = run_requests(options, ranks, requests);
+      for (size_t i = 0; i < answers.size(); ++i) {
+        ASSERT_TRUE(answers[i].completion) << answers[i].status;
+        ASSERT_EQ(answers[i].token_ids.size(), 40u);
+        distinct[static_cast<int>(requests[i].prompt.size())].insert(answers[i].token_ids);
+        accepted += answers[i].completion->speculation.num_accepted_draft_tokens;
+      }
+    }
+    for (const auto& [length, outputs] : distinct) {
+      EXPECT_EQ(outputs.size(), 1u) << "prompt of " << length << ", " << ranks << " ranks";
+    }
+    EXPECT_GT(accepted, 0);
+  }
+}
+
+TEST(Engine, ADraftEqualToTheTargetIsAlwaysAccepted) {
+  EngineOptions options = tiny_options();
+  options.draft = options.model;
+  for (const float temperature : {0.0f, 1.0f}) {
+    Request request = greedy_request(20, 1, 41, 4, "model");
+    request.sampling.temperature = temperature;
+    const auto answers = run_requests(options, 1, {request});
+    ASSERT_TRUE(answers[0].completion) << answers[0].status;
+    const SpeculationStats& stats = answers[0].completion->speculation;
+    EXPECT_EQ(stats.num_accepted_draft_tokens, stats.num_draft_tokens);
+    EXPECT_DOUBLE_EQ(stats.draft_acceptance_rate(), 1.0);
+    EXPECT_NEAR(stats.alpha(), 1.0, 1e-6);  // Σ min(p, q) with p = q, within rounding of the sums
+    EXPECT_DOUBLE_EQ(stats.mean_acceptance_length(),
+                     41.0 / static_cast<double>(stats.num_decode_steps));
+  }
+}
+
+TEST(Engine, SampledAnswersRepeatWithTheSameSeedAndK) {
+  for (const int ranks : {1, 2}) {
+    std::vector<Request> requests;
+    for (const std::string drafter : {"model", "random", "prompt_lookup"}) {
+      for (const uint64_t seed : {7u, 7u, 8u}) {
+        Request request = greedy_request(20, 3, 48, 3, drafter);
+        request.sampling.temperature = 0.9f;
+        request.sampling.top_k = 200;
+        request.sampling.top_p = 0.97f;
+        request.sampling.seed = seed;
+        requests.push_back(request);
+      }
+    }
+    const auto answers = run_requests(tiny_options(), ranks, requests);
+    for (size_t i = 0; i < answers.size(); i += 3) {
+      ASSERT_TRUE(answers[i].completion) << answers[i].status;
+      EXPECT_EQ(answers[i].token_ids, answers[i + 1].token_ids);
+      EXPECT_NE(answers[i].token_ids, answers[i + 2].token_ids);
+      EXPECT_EQ(answers[i].completion->seed, 7u);
+      EXPECT_EQ(answers[i].completion->mode, SpeculationMode::rejection);
+    }
+  }
+}
+
+TEST(Engine, DrawsASeedThatRepeatsTheAnswer) {
+  Request request = greedy_request(10, 5, 32, 2, "random");
+  request.sampling.temperature = 1.0f;
+  const auto drawn = run_requests(tiny_options(), 1, {request});
+  ASSERT_TRUE(drawn[0].completion);
+  request.sampling.seed = drawn[0].completion->seed;
+  EXPECT_EQ(run_requests(tiny_options(), 1, {request})[0].token_ids, drawn[0].token_ids);
+}
+
+// The end of an answer inside an accepted block: a draft equal to the target accepts all, so that
+// with K = 8 every end lies inside a block.
+TEST(Engine, EndsInsideAnAcceptedBlock) {
+  EngineOptions options = tiny_options();
+  options.draft = options.model;
+  const auto whole = run_requests(options, 1, {greedy_request(20, 2, 40, 0, "model")})[0];
+  ASSERT_EQ(whole.token_ids.size(), 40u);
+
+  std::vector<Request> requests;
+  for (const int k : {0, 1, 8}) {
+    for (int max_tokens : {1, 2, 5, 9, 10}) {
+      requests.push_back(greedy_request(20, 2, max_tokens, k, "model"));
+    }
+    Request stop_id = greedy_request(20, 2, 40, k, "model");
+    stop_id.sampling.stop_token_ids = {whole.token_ids[6]};
+    requests.push_back(stop_id);
+  }
+  const auto answers = run_requests(options, 1, requests);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    SCOPED_TRACE(i);
+    ASSERT_TRUE(answers[i].completion) << answers[i].status;
+    const auto& ids = answers[i].token_ids;
+    EXPECT_EQ(answers[i].completion->completion_tokens, static_cast<int64_t>(ids.size()));
+    EXPECT_TRUE(std::equal(ids.begin(), ids.end(), whole.token_ids.begin()));
+    const SpeculationStats& stats = answers[i].completion->speculation;
+    EXPECT_LE(stats.num_accepted_draft_tokens, static_cast<int64_t>(ids.size()));
+    EXPECT_LE(stats.num_accepted_draft_tokens, stats.num_draft_tokens);
+    EXPECT_EQ(answers[i].text, answers[i % 6].text);  // the same request at K = 0
+    EXPECT_EQ(ids, answers[i % 6].token_ids);
+    if (i % 6 < 5) {
+      EXPECT_EQ(answers[i].completion->finish_reason, FinishReason::length);
+      EXPECT_EQ(static_cast<int>(ids.size()), *requests[i].sampling.max_tokens);
+    } else {
+      EXPECT_EQ(answers[i].completion->finish_reason, FinishReason::stop);
+      EXPECT_EQ(ids.back(), whole.token_ids[6]);
+    }
+  }
+}
+
+TEST(Engine, FillsTheContextToItsEnd) {
+  EngineOptions options = tiny_options();
+  options.max_positions = 96;
+  for (const std::string drafter : {"model", "prompt_lookup"}) {
+    Request request = greedy_request(60, 9, 36, 8, drafter);
+    const auto answers = run_requests(options, 2, {request});
+    ASSERT_TRUE(answers[0].completion) << answers[0].status;
+    EXPECT_EQ(answers[0].token_ids.size(), 36u);
+    EXPECT_EQ(answers[0].completion->finish_reason, FinishReason::length);
+  }
+}
+
+// A slot that is used again keeps nothing of the request before it.
+TEST(Engine, RequestsLeaveNoTrace) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 6; ++i)
+    requests.push_back(greedy_request(10 + 17 * i, i, 20, i % 4, "model"));
+  requests.push_back(requests[0]);
+  requests.push_back(requests[3]);
+  const auto answers = run_requests(tiny_options(), 2, requests);
+  EXPECT_EQ(answers[6].token_ids, answers[0].token_ids);
+  EXPECT_EQ(answers[7].token_ids, answers[3].token_ids);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(run_requests(tiny_options(), 2, {requests[i]})[0].token_ids, answers[i].token_ids);
+  }
+}
+
+TEST(Engine, CancelsOneAndServesTheNext) {
+  std::vector<Request> requests = {greedy_request(20, 1, 400, 0, "random"),
+                                   greedy_request(20, 1, 30, 0, "random")};
+  const auto answers = run_requests(tiny_options(), 2, requests, {5});
+  ASSERT_TRUE(answers[0].completion);
+  EXPECT_EQ(answers[0].completion->finish_reason, FinishReason::cancelled);
+  EXPECT_EQ(answers[0].chunks.size(), 5u);  // a chunk is at least a token
+  EXPECT_LT(answers[0].token_ids.size(), 30u);
+  EXPECT_EQ(answers[1].token_ids.size(), 30u);
+  EXPECT_TRUE(std::equal(answers[0].token_ids.begin(), answers[0].token_ids.end(),
+                         answers[1].token_ids.begin()));
+}
+
+// Greedy and sampled, through every kernel: the instruction set shows nowhere. One that this
+// machine cannot execute is left out, and said.
+TEST(Engine, InstructionSetsGiveTheSameAnswer) {
+  Request sampled = greedy_request(33, 4, 60, 3, "model");
+  sampled.sampling.temperature = 1.1f;
+  sampled.sampling.top_p = 0.9f;
+  sampled.sampling.seed = 3;
+  const std::vector<Request> requests = {greedy_request(33, 4, 60, 4, "model"), sampled};
+  std::optional<std::vector<Answer>> reference;
+  for (const cpu::Isa isa :
+       {cpu::Isa::scalar, cpu::Isa::avx2, cpu::Isa::avx512, cpu::Isa::avx512_bf16}) {
+    const std::string name(cpu::isa_name(isa));
+    if (!cpu::isa_available(isa)) {
+      std::cout << "not executed on this machine: " << name << "\n";
+      continue;
+    }
+    setenv("OUTRIDER_CPU_ISA", name.c_str(), 1);
+    auto answers = run_requests(tiny_options(), 1, requests);
+    unsetenv("OUTRIDER_CPU_ISA");
+    if (!reference) reference = answers;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ASSERT_TRUE(answers[i].completion) << answers[i].status;
+      EXPECT_EQ(answers[i].token_ids, (*reference)[i].token_ids) << name;
+      EXPECT_EQ(answers[i].completion->speculation.alpha_sum,
+                (*reference)[i].completion->speculation.alpha_sum)
+          << name;
+    }
+  }
+}
+
+TEST(Engine, RefusesADraftWithAnotherVocabulary) {
+  EngineOptions options = tiny_options();
+  options.draft = test_checkpoint("tiny-v64");
+  const auto backend = make_cpu_backend();
+  const auto self = make_self_communicator();
+  try {
+    Executor executor(options, *backend, *self);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("vocab_size is 64, expected the target's, 512"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,175 @@
+// validate(): each wrong value is refused by the name of its field, and good ones at the very edge
+// are not.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "engine/field_error.h"
+#include "engine/request.h"
+
+namespace outrider {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+Limits limits() {
+  Limits limits;
+  limits.vocab_size = 100;
+  limits.max_positions = 32;
+  limits.drafters = {DrafterKind::prompt_lookup, DrafterKind::random};
+  limits.default_drafter = DrafterKind::prompt_lookup;
+  return limits;
+}
+
+Request good_request() {
+  Request request;
+  request.prompt = {1, 2, 3};
+  return request;
+}
+
+struct Case {
+  std::string what;
+  std::string field;  // named by the error; empty: the request is good
+  std::function<void(Request&)> change;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> kCases = {
+      {"as it is", "", [](Request&) {}},
+      {"greedy", "", [](Request& r) { r.sampling.temperature = 0; }},
+      {"a hot temperature", "", [](Request& r) { r.sampling.temperature = 1e30f; }},
+      {"a negative temperature", "sampling_params.temperature",
+       [](Request& r) { r.sampling.temperature = -1e-6f; }},
+      {"a NaN temperature", "sampling_params.temperature",
+       [](Request& r) { r.sampling.temperature = kNan; }},
+      {"an infinite temperature", "sampling_params.temperature",
+       [](Request& r) { r.sampling.temperature = kInfinity; }},
+      {"the smallest top_p", "",
+       [](Request& r) { r.sampling.top_p = std::numeric_limits<float>::denorm_min(); }},
+      {"top_p 0", "sampling_params.top_p", [](Request& r) { r.sampling.top_p = 0; }},
+      {"top_p above 1", "sampling_params.top_p",
+       [](Request& r) { r.sampling.top_p = std::nextafter(1.0f, 2.0f); }},
+      {"a NaN top_p", "sampling_params.top_p", [](Request& r) { r.sampling.top_p = kNan; }},
+      {"a negative top_p", "sampling_params.top_p",
+       [](Request& r) { r.sampling.top_p = -kInfinity; }},
+      {"a top_k beyond the vocabulary", "",
+       [](Request& r) { r.sampling.top_k = std::numeric_limits<int32_t>::max(); }},
+      {"a negative top_k", "sampling_params.top_k", [](Request& r) { r.sampling.top_k = -1; }},
+      {"max_tokens that just fit", "", [](Request& r) { r.sampling.max_tokens = 29; }},
+      {"max_tokens that do not", "sampling_params.max_tokens",
+       [](Request& r) { r.sampling.max_tokens = 30; }},
+      {"the largest max_tokens", "sampling_params.max_tokens",
+       [](Request& r) { r.sampling.max_tokens = std::numeric_limits<int32_t>::max(); }},
+      {"max_tokens 0", "sampling_params.max_tokens", [](Request& r) { r.sampling.max_tokens = 0; }},
+      {"negative max_tokens", "sampling_params.max_tokens",
+       [](Request& r) { r.sampling.max_tokens = std::numeric_limits<int32_t>::min(); }},
+      {"all the stop strings", "", [](Request& r) { r.sampling.stop.assign(16, "x"); }},
+      {"a stop string too many", "sampling_params.stop",
+       [](Request& r) { r.sampling.stop.assign(17, "x"); }},
+      {"an empty stop string", "sampling_params.stop[1]",
+       [](Request& r) {
+         r.sampling.stop = {"x", ""};
+       }},
+      {"the longest stop string", "",
+       [](Request& r) { r.sampling.stop = {std::string(256, 'x')}; }},
+      {"a longer stop string", "sampling_params.stop[0]",
+       [](Request& r) { r.sampling.stop = {std::string(257, 'x')}; }},
+      {"all the stop tokens", "", [](Request& r) { r.sampling.stop_token_ids.assign(64, 99); }},
+      {"a stop token too many", "sampling_params.stop_token_ids",
+       [](Request& r) { r.sampling.stop_token_ids.assign(65, 0); }},
+      {"a stop token beyond the vocabulary", "sampling_params.stop_token_ids[1]",
+       [](Request& r) {
+         r.sampling.stop_token_ids = {99, 100};
+       }},
+      {"a negative stop token", "sampling_params.stop_token_ids[0]",
+       [](Request& r) { r.sampling.stop_token_ids = {-1}; }},
+      {"the most drafted tokens", "",
+       [](Request& r) { r.speculation.num_speculative_tokens = kMaxDraftTokens; }},
+      {"a drafted token too many", "speculation.num_speculative_tokens",
+       [](Request& r) { r.speculation.num_speculative_tokens = kMaxDraftTokens + 1; }},
+      {"a negative number of drafted tokens", "speculation.num_speculative_tokens",
+       [](Request& r) { r.speculation.num_speculative_tokens = -1; }},
+      {"off, and none drafted", "",
+       [](Request& r) { r.speculation.off = true, r.speculation.num_speculative_tokens = 0; }},
+      {"off, yet some drafted", "speculation.num_speculative_tokens",
+       [](Request& r) { r.speculation.off = true, r.speculation.num_speculative_tokens = 1; }},
+      {"a drafter at hand", "", [](Request& r) { r.speculation.drafter = "random"; }},
+      {"a drafter that is not at hand", "speculation.drafter",
+       [](Request& r) { r.speculation.drafter = "model"; }},
+      {"no such drafter", "speculation.drafter",
+       [](Request& r) { r.speculation.drafter = "Random"; }},
+      {"none, which is no drafter", "speculation.drafter",
+       [](Request& r) { r.speculation.drafter = "none"; }},
+      {"an empty drafter", "speculation.drafter", [](Request& r) { r.speculation.drafter = ""; }},
+      {"no prompt", "input", [](Request& r) { r.prompt.clear(); }},
+      {"the longest prompt", "", [](Request& r) { r.prompt.assign(31, 0); }},
+      {"a prompt that leaves no room", "input", [](Request& r) { r.prompt.assign(32, 0); }},
+      {"the last token", "", [](Request& r) { r.prompt = {99}; }},
+      {"a token beyond the vocabulary", "input_ids[2]",
+       [](Request& r) {
+         r.prompt = {0, 1, 100};
+       }},
+      {"a negative token", "input_ids[0]", [](Request& r) { r.prompt = {-1}; }},
+      {"the longest request_id", "", [](Request& r) { r.request_id.assign(128, 'x'); }},
+      {"a longer request_id", "request_id", [](Request& r) { r.request_id.assign(129, 'x'); }},
+  };
+  return kCases;
+}
+
+TEST(Validate, NamesTheField) {
+  for (const Case& c : cases()) {
+    Request request = good_request();
+    c.change(request);
+    const absl::Status status = validate(request, limits());
+    if (c.field.empty()) {
+      EXPECT_TRUE(status.ok()) << c.what << ": " << status;
+      continue;
+    }
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << c.what << ": " << status;
+    EXPECT_EQ(field_of(status), c.field) << c.what << ": " << status;
+    EXPECT_EQ(status.message().find(c.field + " "), 0u) << c.what << ": " << status;
+    EXPECT_NE(std::string(status.message()).find("expected"), std::string::npos)
+        << c.what << ": " << status;
+  }
+}
+
+TEST(Validate, SaysWhatWasFound) {
+  Request request = good_request();
+  request.sampling.top_p = 1.5f;
+  EXPECT_EQ(validate(request, limits()).message(),
+            "sampling_params.top_p is 1.5; expected a number in (0, 1]");
+}
+
+// Three steps: one that drafted four tokens of which two were accepted, one that drafted two
+// (both), one that drafted none; so 4 of 6, and 4 + 3 tokens in 3 steps.
+TEST(SpeculationStats, Rates) {
+  SpeculationStats stats;
+  EXPECT_EQ(stats.mean_acceptance_length(), 0);
+  EXPECT_EQ(stats.draft_acceptance_rate(), 0);
+  EXPECT_EQ(stats.alpha(), 0);
+  stats.num_decode_steps = 3;
+  stats.num_spec_steps = 2;
+  stats.num_draft_tokens = 6;
+  stats.num_accepted_draft_tokens = 4;
+  stats.alpha_sum = 2.5;
+  stats.alpha_rows = 5;
+  EXPECT_DOUBLE_EQ(stats.mean_acceptance_length(), 7.0 / 3.0);
+  EXPECT_DOUBLE_EQ(stats.draft_acceptance_rate(), 4.0 / 6.0);
+  EXPECT_DOUBLE_EQ(stats.alpha(), 0.5);
+}
+
+TEST(DrafterName, ThereAndBack) {
+  for (const auto kind : {DrafterKind::model, DrafterKind::random, DrafterKind::prompt_lookup}) {
+    EXPECT_EQ(drafter_from_name(drafter_name(kind)), kind);
+  }
+  EXPECT_FALSE(drafter_from_name("none"));
+  EXPECT_FALSE(drafter_from_name("prompt-lookup"));
+}
+
+}  // namespace
+}  // namespace outrider

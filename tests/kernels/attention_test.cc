@@ -1,0 +1,233 @@
+#include "kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "bench/op_cases.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace outrider::cpu {
+namespace {
+
+struct Row {
+  int32_t sequence;
+  int32_t position;
+};
+
+// Some sequences of random qkv rows, and a KV cache whose pages lie in scrambled order and hold NaN
+// where nothing was written.
+class AttentionTest : public KernelTest {
+ protected:
+  void make(const AttentionCase& c) {
+    shape_ = c.shape;
+    sequences_ = c.sequences;
+    length_ = c.context + c.rows;
+    max_pages_ = (length_ + kPageTokens - 1) / kPageTokens + 1;
+    tables_.resize(sequences_ * max_pages_);
+    std::iota(tables_.begin(), tables_.end(), 0);
+    std::shuffle(tables_.begin(), tables_.end(), random_);
+    qkv_ = random_f32(sequences_ * length_ * shape_.qkv_width(), 1.5f);
+    cos_.clear();
+    sin_.clear();
+    for (int64_t p = 0; p < length_; ++p) {
+      for (int64_t i = 0; i < shape_.head_dim / 2; ++i) {
+        const double angle = p * std::pow(10000.0, -2.0 * i / shape_.head_dim);
+        cos_.push_back(static_cast<float>(std::cos(angle)));
+        sin_.push_back(static_cast<float>(std::sin(angle)));
+      }
+    }
+    clear_cache();
+  }
+
+  void clear_cache() {
+    const size_t elements = tables_.size() * shape_.num_kv_heads * kPageTokens * shape_.head_dim;
+    k_.assign(elements, to_bf16(std::nanf("")));
+    v_.assign(elements, to_bf16(std::nanf("")));
+  }
+
+  // Rows [begin, end) of every sequence, sequence by sequence.
+  std::vector<Row> rows_between(int64_t begin, int64_t end) const {
+    std::vector<Row> rows;
+    for (int32_t s = 0; s < sequences_; ++s) {
+      for (int64_t p = begin; p < end; ++p) rows.push_back({s, static_cast<int32_t>(p)});
+    }
+    return rows;
+  }
+
+  const float* input(Row row) const {
+    return qkv_.data() + (row.sequence * length_ + row.position) * shape_.qkv_width();
+  }
+
+  struct Output {
+    std::vector<float> qkv;  // rotated
+    std::vector<bf16> y;
+  };
+
+  // One ragged pass.
+  Output run(const std::vector<Row>& rows, Isa isa) {
+    Output out;
+    std::vector<int32_t> positions, sequences;
+    for (Row row : rows) {
+      positions.push_back(row.position);
+      sequences.push_back(row.sequence);
+      out.qkv.insert(out.qkv.end(), input(row), input(row) + shape_.qkv_width());
+    }
+    const RowPointers map = {positions.data(), sequences.data(), tables_.data(), max_pages_};
+    const int64_t count = rows.size();
+    out.y.resize(count * shape_.num_heads * shape_.head_dim);
+    std::vector<float> scratch(kAttentionQueries * max_pages_ * kPageTokens, std::nanf(""));
+    rope_and_cache(out.qkv.data(), cos_.data(), sin_.data(), k_.data(), v_.data(), map, count,
+                   shape_);
+    attention(out.qkv.data(), k_.data(), v_.data(), out.y.data(), scratch.data(), map, count,
+              shape_, isa);
+    return out;
+  }
+
+  // Where head h of a row's keys or values starts in the pages.
+  int64_t page_index(int32_t sequence, int64_t position, int64_t kv_head) const {
+    const int64_t page = tables_[sequence * max_pages_ + position / kPageTokens];
+    return ((page * shape_.num_kv_heads + kv_head) * kPageTokens + position % kPageTokens) *
+           shape_.head_dim;
+  }
+
+  void expect_close(const float* q, Row row, int64_t head, const bf16* y) const;
+
+  AttentionShape shape_;
+  int64_t sequences_, length_, max_pages_;
+  std::vector<int32_t> tables_;
+  std::vector<float> qkv_, cos_, sin_;
+  std::vector<bf16> k_, v_;
+};
+
+// A score errs by head_dim roundings of sum |q k| and two of its own; exp turns that, and the
+// rounding of score - maximum, into a relative error and adds 1e-7; a chain over the context adds a
+// rounding a token, to the values and (in 16 lanes) to the sum; then bf16.
+void AttentionTest::expect_close(const float* q, Row row, int64_t head, const bf16* y) const {
+  const int64_t kv_head = (head + shape_.head_offset) / shape_.group_size;
+  const int64_t dim = shape_.head_dim;
+  const int64_t context = row.position + 1;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
+  std::vector<double> scores(context);
+  double error = 0.0;
+  for (int64_t t = 0; t < context; ++t) {
+    const bf16* k = k_.data() + page_index(row.sequence, t, kv_head);
+    double norm = 0.0;
+    for (int64_t i = 0; i < dim; ++i) {
+      scores[t] += scale * q[i] * to_float(k[i]);
+      norm += scale * std::abs(q[i] * to_float(k[i]));
+    }
+    error = std::max(error, (dim + 4) * kRoundF32 * norm);
+  }
+  const auto [least, most] = std::minmax_element(scores.begin(), scores.end());
+  error += (*most - *least) * kRoundF32 + 1e-7;
+  double sum = 0.0;
+  for (int64_t t = 0; t < context; ++t) sum += std::exp(scores[t] - *most);
+  for (int64_t i = 0; i < dim; ++i) {
+    double exact = 0.0;
+    double norm = 0.0;
+    for (int64_t t = 0; t < context; ++t) {
+      const double weight = std::exp(scores[t] - *most) / sum;
+      const double v = to_float(v_[page_index(row.sequence, t, kv_head) + i]);
+      exact += weight * v;
+      norm += weight * std::abs(v);
+    }
+    const double tolerance =
+        (2 * error + (context + context / 16 + 8) * kRoundF32) * norm * (1 + kRoundBf16) +
+        kRoundBf16 * std::abs(exact);
+    ASSERT_NEAR(to_float(y[i]), exact, tolerance)
+        << "sequence " << row.sequence << ", position " << row.position << ", head " << head;
+  }
+}
+
+TEST_F(AttentionTest, IsCloseToDouble) {
+  for (const AttentionCase& c : kAttentionCases) {
+    make(c);
+    run(rows_between(0, c.context), available_isas().back());
+    const auto rows = rows_between(c.context, length_);
+    const Output out = run(rows, available_isas().back());
+    for (size_t r = 0; r < rows.size(); ++r) {
+      for (int64_t h = 0; h < shape_.num_heads; ++h) {
+        expect_close(out.qkv.data() + r * shape_.qkv_width() + h * shape_.head_dim, rows[r], h,
+                     out.y.data() + (r * shape_.num_heads + h) * shape_.head_dim);
+      }
+    }
+  }
+}
+
+// Two products and a sum of fp32, on tables of fp32.
+TEST_F(AttentionTest, RopeRotatesHalvesAndCachesKAndV) {
+  for (const AttentionCase& c : kAttentionCases) {
+    make(c);
+    const auto rows = rows_between(0, length_);
+    const Output out = run(rows, Isa::scalar);
+    const int64_t half = shape_.head_dim / 2;
+    const int64_t rotated = (shape_.num_heads + shape_.num_kv_heads) * shape_.head_dim;
+    for (size_t r = 0; r < rows.size(); ++r) {
+      const float* in = input(rows[r]);
+      const float* after = out.qkv.data() + r * shape_.qkv_width();
+      for (int64_t i = 0; i < rotated; ++i) {
+        const int64_t d = i % shape_.head_dim;
+        const double other = d < half ? -in[i + half] : in[i - half];
+        const double cosine = cos_[rows[r].position * half + d % half];
+        const double sine = sin_[rows[r].position * half + d % half];
+        const double tolerance =
+            2 * kRoundF32 * (std::abs(in[i] * cosine) + std::abs(other * sine));
+        ASSERT_NEAR(after[i], in[i] * cosine + other * sine, tolerance);
+      }
+      for (int64_t h = 0; h < shape_.num_kv_heads; ++h) {
+        const float* k = after + (shape_.num_heads + h) * shape_.head_dim;
+        const float* v = in + rotated + h * shape_.head_dim;
+        const int64_t at = page_index(rows[r].sequence, rows[r].position, h);
+        for (int64_t i = 0; i < shape_.head_dim; ++i) {
+          ASSERT_EQ(k_[at + i].bits, to_bf16(k[i]).bits);
+          ASSERT_EQ(v_[at + i].bits, to_bf16(v[i]).bits);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(AttentionTest, EveryIsaGivesTheSameBits) {
+  for (const AttentionCase& c : kAttentionCases) {
+    make(c);
+    run(rows_between(0, c.context), available_isas().back());
+    const auto rows = rows_between(c.context, length_);
+    const Output expected = run(rows, Isa::scalar);
+    for (Isa isa : available_isas()) {
+      EXPECT_TRUE(same_bits(run(rows, isa).y, expected.y)) << isa_name(isa);
+    }
+  }
+}
+
+// One pass over everything, passes of three positions, single rows, and single rows of several
+// sequences in one pass give the same bits.
+TEST_F(AttentionTest, ChunksDoNotShow) {
+  for (const AttentionCase& c : kAttentionCases) {
+    make({c.shape, c.sequences, 0, std::min<int64_t>(c.context + c.rows, 70)});
+    const int64_t width = shape_.num_heads * shape_.head_dim;
+    const Isa isa = available_isas().back();
+    const Output whole = run(rows_between(0, length_), isa);
+    for (int64_t chunk : {1, 3, 16}) {
+      clear_cache();
+      for (int64_t begin = 0; begin < length_; begin += chunk) {
+        auto rows = rows_between(begin, std::min(begin + chunk, length_));
+        // Sequences interleaved: the last position of each first.
+        if (chunk == 3)
+          std::stable_sort(rows.begin(), rows.end(),
+                           [](Row a, Row b) { return a.position > b.position; });
+        const Output part = run(rows, isa);
+        for (size_t r = 0; r < rows.size(); ++r) {
+          const int64_t at = rows[r].sequence * length_ + rows[r].position;
+          ASSERT_EQ(std::memcmp(part.y.data() + r * width, whole.y.data() + at * width,
+                                width * sizeof(bf16)),
+                    0)
+              << "chunks of " << chunk << ", sequence " << rows[r].sequence << ", position "
+              << rows[r].position;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace outrider::cpu

@@ -1,0 +1,111 @@
+#include "kernels/cpu/elementwise.h"
+
+#include "bench/op_cases.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace outrider::cpu {
+namespace {
+
+using ElementwiseTest = KernelTest;
+
+// The mean of squares errs by width / 16 + 6 roundings, of which the root keeps half; scaling,
+// weighing, root and quotient add four, and the result is rounded to bf16.
+TEST_F(ElementwiseTest, RmsNormIsCloseToDouble) {
+  for (const RowCase& c : kRowCases) {
+    const auto x = random_f32(c.rows * c.width, 3.0f);
+    const auto weight = random_bf16(c.width);
+    std::vector<bf16> y(x.size());
+    rms_norm(x.data(), weight.data(), y.data(), c.rows, c.width, 1e-5f, available_isas().back());
+    const double error = kRoundBf16 + ((c.width / 16.0 + 6) / 2 + 5) * kRoundF32;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      double squares = 0.0;
+      for (int64_t i = 0; i < c.width; ++i) squares += std::pow(double{x[r * c.width + i]}, 2);
+      const double rms = std::sqrt(squares / c.width + 1e-5f);
+      for (int64_t i = 0; i < c.width; ++i) {
+        const double exact = x[r * c.width + i] / rms * to_float(weight[i]);
+        ASSERT_NEAR(to_float(y[r * c.width + i]), exact, error * std::abs(exact));
+      }
+    }
+  }
+}
+
+// exp errs by 8.1e-8; four more operations and the rounding to bf16 follow.
+TEST_F(ElementwiseTest, SiluMulIsCloseToDouble) {
+  for (const RowCase& c : kRowCases) {
+    const auto gate_up = random_f32(c.rows * 2 * c.width, 4.0f);
+    std::vector<bf16> y(c.rows * c.width);
+    silu_mul(gate_up.data(), y.data(), c.rows, c.width, available_isas().back());
+    const double error = kRoundBf16 + 8.1e-8 + 5 * kRoundF32;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      for (int64_t i = 0; i < c.width; ++i) {
+        const double gate = gate_up[r * 2 * c.width + i];
+        const double up = gate_up[r * 2 * c.width + c.width + i];
+        const double exact = gate / (1.0 + std::exp(-gate)) * up;
+        ASSERT_NEAR(to_float(y[r * c.width + i]), exact, error * std::abs(exact));
+      }
+    }
+  }
+}
+
+TEST_F(ElementwiseTest, SiluMulOfLargeGates) {
+  const std::vector<float> gate_up = {-1000.0f, 1000.0f, 0.0f, 2.0f, 2.0f, 2.0f};
+  std::vector<bf16> y(3);
+  for (Isa isa : available_isas()) {
+    silu_mul(gate_up.data(), y.data(), 1, 3, isa);
+    EXPECT_EQ(to_float(y[0]), 0.0f);
+    EXPECT_EQ(to_float(y[1]), 2000.0f);
+    EXPECT_EQ(to_float(y[2]), 0.0f);
+  }
+}
+
+TEST_F(ElementwiseTest, EveryIsaGivesTheSameBits) {
+  for (const RowCase& c : kRowCases) {
+    auto x = random_f32(c.rows * 2 * c.width, 10.0f);
+    x[0] = 1e-39f;  // a denormal
+    x[c.rows * c.width / 2] = std::nanf("");
+    x[c.rows * c.width - 1] = 1e19f;  // its square is nearly infinite
+    const auto weight = random_bf16(c.width);
+    std::vector<bf16> norm(c.rows * c.width), silu(c.rows * c.width);
+    rms_norm(x.data(), weight.data(), norm.data(), c.rows, c.width, 1e-5f, Isa::scalar);
+    silu_mul(x.data(), silu.data(), c.rows, c.width, Isa::scalar);
+    for (Isa isa : available_isas()) {
+      std::vector<bf16> y(c.rows * c.width);
+      rms_norm(x.data(), weight.data(), y.data(), c.rows, c.width, 1e-5f, isa);
+      for (size_t i = 0; i < y.size(); ++i) {
+        ASSERT_TRUE(same_number(to_float(y[i]), to_float(norm[i]))) << isa_name(isa);
+      }
+      silu_mul(x.data(), y.data(), c.rows, c.width, isa);
+      for (size_t i = 0; i < y.size(); ++i) {
+        ASSERT_TRUE(same_number(to_float(y[i]), to_float(silu[i]))) << isa_name(isa);
+      }
+    }
+  }
+}
+
+TEST_F(ElementwiseTest, ARowDoesNotDependOnTheOthers) {
+  for (const RowCase& c : kRowCases) {
+    const auto x = random_f32(c.rows * 2 * c.width);
+    const auto weight = random_bf16(c.width);
+    const Isa isa = available_isas().back();
+    std::vector<bf16> norm(c.rows * c.width), silu(c.rows * c.width), alone(c.width);
+    rms_norm(x.data(), weight.data(), norm.data(), c.rows, c.width, 1e-5f, isa);
+    silu_mul(x.data(), silu.data(), c.rows, c.width, isa);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      rms_norm(x.data() + r * c.width, weight.data(), alone.data(), 1, c.width, 1e-5f, isa);
+      ASSERT_EQ(std::memcmp(alone.data(), norm.data() + r * c.width, c.width * 2), 0);
+      silu_mul(x.data() + r * 2 * c.width, alone.data(), 1, c.width, isa);
+      ASSERT_EQ(std::memcmp(alone.data(), silu.data() + r * c.width, c.width * 2), 0);
+    }
+  }
+}
+
+TEST_F(ElementwiseTest, AddAdds) {
+  auto x = random_f32(1003);
+  const auto before = x;
+  const auto y = random_f32(1003);
+  add(x.data(), y.data(), 1003);
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i], before[i] + y[i]);
+}
+
+}  // namespace
+}  // namespace outrider::cpu

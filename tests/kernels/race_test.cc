@@ -1,0 +1,236 @@
+// The race of exponentials against its definition, token by token, in long double.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "kernels/cpu/math_f64.h"
+#include "kernels/cpu/sample.h"
+
+namespace outrider::cpu {
+namespace {
+
+std::vector<Isa> available_isas() {
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+    if (isa_available(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+// Every logit kept, temperature 1.
+RowDistribution unfiltered(double sum) {
+  return {.sum = sum,
+          .max = 0.0f,
+          .argmax = 0,
+          .temperature = 1.0f,
+          .cut_logit = -INFINITY,
+          .cut_token = INT32_MAX,
+          .draft_logit = -INFINITY,
+          .non_finite = 0,
+          .resolved = 1};
+}
+
+RaceRow bonus_row(const std::vector<float>& logits, int32_t first_token) {
+  return {.p_logits = logits.data(),
+          .q_logits = nullptr,
+          .p = unfiltered(1.0),
+          .q = unfiltered(1.0),
+          .excluded = -1,
+          .first_token = first_token,
+          .size = static_cast<int32_t>(logits.size())};
+}
+
+// u as kernels/randomness.h writes it down.
+long double reference_uniform(const RandomKey& key, int offset, Purpose purpose, uint32_t token) {
+  const uint32_t k = random_word(key, offset, purpose, token);
+  if (k >= 256) return (k + 0.5L) * 0x1p-32L;
+  const uint32_t second = random_word(key, offset, refined(purpose), token);
+  return (k * 0x1p32L + second + 0.5L) * 0x1p-64L;
+}
+
+RaceResult reference_race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose) {
+  std::vector<double> w(row.size);
+  race_weights(row, 0, row.size, w.data());
+  long double best = INFINITY;
+  int32_t winner = -1;
+  for (int32_t i = 0; i < row.size; ++i) {
+    if (w[i] == 0.0) continue;
+    const auto token = static_cast<uint32_t>(row.first_token + i);
+    const long double time = -log1pl(-reference_uniform(key, offset, purpose, token)) / w[i];
+    if (time < best) best = time, winner = row.first_token + i;
+  }
+  return {static_cast<double>(best), 0.0, winner, 0.0f};
+}
+
+// The promised bounds are a few roundings (2^-53 each) of the last operations: far above the
+// series' remainder, far below what a term too few would give.
+TEST(MathF64, LogIsAccurateDownToTheSmallestUniform) {
+  std::mt19937_64 random(1);
+  double worst = 0.0;
+  const auto check = [&](double u) {
+    const long double exact = -log1pl(-static_cast<long double>(u));
+    worst = std::max(worst, static_cast<double>(fabsl((neg_log1p_f64(u) - exact) / exact)));
+  };
+  for (int i = 0; i < 1'000'000; ++i) {
+    const auto k = static_cast<uint32_t>(random());
+    check((k + 0.5) * 0x1p-32);
+    check((random() % (uint64_t{1} << 40) + 0.5) * 0x1p-64);
+  }
+  for (const double u : {0x1p-65, 0.25, std::nextafter(0.25, 0.0), 0.5, 1 - std::sqrt(0.5),
+                         1.0 - 0x1p-33, 0.29289321, 0.2928932}) {
+    check(u);
+  }
+  EXPECT_LT(worst, 2e-15);
+}
+
+TEST(MathF64, ExpIsAccurate) {
+  std::mt19937_64 random(2);
+  std::uniform_real_distribution<double> uniform(-700.0, 0.0);
+  double worst = 0.0;
+  for (int i = 0; i < 1'000'000; ++i) {
+    const double x = i % 2 == 0 ? uniform(random) : uniform(random) / 300.0;
+    const long double exact = expl(x);
+    worst = std::max(worst, static_cast<double>(fabsl((exp_f64(x) - exact) / exact)));
+  }
+  EXPECT_LT(worst, 1e-15);
+  EXPECT_EQ(exp_f64(0.0), 1.0);
+  EXPECT_EQ(exp_f64(-1e9), 0.0);
+  EXPECT_EQ(exp_f64(-INFINITY), 0.0);
+}
+
+// Sizes around the blocks of random words, shards that start anywhere in a group of four.
+TEST(Race, FollowsItsDefinitionOnEveryInstructionSet) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(-3.0f, 3.0f);
+  for (const int size : {1, 2, 3, 5, 16, 255, 256, 257, 1000}) {
+    for (const int first_token : {0, 1, 2, 3, 4, 1027}) {
+      std::vector<float> logits(size), draft(size);
+      for (float& x : logits) x = normal(random);
+      for (float& x : draft) x = normal(random);
+      RaceRow row = bonus_row(logits, first_token);
+      for (int variant = 0; variant < 4; ++variant) {
+        if (variant == 1) row.excluded = first_token + size / 2;
+        if (variant == 2) row.q_logits = draft.data();
+        if (variant == 3) row.p.cut_logit = logits[0];
+        for (uint32_t base = 0; base < 4; ++base) {
+          const RandomKey key{.seed = 0x123456789abcdefu, .choice = 2, .base = base};
+          const RaceResult expected = reference_race(row, key, variant, Purpose::extra);
+          const RaceResult scalar = race(row, key, variant, Purpose::extra, Isa::scalar);
+          EXPECT_EQ(scalar.token, expected.token);
+          if (expected.token < 0) {
+            EXPECT_EQ(scalar.time, INFINITY);
+            continue;
+          }
+          EXPECT_NEAR(scalar.time / expected.time, 1.0, 3e-15);  // the log's 2e-15, a quotient's
+          EXPECT_EQ(scalar.logit, logits[expected.token - first_token]);
+          for (const Isa isa : available_isas()) {
+            const RaceResult result = race(row, key, variant, Purpose::extra, isa);
+            EXPECT_EQ(result.token, scalar.token);
+            EXPECT_EQ(result.time, scalar.time) << isa_name(isa);
+          }
+        }
+      }
+    }
+  }
+}
+
+// About one word in 2^24 is below 256: look for one, and let its token run alone.
+TEST(Race, RefinesTheSmallestUniforms) {
+  const std::vector<float> logits(1, 0.0f);
+  int found = 0;
+  for (uint32_t token = 0; token < (1u << 26) && found < 3; token += 4) {
+    const RandomKey key{.seed = 5};
+    const auto words = philox4x32(philox_counter(key, 0, Purpose::draft, token), philox_key(key));
+    for (uint32_t i = 0; i < 4; ++i) {
+      if (words[i] >= kRefineBelow) continue;
+      ++found;
+      const auto first = static_cast<int32_t>(token + i);
+      const double time = race(bonus_row(logits, first), key, 0, Purpose::draft, Isa::scalar).time;
+      const double coarse = (words[i] + 0.5) * 0x1p-32;
+      const auto fine = static_cast<double>(reference_uniform(key, 0, Purpose::draft, token + i));
+      EXPECT_NEAR(time / fine, 1.0, 1e-6);  // E = u (1 + u / 2 + …), u < 2^-24
+      EXPECT_NE(time, coarse);
+      EXPECT_LE(std::abs(fine - coarse), 0x1p-33);
+    }
+  }
+  EXPECT_EQ(found, 3);
+}
+
+TEST(Race, PurposesAndPositionsHaveCountersOfTheirOwn) {
+  const RandomKey key{.seed = 1, .choice = 0, .base = 10};
+  std::vector<uint32_t> words;
+  for (const Purpose purpose : {Purpose::draft, Purpose::accept, Purpose::extra,
+                                Purpose::draft_refined, Purpose::extra_refined}) {
+    for (int offset = 0; offset <= kMaxDraftTokens; ++offset) {
+      for (uint32_t token = 0; token < 8; ++token) {
+        words.push_back(random_word(key, offset, purpose, token));
+      }
+    }
+  }
+  for (const RandomKey& other :
+       {RandomKey{2, 0, 10}, {1, 1, 10}, {1, 0, 11}, {1ull << 32, 0, 10}}) {
+    words.push_back(random_word(other, 0, Purpose::draft, 0));
+  }
+  // 644 words: two of 2^32 values agree by chance in one run of 20,000.
+  std::sort(words.begin(), words.end());
+  EXPECT_EQ(std::adjacent_find(words.begin(), words.end()), words.end());
+}
+
+TEST(Race, WithoutWeightNobodyArrives) {
+  const std::vector<float> logits{1.0f, 2.0f, 3.0f};
+  RaceRow row = bonus_row(logits, 7);
+  row.q_logits = logits.data();  // p = q
+  for (const Isa isa : available_isas()) {
+    const RaceResult result = race(row, {}, 0, Purpose::extra, isa);
+    EXPECT_EQ(result.time, INFINITY);
+    EXPECT_EQ(result.token, -1);
+  }
+}
+
+// The smallest time of shards is that of their union, bit for bit.
+TEST(Race, ShardingCannotChangeTheOutcome) {
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal(0.0f, 2.0f);
+  std::vector<float> logits(1001);
+  for (float& x : logits) x = normal(random);
+  for (uint32_t base = 0; base < 200; ++base) {
+    const RandomKey key{.seed = 9, .choice = 0, .base = base};
+    const RaceResult whole = race(bonus_row(logits, 0), key, 1, Purpose::extra, Isa::scalar);
+    for (const int cut : {1, 255, 256, 333, 1000}) {
+      const std::vector<float> left(logits.begin(), logits.begin() + cut);
+      const std::vector<float> right(logits.begin() + cut, logits.end());
+      const RaceResult a = race(bonus_row(left, 0), key, 1, Purpose::extra, Isa::scalar);
+      const RaceResult b = race(bonus_row(right, cut), key, 1, Purpose::extra, Isa::scalar);
+      EXPECT_EQ((b.time < a.time ? b : a).token, whole.token);
+      EXPECT_EQ(std::min(a.time, b.time), whole.time);
+    }
+  }
+}
+
+// Tokens of total mass 1e-8 must not win. With 24 bits and 0 allowed, some token's E is 0 in
+// 131071 / 2^24 = 0.8 % of the draws, and it wins whatever its weight is.
+TEST(Race, TailsDoNotWinByAGrainOfTheUniform) {
+  constexpr int kVocab = 131072, kDraws = 2000;
+  std::vector<float> logits(kVocab, std::log(1e-8f / kVocab));
+  logits[0] = 0.0f;
+  int tail_wins = 0, planted_tail_wins = 0;
+  for (uint32_t base = 0; base < kDraws; ++base) {
+    const RandomKey key{.seed = 77, .choice = 0, .base = base};
+    tail_wins += race(bonus_row(logits, 0), key, 0, Purpose::extra, default_isa()).token != 0;
+    bool zero = false;  // the planted race: u = (word >> 8) 2^-24
+    for (uint32_t token = 0; token < kVocab; token += 4) {
+      const auto words = philox4x32(philox_counter(key, 0, Purpose::extra, token), philox_key(key));
+      for (uint32_t i = token == 0 ? 1 : 0; i < 4; ++i) zero |= words[i] >> 8 == 0;
+    }
+    planted_tail_wins += zero;
+  }
+  EXPECT_EQ(tail_wins, 0);          // expected 2e-5
+  EXPECT_GE(planted_tail_wins, 3);  // expected 15.6
+  RecordProperty("planted_tail_wins_per_mille", planted_tail_wins * 1000 / kDraws);
+}
+
+}  // namespace
+}  // namespace outrider::cpu

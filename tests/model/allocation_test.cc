@@ -1,0 +1,87 @@
+// Counts what operator new hands out on this thread: a pass allocates nothing, and a bad file makes
+// us allocate little.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "model/safetensors.h"
+#include "tests/model/model_runner.h"
+#include "tests/testing/checkpoints.h"
+#include "tests/testing/temporary_directory.h"
+
+namespace {
+
+struct Allocations {
+  int64_t count = 0;
+  int64_t bytes = 0;
+};
+thread_local Allocations allocations;
+
+void* allocate(size_t bytes) {
+  ++allocations.count;
+  allocations.bytes += static_cast<int64_t>(bytes);
+  void* data = std::malloc(bytes);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes); }
+void* operator new[](size_t bytes) { return allocate(bytes); }
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete[](void* data) noexcept { std::free(data); }
+void operator delete(void* data, size_t) noexcept { std::free(data); }
+void operator delete[](void* data, size_t) noexcept { std::free(data); }
+
+namespace outrider {
+namespace {
+
+TEST(Allocations, APassMakesNone) {
+  set_float_environment();
+  const auto self = make_self_communicator();
+  const auto backend = make_cpu_backend();
+  constexpr int64_t kRows = 32;
+  Transformer model(test_checkpoint("tiny-odd"), *backend, *self, kRows, 0);
+  KvCache cache = model.make_kv_cache(8, 1);
+  ASSERT_TRUE(cache.reserve(0, kRows));
+  std::vector<int32_t> tokens(kRows, 7), positions(kRows), slots(kRows, 0), logit_rows = {3, 5};
+  for (int32_t i = 0; i < kRows; ++i) positions[i] = i;
+  const Buffer logits = backend->allocate(2 * model.shard().vocab.size() * sizeof(float));
+  const Batch batch = {TensorView(tokens.data(), DType::i32, {kRows}),
+                       TensorView(positions.data(), DType::i32, {kRows}),
+                       TensorView(slots.data(), DType::i32, {kRows}),
+                       TensorView(logit_rows.data(), DType::i32, {2})};
+  const TensorView view = logits.view(DType::f32, {2, model.shard().vocab.size()});
+  Stream stream;
+  model.forward(batch, cache, view, stream);  // what a kernel keeps for its thread, it has now
+  const int64_t before = allocations.count;
+  model.forward(batch, cache, view, stream);
+  EXPECT_EQ(allocations.count, before);
+}
+
+// A header may ask for anything; memory goes by the size of the file alone.
+TEST(Allocations, BadFilesGetLittle) {
+  const TemporaryDirectory directory;
+  const auto bytes_for = [&](const std::string& file) {
+    directory.write("model.safetensors", file);
+    const int64_t before = allocations.bytes;
+    EXPECT_THROW(SafetensorsFile(directory.path() / "model.safetensors"), Error);
+    return allocations.bytes - before;
+  };
+  const auto with_length = [](uint64_t length, const std::string& header) {
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
+  };
+  const std::string huge_tensor =
+      R"({"a":{"dtype":"BF16","shape":[4611686018427387903],"data_offsets":[0,9223372036854775806]}})";
+  EXPECT_LT(bytes_for(with_length(uint64_t{1} << 62, "{}")), 1 << 14);
+  EXPECT_LT(bytes_for(with_length(uint64_t{1} << 20, "{}")), 1 << 14);
+  EXPECT_LT(bytes_for(with_length(huge_tensor.size(), huge_tensor)), 1 << 16);
+  const std::string deep = "{\"a\":" + std::string(1 << 20, '[');
+  EXPECT_LT(bytes_for(with_length(deep.size(), deep)), 1 << 16);
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,42 @@
+#include "model/inspect.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/checkpoint_hash.h"
+#include "tests/testing/checkpoints.h"
+#include "tests/testing/one_line_error.h"
+
+namespace outrider {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+TEST(Inspect, SaysWhatTheRealModelHolds) {
+  const std::string text = inspect_checkpoint(real_model(), 2);
+  EXPECT_THAT(text, HasSubstr("LlamaForCausalLM"));
+  EXPECT_THAT(text, HasSubstr("9 query, 3 KV, of 64 dimensions"));
+  EXPECT_THAT(text, HasSubstr("272 in BF16: 134515008 parameters, 256.6 MiB"));
+  EXPECT_THAT(text, HasSubstr("tokenizer        tokenizer.json\nchat template    known\n"));
+  EXPECT_THAT(text, HasSubstr("EOS tokens       2\n"));
+  EXPECT_THAT(text, HasSubstr(checkpoint_hash(real_model())));
+  // Keys and values of two heads of 64 in bf16, over 30 layers, on each rank.
+  EXPECT_THAT(text, ContainsRegex("0  .0, 4. +.0, 2. +.0, 768. +.0, 24576. +[0-9.]+ +15360\n"));
+  EXPECT_THAT(text,
+              ContainsRegex("1  .4, 9. +.1, 3. +.768, 1536. +.24576, 49152. +[0-9.]+ +15360\n"));
+}
+
+TEST(Inspect, OneRankHoldsWhatTheFilesHold) {
+  EXPECT_THAT(inspect_checkpoint(real_model(), 1),
+              ContainsRegex("0  .0, 9. +.0, 3. +.0, 1536. +.0, 49152. +256\\.6 +23040\n"));
+}
+
+TEST(Inspect, RefusesAsLoadingWould) {
+  expect_one_line_error({"config.json: cannot open"}, [] { inspect_checkpoint("/nowhere", 1); });
+  expect_one_line_error({"10 ranks", "9 query heads"},
+                        [] { inspect_checkpoint(real_model(), 10); });
+}
+
+}  // namespace
+}  // namespace outrider

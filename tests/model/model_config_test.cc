@@ -1,0 +1,302 @@
+#include "model/model_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/testing/checkpoints.h"
+#include "tests/testing/one_line_error.h"
+#include "tests/testing/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// A small Llama; as in Transformers, a patch of null is a null in the file.
+json base_config() {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"vocab_size", 512},
+          {"hidden_size", 64},
+          {"intermediate_size", 160},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"max_position_embeddings", 2048},
+          {"rms_norm_eps", 1e-5}};
+}
+
+json llama3_scaling() {
+  return {{"rope_type", "llama3"},
+          {"factor", 8.0},
+          {"low_freq_factor", 1.0},
+          {"high_freq_factor", 4.0},
+          {"original_max_position_embeddings", 64}};
+}
+
+ModelConfig load(const json& config, const std::string& generation_config = "") {
+  const TemporaryDirectory directory;
+  directory.write("config.json", config.dump());
+  if (!generation_config.empty()) directory.write("generation_config.json", generation_config);
+  return ModelConfig::load(directory.path());
+}
+
+ModelConfig load_with(const std::string& key, const json& value) {
+  json config = base_config();
+  config[key] = value;
+  return load(config);
+}
+
+TEST(ModelConfig, ReadsTheRealModel) {
+  const ModelConfig config = ModelConfig::load(real_model());
+  EXPECT_EQ(config.architecture, "LlamaForCausalLM");
+  EXPECT_EQ(config.vocab_size, 49152);
+  EXPECT_EQ(config.hidden_size, 576);
+  EXPECT_EQ(config.intermediate_size, 1536);
+  EXPECT_EQ(config.num_layers, 30);
+  EXPECT_EQ(config.num_heads, 9);
+  EXPECT_EQ(config.num_kv_heads, 3);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.max_position_embeddings, 8192);
+  EXPECT_EQ(config.rope_theta, 100000.0);
+  EXPECT_FALSE(config.rope_scaling);
+  EXPECT_FLOAT_EQ(config.rms_norm_eps, 1e-5f);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_FALSE(config.attention_bias);
+  EXPECT_FALSE(config.mlp_bias);
+  EXPECT_EQ(config.bos_token_id, 1);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(2));
+}
+
+TEST(ModelConfig, FillsInTransformersDefaults) {
+  json config = base_config();
+  config.erase("num_key_value_heads");
+  const ModelConfig loaded = load(config);
+  EXPECT_EQ(loaded.num_kv_heads, 4);  // as many as query heads
+  EXPECT_EQ(loaded.head_dim, 16);     // hidden_size / num_attention_heads
+  EXPECT_EQ(loaded.rope_theta, 10000.0);
+  EXPECT_FALSE(loaded.tie_word_embeddings);
+  EXPECT_FALSE(loaded.bos_token_id);
+  EXPECT_THAT(loaded.eos_token_ids, IsEmpty());
+}
+
+TEST(ModelConfig, TakesHeadDimWhereItIsGiven) {
+  EXPECT_EQ(load_with("head_dim", 32).head_dim, 32);
+  EXPECT_EQ(load_with("head_dim", nullptr).head_dim, 16);
+}
+
+TEST(ModelConfig, ReadsLlama3ScalingInEachOfItsForms) {
+  json older = llama3_scaling();
+  older.erase("rope_type");
+  older["type"] = "llama3";
+  json newer = llama3_scaling();
+  newer["rope_theta"] = 500000.0;
+  for (const auto& [key, value] : {std::pair<std::string, json>{"rope_scaling", llama3_scaling()},
+                                   {"rope_scaling", older},
+                                   {"rope_parameters", newer}}) {
+    const ModelConfig config = load_with(key, value);
+    ASSERT_TRUE(config.rope_scaling) << value;
+    EXPECT_EQ(config.rope_scaling->factor, 8.0);
+    EXPECT_EQ(config.rope_scaling->low_freq_factor, 1.0);
+    EXPECT_EQ(config.rope_scaling->high_freq_factor, 4.0);
+    EXPECT_EQ(config.rope_scaling->original_max_position_embeddings, 64);
+    EXPECT_EQ(config.rope_theta, key == "rope_parameters" ? 500000.0 : 10000.0);
+  }
+}
+
+TEST(ModelConfig, TakesAnUnscaledRope) {
+  EXPECT_FALSE(load_with("rope_scaling", nullptr).rope_scaling);
+  EXPECT_FALSE(load_with("rope_scaling", {{"rope_type", "default"}}).rope_scaling);
+  const ModelConfig config =
+      load_with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 20000}});
+  EXPECT_FALSE(config.rope_scaling);
+  EXPECT_EQ(config.rope_theta, 20000.0);
+}
+
+TEST(ModelConfig, ReadsEosTokensFromBothFiles) {
+  json config = base_config();
+  config["eos_token_id"] = {5, 7};
+  EXPECT_THAT(load(config).eos_token_ids, ElementsAre(5, 7));
+  EXPECT_THAT(load(config, R"({"bos_token_id": 1})").eos_token_ids, ElementsAre(5, 7));
+  EXPECT_THAT(load(config, R"({"eos_token_id": null})").eos_token_ids, ElementsAre(5, 7));
+  EXPECT_THAT(load(config, R"({"eos_token_id": 9})").eos_token_ids, ElementsAre(9));
+  EXPECT_THAT(load(config, R"({"eos_token_id": [9, 3]})").eos_token_ids, ElementsAre(9, 3));
+}
+
+TEST(ModelConfig, TakesMistralWithoutASlidingWindow) {
+  json config = base_config();
+  config["architectures"] = {"MistralForCausalLM"};
+  config["sliding_window"] = nullptr;
+  EXPECT_EQ(load(config).architecture, "MistralForCausalLM");
+  config["sliding_window"] = 2048;  // never reached
+  EXPECT_EQ(load(config).architecture, "MistralForCausalLM");
+}
+
+struct BadField {
+  const char* field;
+  json value;
+  const char* expected;  // in the message, beside the file and the field
+};
+
+const BadField kBadFields[] = {
+    {"architectures", nullptr, "array"},
+    {"architectures", "LlamaForCausalLM", "array"},
+    {"architectures", json::array(), "one architecture"},
+    {"architectures", {"LlamaForCausalLM", "MistralForCausalLM"}, "one architecture"},
+    {"architectures", {7}, "a string"},
+    {"architectures", {"Qwen2ForCausalLM"}, "\"Qwen2ForCausalLM\""},
+    {"architectures", {"MistralForCausalLM"}, "sliding_window is missing"},
+    {"vocab_size", "512", "is \"512\"; expected an integer"},
+    {"vocab_size", 0, "expected an integer in [1, "},
+    {"vocab_size", -1, "expected an integer"},
+    {"vocab_size", 512.0, "expected an integer"},
+    {"vocab_size", uint64_t{1} << 63, "expected an integer"},
+    {"vocab_size", int64_t{1} << 40, "expected an integer"},
+    {"hidden_size", nullptr, "expected an integer"},
+    {"hidden_size", {64}, "is an array of 1; expected an integer"},
+    {"hidden_size", 66, "num_attention_heads (4) times an even number"},
+    {"hidden_size", 12, "num_attention_heads (4) times an even number"},
+    {"hidden_size", 8192, "times an even number up to 256"},
+    {"intermediate_size", true, "is true; expected an integer"},
+    {"intermediate_size", int64_t{1} << 31, "expected an integer"},
+    {"num_hidden_layers", 0, "expected an integer"},
+    {"num_hidden_layers", 1000000, "expected an integer"},
+    {"num_attention_heads", -4, "expected an integer"},
+    {"num_attention_heads", 1 << 20, "expected an integer"},
+    {"num_key_value_heads", 3, "a divisor of num_attention_heads, 4"},
+    {"num_key_value_heads", 8, "a divisor of num_attention_heads, 4"},
+    {"num_key_value_heads", 0, "expected an integer"},
+    {"head_dim", 15, "an even number"},
+    {"head_dim", 1 << 20, "expected an integer"},
+    {"max_position_embeddings", 0, "expected an integer"},
+    {"max_position_embeddings", int64_t{1} << 40, "expected an integer"},
+    {"rms_norm_eps", "1e-5", "expected a number"},
+    {"rms_norm_eps", 0, "expected a number"},
+    {"rms_norm_eps", 2.0, "expected a number"},
+    {"rope_theta", -1.0, "expected a number"},
+    {"rope_theta", 1e300, "expected a number"},
+    {"tie_word_embeddings", 1, "true or false"},
+    {"attention_bias", "yes", "true or false"},
+    {"mlp_bias", json::object(), "true or false"},
+    {"hidden_act", "gelu", "\"silu\""},
+    {"hidden_act", 3, "a string"},
+    {"pretraining_tp", 2, "an integer in [1, 1]"},
+    {"partial_rotary_factor", 0.5, "a number in [1.0, 1.0]"},
+    {"sliding_window", 1024, "max_position_embeddings (2048)"},
+    {"quantization_config", {{"quant_method", "awq"}}, "weights must be bfloat16"},
+    {"bos_token_id", 512, "an integer in [0, 511]"},
+    {"eos_token_id", "</s>", "expected an integer"},
+    {"eos_token_id", -1, "expected an integer"},
+    {"eos_token_id", {1, 512}, "eos_token_id[1] is 512"},
+    {"rope_scaling", 8, "an object"},
+    {"rope_scaling", {{"factor", 8}}, "rope_scaling.rope_type is missing"},
+    {"rope_scaling", {{"type", "linear"}, {"factor", 8}}, "rope_scaling.type is \"linear\""},
+    {"rope_scaling", {{"rope_type", "yarn"}}, "rope_scaling.rope_type is \"yarn\""},
+    {"rope_scaling", {{"rope_type", "llama3"}}, "rope_scaling.factor is missing"},
+    {"rope_scaling", {{"rope_type", 3}}, "a string"},
+    {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", "x"}}, "rope_theta is \"x\""},
+};
+
+TEST(ModelConfig, RefusesBadFields) {
+  for (const BadField& bad : kBadFields) {
+    SCOPED_TRACE(std::string(bad.field) + ": " + bad.value.dump());
+    const bool names_another = std::string(bad.expected).find("is missing") != std::string::npos;
+    expect_one_line_error({"config.json: ", names_another ? "" : bad.field, bad.expected},
+                          [&] { load_with(bad.field, bad.value); });
+  }
+}
+
+TEST(ModelConfig, RefusesMissingFields) {
+  const json base = base_config();
+  for (const auto& [key, value] : base.items()) {
+    if (key == "num_key_value_heads") continue;  // has a default
+    json config = base;
+    config.erase(key);
+    expect_one_line_error({"config.json: " + key + " is missing"}, [&] { load(config); });
+  }
+}
+
+TEST(ModelConfig, RefusesBadLlama3Scaling) {
+  for (const auto& [key, value] : {std::pair<std::string, json>{"factor", 0.5},
+                                   {"low_freq_factor", 0},
+                                   {"high_freq_factor", 1.0},
+                                   {"original_max_position_embeddings", 0},
+                                   {"original_max_position_embeddings", 64.5},
+                                   {"partial_rotary_factor", 0.25}}) {
+    json scaling = llama3_scaling();
+    scaling[key] = value;
+    expect_one_line_error({"config.json: rope_scaling." + key + " is"},
+                          [&] { load_with("rope_scaling", scaling); });
+  }
+}
+
+TEST(ModelConfig, RefusesContradictions) {
+  json config = base_config();
+  config["rope_scaling"] = llama3_scaling();
+  config["rope_parameters"] = {{"rope_type", "default"}};
+  expect_one_line_error({"rope_scaling", "null beside rope_parameters"}, [&] { load(config); });
+
+  config = base_config();
+  config["rope_theta"] = 10000;
+  config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 20000}};
+  expect_one_line_error({"rope_parameters.rope_theta is 20000", "10000"}, [&] { load(config); });
+
+  for (const char* bias : {"attention_bias", "mlp_bias"}) {
+    config = base_config();
+    config["architectures"] = {"MistralForCausalLM"};
+    config["sliding_window"] = nullptr;
+    config[bias] = true;
+    expect_one_line_error({bias, "false for Mistral"}, [&] { load(config); });
+  }
+}
+
+TEST(ModelConfig, RefusesBadGenerationConfig) {
+  for (const char* text : {"{", "[]", R"({"eos_token_id": "x"})", R"({"eos_token_id": [512]})"}) {
+    expect_one_line_error({"generation_config.json: "}, [&] { load(base_config(), text); });
+  }
+}
+
+struct BadText {
+  std::string text;
+  const char* expected;
+};
+
+TEST(ModelConfig, RefusesBadJson) {
+  const std::string deep(100000, '[');
+  const BadText kBadTexts[] = {
+      {"", "expected JSON, found an error at byte"},
+      {"{", "expected JSON"},
+      {"null", "a JSON object"},
+      {"[1, 2]", "a JSON object, found an array of 2"},
+      {"{\"vocab_size\": 512,}", "expected JSON"},
+      {"{\"vocab_size\": NaN}", "expected JSON"},
+      {"{\"vocab_size\": 1e999}", "out of range"},
+      {"{\"vocab_size\": \"\xff\"}", "expected JSON"},
+      {"{\"vocab_size\": 1, \"vocab_size\": 2}", "\"vocab_size\" stands twice"},
+      {"{\"a\": " + deep, "nested deeper than 16"},
+      {"{} {}", "expected JSON"},
+      {std::string((1 << 20) + 1, ' '), "expected at most 1048576"},
+      {std::string("{\"a\0b\": 1}", 10), "expected JSON"},
+  };
+  for (const BadText& bad : kBadTexts) {
+    SCOPED_TRACE(bad.text.substr(0, 40));
+    const TemporaryDirectory directory;
+    directory.write("config.json", bad.text);
+    expect_one_line_error({"config.json: ", bad.expected},
+                          [&] { ModelConfig::load(directory.path()); });
+  }
+}
+
+TEST(ModelConfig, RefusesWhatIsNoFile) {
+  const TemporaryDirectory directory;
+  expect_one_line_error({"config.json: cannot open"}, [&] { ModelConfig::load(directory.path()); });
+  std::filesystem::create_directory(directory.path() / "config.json");
+  expect_one_line_error({"config.json: ", "regular file"},
+                        [&] { ModelConfig::load(directory.path()); });
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,220 @@
+#include "model/transformer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <tuple>
+
+#include "tests/model/model_runner.h"
+#include "tests/testing/checkpoints.h"
+#include "tests/testing/one_line_error.h"
+#include "tests/testing/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab);
+  return tokens;
+}
+
+// Fails where a bit differs.
+void expect_same_bits(const std::vector<Logits>& found, const std::vector<Logits>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t row = 0; row < found.size(); ++row) {
+    ASSERT_EQ(found[row].size(), expected[row].size());
+    EXPECT_EQ(
+        std::memcmp(found[row].data(), expected[row].data(), found[row].size() * sizeof(float)), 0)
+        << "row " << row;
+  }
+}
+
+// How logits do not depend on what else is in a pass (row invariance), on each shape of model and
+// over one, two and three ranks.
+class RowInvariance : public ::testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  template <typename Body>
+  std::vector<Logits> run(Body body) {
+    const auto& [name, ranks] = GetParam();
+    return run_ranks(test_checkpoint(name), ranks, body);
+  }
+  static std::vector<int32_t> prompt() { return random_tokens(100, 300, 1); }
+  static std::vector<Logits> last(std::vector<Logits> rows, size_t count) {
+    return {rows.end() - static_cast<std::ptrdiff_t>(count), rows.end()};
+  }
+};
+
+TEST_P(RowInvariance, ChunksOfAPrompt) {
+  const auto whole = run([](ModelRunner& runner) { return runner.feed(0, prompt(), 100); });
+  for (const int64_t chunk : {1, 7, 64}) {
+    SCOPED_TRACE(chunk);
+    expect_same_bits(run([chunk](ModelRunner& runner) { return runner.feed(0, prompt(), chunk); }),
+                     whole);
+  }
+}
+
+// Passes that mix rows of four sequences, in any order and with whatever each has left, give each
+// sequence the logits that it has alone.
+TEST_P(RowInvariance, SequencesSideBySide) {
+  const std::vector<std::vector<int32_t>> sequences = {
+      random_tokens(60, 300, 2), random_tokens(33, 300, 3), random_tokens(1, 300, 4),
+      random_tokens(47, 300, 5)};
+  const auto alone = run([&](ModelRunner& runner) {
+    std::vector<Logits> all;
+    for (const auto& tokens : sequences) {
+      for (Logits& row : runner.feed(0, tokens, 100)) all.push_back(std::move(row));
+      runner.cache().truncate(0, 0);
+    }
+    return all;
+  });
+  const auto mixed = run([&](ModelRunner& runner) {
+    std::mt19937 random(6);
+    std::vector<int32_t> next(sequences.size(), 0);
+    std::vector<std::vector<Logits>> by_sequence(sequences.size());
+    for (int left = 60 + 33 + 1 + 47; left > 0;) {
+      std::vector<Row> rows;
+      for (int count = std::min(left, 1 + static_cast<int>(random() % 20)); count > 0;) {
+        const auto slot = static_cast<int32_t>(random() % sequences.size());
+        if (next[slot] == static_cast<int32_t>(sequences[slot].size())) continue;
+        rows.push_back({slot, next[slot], sequences[slot][next[slot]]});
+        ++next[slot];
+        --count;
+        --left;
+      }
+      const auto logits = runner.forward(rows);
+      for (size_t i = 0; i < rows.size(); ++i) by_sequence[rows[i].slot].push_back(logits[i]);
+    }
+    std::vector<Logits> all;
+    for (auto& rows : by_sequence) all.insert(all.end(), rows.begin(), rows.end());
+    return all;
+  });
+  expect_same_bits(mixed, alone);
+}
+
+// K + 1 rows that verify K drafted tokens are the K + 1 steps of one row.
+TEST_P(RowInvariance, VerifyingIsDecoding) {
+  const auto decode = run([](ModelRunner& runner) { return runner.feed(0, prompt(), 1); });
+  for (const int64_t drafted : {1, 4, 15}) {
+    SCOPED_TRACE(drafted);
+    const auto verify = run([&](ModelRunner& runner) {
+      const std::vector<int32_t> tokens = prompt();
+      const auto begin = static_cast<int32_t>(tokens.size()) - static_cast<int32_t>(drafted) - 1;
+      runner.feed(0, {tokens.begin(), tokens.begin() + begin}, 64);
+      return runner.feed(0, {tokens.begin() + begin, tokens.end()}, drafted + 1, begin);
+    });
+    expect_same_bits(verify, last(decode, static_cast<size_t>(drafted) + 1));
+  }
+}
+
+// Rejected drafts leave no trace: truncated and fed again, also on other pages, is fresh.
+TEST_P(RowInvariance, TruncatedIsFresh) {
+  const auto fresh = run([](ModelRunner& runner) { return runner.feed(0, prompt(), 100); });
+  const auto again = run([](ModelRunner& runner) {
+    const std::vector<int32_t> tokens = prompt();
+    runner.feed(1, random_tokens(20, 300, 8), 20);
+    std::vector<int32_t> wrong(tokens.begin(), tokens.begin() + 50);
+    const auto drafted = random_tokens(30, 300, 7);
+    wrong.insert(wrong.end(), drafted.begin(), drafted.end());
+    runner.feed(0, wrong, 100);
+    runner.cache().truncate(0, 50);
+    runner.cache().truncate(1, 0);
+    runner.feed(2, random_tokens(40, 300, 9), 40);  // takes some of the pages given back
+    return runner.feed(0, {tokens.begin() + 50, tokens.end()}, 100, 50);
+  });
+  expect_same_bits(again, last(fresh, 50));
+}
+
+// Which rows' logits are wanted changes neither theirs nor what the cache holds.
+TEST_P(RowInvariance, UnwantedLogits) {
+  const auto all = run([](ModelRunner& runner) { return runner.feed(0, prompt(), 100); });
+  const auto some = run([](ModelRunner& runner) {
+    const std::vector<int32_t> tokens = prompt();
+    std::vector<Row> chunk, rest;
+    for (int32_t i = 0; i < 60; ++i) chunk.push_back({0, i, tokens[i], false});
+    for (int32_t i = 60; i < 100; ++i) rest.push_back({0, i, tokens[i], i % 3 == 0});
+    EXPECT_TRUE(runner.forward(chunk).empty());
+    return runner.forward(rest);
+  });
+  std::vector<Logits> expected;
+  for (size_t i = 60; i < 100; i += 3) expected.push_back(all[i]);
+  expect_same_bits(some, expected);
+}
+
+TEST_P(RowInvariance, AnEmptyPassDoesNothing) {
+  const auto whole = run([](ModelRunner& runner) { return runner.feed(0, prompt(), 100); });
+  const auto with_empty = run([](ModelRunner& runner) {
+    const std::vector<int32_t> tokens = prompt();
+    auto logits = runner.feed(0, {tokens.begin(), tokens.begin() + 50}, 50);
+    EXPECT_TRUE(runner.forward({}).empty());
+    for (Logits& row : runner.feed(0, {tokens.begin() + 50, tokens.end()}, 50, 50)) {
+      logits.push_back(std::move(row));
+    }
+    return logits;
+  });
+  expect_same_bits(with_empty, whole);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, RowInvariance,
+                         ::testing::Combine(::testing::Values("tiny", "tiny-odd", "tiny-llama3"),
+                                            ::testing::Values(1, 2, 3)),
+                         [](const auto& info) {
+                           std::string name = std::get<0>(info.param);
+                           std::erase(name, '-');
+                           return name + "_" + std::to_string(std::get<1>(info.param)) + "_ranks";
+                         });
+
+TEST(Transformer, LoadsThisRanksShareAndSaysHowFar) {
+  set_float_environment();
+  const auto self = make_self_communicator();
+  const auto backend = make_cpu_backend();
+  std::vector<double> heard;
+  const Transformer model(test_checkpoint("tiny"), *backend, *self, 8, 0,
+                          [&](double done) { heard.push_back(done); });
+  EXPECT_TRUE(std::is_sorted(heard.begin(), heard.end()));
+  ASSERT_FALSE(heard.empty());
+  EXPECT_GT(heard.front(), 0.0);
+  EXPECT_EQ(heard.back(), 1.0);
+  // Tied: the embedding is read as the LM head.
+  const int64_t layer = 2 * 64 + 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 160;
+  EXPECT_EQ(model.weight_bytes(), 2 * (2 * layer + 64 + 512 * 64));
+}
+
+TEST(Transformer, MistralWithoutAWindowIsALlama) {
+  const TemporaryDirectory directory;
+  const auto tiny = test_checkpoint("tiny");
+  std::filesystem::copy(tiny / "model.safetensors", directory.path());
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(tiny / "config.json"));
+  config["architectures"] = {"MistralForCausalLM"};
+  config["sliding_window"] = nullptr;
+  directory.write("config.json", config.dump());
+  const auto feed = [](ModelRunner& runner) {
+    return runner.feed(0, random_tokens(20, 300, 1), 20);
+  };
+  expect_same_bits(run_ranks(directory.path(), 1, feed), run_ranks(tiny, 1, feed));
+}
+
+TEST(Transformer, RefusesWhatItCannotServe) {
+  const auto self = make_self_communicator();
+  const auto backend = make_cpu_backend();
+  const auto load = [&](const std::filesystem::path& directory, int64_t max_positions) {
+    return Transformer(directory, *backend, *self, 8, max_positions);
+  };
+  expect_one_line_error({"max_positions is 2049", "max_position_embeddings, 2048"},
+                        [&] { load(test_checkpoint("tiny"), 2049); });
+  expect_one_line_error({"/nowhere/config.json: cannot open"}, [&] { load("/nowhere", 0); });
+  expect_one_line_error({"5 ranks", "4 query heads"}, [&] {
+    run_thread_ranks(5, [&](Communicator& communicator) {
+      Transformer(test_checkpoint("tiny"), *backend, communicator, 8, 0);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace outrider

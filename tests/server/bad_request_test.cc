@@ -1,0 +1,196 @@
+// Whatever cannot be carried out as asked is refused by the name of its field, and the server goes
+// on.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "outrider/v1/status_details.pb.h"
+#include "server/server_harness.h"
+
+namespace outrider {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+using R = v1::GenerateRequest;
+
+struct Case {
+  std::string field;
+  std::function<void(R&)> change;
+};
+
+v1::SamplingParams& sampling(R& r) { return *r.mutable_sampling_params(); }
+v1::SpeculationParams& speculation(R& r) { return *r.mutable_speculation(); }
+
+// The tiny checkpoint has a vocabulary of 512 tokens, 2048 positions and no chat template.
+std::vector<Case> bad_requests() {
+  return {
+      {"input", [](R& r) { r.clear_input(); }},
+      {"input", [](R& r) { r.set_text(""); }},
+      {"text", [](R& r) { r.set_text(std::string(10 << 20, 'a')); }},
+      {"input", [](R& r) { r.set_text(std::string(100'000, '~')); }},
+      {"input_ids", [](R& r) { r.mutable_tokenized(); }},
+      {"input_ids[0]", [](R& r) { r.mutable_tokenized()->add_input_ids(-1); }},
+      {"input_ids[0]", [](R& r) { r.mutable_tokenized()->add_input_ids(512); }},
+      {"input_ids[1]",
+       [](R& r) {
+         r.mutable_tokenized()->add_input_ids(5);
+         r.mutable_tokenized()->add_input_ids(std::numeric_limits<int32_t>::max());
+       }},
+      {"input", [](R& r) { r.mutable_tokenized()->mutable_input_ids()->Resize(2048, 7); }},
+      {"input", [](R& r) { r.mutable_tokenized()->mutable_input_ids()->Resize(1'000'000, 7); }},
+      {"request_id", [](R& r) { r.set_request_id(std::string(1000, 'x')); }},
+      {"emitted_token_ids", [](R& r) { r.add_emitted_token_ids(5); }},
+      {"priority", [](R& r) { r.set_priority(-1); }},
+      {"stream_stats", [](R& r) { r.set_stream_stats(true); }},
+      {"sampling_params.temperature", [](R& r) { sampling(r).set_temperature(-1); }},
+      {"sampling_params.temperature", [](R& r) { sampling(r).set_temperature(kNan); }},
+      {"sampling_params.temperature", [](R& r) { sampling(r).set_temperature(kInfinity); }},
+      {"sampling_params.top_p", [](R& r) { sampling(r).set_top_p(0); }},
+      {"sampling_params.top_p", [](R& r) { sampling(r).set_top_p(1.5f); }},
+      {"sampling_params.top_p", [](R& r) { sampling(r).set_top_p(kNan); }},
+      {"sampling_params.top_k", [](R& r) { sampling(r).set_top_k(-1); }},
+      {"sampling_params.min_p", [](R& r) { sampling(r).set_min_p(0.1f); }},
+      {"sampling_params.min_p", [](R& r) { sampling(r).set_min_p(kNan); }},
+      {"sampling_params.repetition_penalty", [](R& r) { sampling(r).set_repetition_penalty(0); }},
+      {"sampling_params.repetition_penalty",
+       [](R& r) { sampling(r).set_repetition_penalty(kNan); }},
+      {"sampling_params.presence_penalty", [](R& r) { sampling(r).set_presence_penalty(1); }},
+      {"sampling_params.presence_penalty",
+       [](R& r) { sampling(r).set_presence_penalty(-kInfinity); }},
+      {"sampling_params.frequency_penalty", [](R& r) { sampling(r).set_frequency_penalty(1); }},
+      {"sampling_params.frequency_penalty", [](R& r) { sampling(r).set_frequency_penalty(kNan); }},
+      {"sampling_params.n", [](R& r) { sampling(r).set_n(2); }},
+      {"sampling_params.n", [](R& r) { sampling(r).set_n(0); }},
+      {"sampling_params.n", [](R& r) { sampling(r).set_n(-1); }},
+      {"sampling_params.logit_bias",
+       [](R& r) { (*sampling(r).mutable_logit_bias())[1] = kInfinity; }},
+      {"sampling_params.logprobs", [](R& r) { sampling(r).set_logprobs(5); }},
+      {"sampling_params.logprobs", [](R& r) { sampling(r).set_logprobs(0); }},
+      {"sampling_params.prompt_logprobs", [](R& r) { sampling(r).set_prompt_logprobs(1); }},
+      {"sampling_params.max_tokens", [](R& r) { sampling(r).set_max_tokens(0); }},
+      {"sampling_params.max_tokens", [](R& r) { sampling(r).set_max_tokens(-5); }},
+      {"sampling_params.max_tokens", [](R& r) { sampling(r).set_max_tokens(100'000'000); }},
+      {"sampling_params.min_tokens", [](R& r) { sampling(r).set_min_tokens(1); }},
+      {"sampling_params.stop[0]", [](R& r) { sampling(r).add_stop(""); }},
+      {"sampling_params.stop[0]", [](R& r) { sampling(r).add_stop(std::string(10'000, 'x')); }},
+      {"sampling_params.stop",
+       [](R& r) {
+         for (int i = 0; i < 10'000; ++i) sampling(r).add_stop(std::string(1, 'x'));
+       }},
+      {"sampling_params.stop_token_ids[0]", [](R& r) { sampling(r).add_stop_token_ids(-2); }},
+      {"sampling_params.stop_token_ids[0]", [](R& r) { sampling(r).add_stop_token_ids(512); }},
+      {"sampling_params.stop_token_ids",
+       [](R& r) { sampling(r).mutable_stop_token_ids()->Resize(1000, 1); }},
+      {"speculation.mode", [](R& r) { speculation(r).set_mode(v1::SPECULATION_MODE_COUPLED); }},
+      {"speculation.mode",
+       [](R& r) { speculation(r).set_mode(static_cast<v1::SpeculationMode>(77)); }},
+      {"speculation.drafter", [](R& r) { speculation(r).set_drafter("no_such_drafter"); }},
+      {"speculation.drafter", [](R& r) { speculation(r).set_drafter("model"); }},
+      {"speculation.drafter", [](R& r) { speculation(r).set_drafter(""); }},
+      {"speculation.num_speculative_tokens",
+       [](R& r) { speculation(r).set_num_speculative_tokens(16); }},
+      {"speculation.num_speculative_tokens",
+       [](R& r) { speculation(r).set_num_speculative_tokens(-1); }},
+      {"speculation.num_speculative_tokens",
+       [](R& r) { speculation(r).set_num_speculative_tokens(100'000); }},
+      {"speculation.num_speculative_tokens",
+       [](R& r) {
+         speculation(r).set_mode(v1::SPECULATION_MODE_OFF);
+         speculation(r).set_num_speculative_tokens(4);
+       }},
+      {"speculation.lenience", [](R& r) { speculation(r).set_lenience(0.5f); }},
+      {"speculation.lenience", [](R& r) { speculation(r).set_lenience(kNan); }},
+  };
+}
+
+// The field in the google.rpc.BadRequest detail of a status.
+std::string violated_field(const grpc::Status& status) {
+  v1::StatusDetails details;
+  v1::BadRequest bad_request;
+  if (!details.ParseFromString(status.error_details()) || details.details_size() != 1 ||
+      details.code() != status.error_code() || details.message() != status.error_message() ||
+      details.details(0).type_url() != "type.googleapis.com/google.rpc.BadRequest" ||
+      !bad_request.ParseFromString(details.details(0).value()) ||
+      bad_request.field_violations_size() != 1) {
+    return "";
+  }
+  return bad_request.field_violations(0).field();
+}
+
+TEST(BadRequest, IsRefusedByNameAndTheServerGoesOn) {
+  RunningServer server;
+  const R good = greedy("The quick brown fox", 12);
+  const Heard before = generate(server.port(), good);
+  ASSERT_TRUE(before.status.ok()) << before.status.error_message();
+  const auto all = bad_requests();
+  EXPECT_GE(all.size(), 40u);
+  for (size_t i = 0; i < all.size(); ++i) {
+    R request = good;
+    all[i].change(request);
+    for (const Heard& heard :
+         {generate(server.port(), request), generate_once(server.port(), request)}) {
+      const grpc::Status& status = heard.status;
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+          << "case " << i << ", " << all[i].field << ": " << status.error_message();
+      EXPECT_EQ(status.error_message().rfind(all[i].field + " ", 0), 0u)
+          << "case " << i << ", " << all[i].field << ": " << status.error_message();
+      EXPECT_EQ(violated_field(status), all[i].field) << "case " << i;
+      EXPECT_EQ(heard.num_chunks, 0) << "case " << i;
+    }
+  }
+  const Heard after = generate(server.port(), good);
+  ASSERT_TRUE(after.status.ok()) << after.status.error_message();
+  EXPECT_EQ(after.token_ids, before.token_ids);
+  EXPECT_EQ(after.text, before.text);
+}
+
+TEST(BadRequest, ValuesThatChangeNothingAreAccepted) {
+  RunningServer server;
+  const R plain = greedy("The quick brown fox", 8);
+  R request = plain;
+  sampling(request).set_min_p(0);
+  sampling(request).set_repetition_penalty(1);
+  sampling(request).set_presence_penalty(0);
+  sampling(request).set_frequency_penalty(0);
+  sampling(request).set_n(1);
+  sampling(request).set_min_tokens(0);
+  speculation(request).set_lenience(1);
+  speculation(request).set_mode(v1::SPECULATION_MODE_REJECTION);
+  const Heard heard = generate(server.port(), request);
+  ASSERT_TRUE(heard.status.ok()) << heard.status.error_message();
+  EXPECT_EQ(heard.token_ids, generate(server.port(), plain).token_ids);
+}
+
+TEST(BadRequest, AChatNeedsATemplate) {
+  RunningServer server;
+  R request = greedy("", 4);
+  v1::ChatMessage& message = *request.mutable_messages()->add_messages();
+  message.set_role("user");
+  message.set_content("Hello");
+  EXPECT_EQ(generate(server.port(), request).status.error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST(BadRequest, InvalidUtf8IsRefusedBeforeAnyHandler) {
+  RunningServer server;
+  EXPECT_EQ(generate(server.port(), greedy("\xff\xfe", 4)).status.error_code(),
+            grpc::StatusCode::INTERNAL);
+  EXPECT_TRUE(generate(server.port(), greedy("fine", 4)).status.ok());
+}
+
+TEST(BadRequest, AMessageBeyondTheLimitIsRefused) {
+  ServerOptions options;
+  options.max_message_bytes = 1 << 20;
+  RunningServer server(options);
+  EXPECT_EQ(generate(server.port(), greedy(std::string(2 << 20, 'a'), 4)).status.error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(generate(server.port(), greedy("fine", 4)).status.ok());
+}
+
+}  // namespace
+}  // namespace outrider

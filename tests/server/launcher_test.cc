@@ -1,0 +1,148 @@
+// Parts of the program that need no process: what it prints, and what it makes of a command line.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "launcher/answer_printer.h"
+#include "launcher/nearest_name.h"
+#include "launcher/request_flags.h"
+
+namespace outrider {
+namespace {
+
+TEST(NearestName, FindsWhatWasMeant) {
+  const std::vector<std::string> flags = {"--top-p", "--top-k", "--temperature", "--max-tokens"};
+  EXPECT_EQ(nearest_name("--tempreature", flags), "--temperature");
+  EXPECT_EQ(nearest_name("--max_tokens", flags), "--max-tokens");
+  EXPECT_EQ(nearest_name("--topk", flags), "--top-k");
+  EXPECT_EQ(nearest_name("--top-k", flags), "--top-k");
+  EXPECT_EQ(nearest_name("--frequency-penalty", flags), "");
+  EXPECT_EQ(nearest_name("x", flags), "");
+  EXPECT_EQ(nearest_name("--top-p", {}), "");
+}
+
+v1::Chunk chunk(const std::string& text, const std::vector<std::pair<int, bool>>& tokens) {
+  v1::Chunk chunk;
+  chunk.set_text(text);
+  for (const auto& [end, drafted] : tokens) {
+    chunk.add_text_ends(end);
+    chunk.add_drafted(drafted);
+  }
+  return chunk;
+}
+
+TEST(Coloured, SetsOffDraftedTokens) {
+  EXPECT_EQ(coloured(chunk("abc", {{1, true}, {3, false}})), "\x1b[32ma\x1b[0mbc");
+  EXPECT_EQ(coloured(chunk("abc", {{3, false}})), "abc");
+  EXPECT_EQ(coloured(chunk("", {{0, true}})), "");
+  EXPECT_EQ(coloured(chunk("ab", {{0, true}, {1, true}})), "\x1b[32ma\x1b[0mb");
+}
+
+// A token that ends inside a character has all of it.
+TEST(Coloured, NeverCutsACharacter) {
+  EXPECT_EQ(coloured(chunk("é!", {{1, true}, {2, false}, {3, false}})), "\x1b[32mé\x1b[0m!");
+  EXPECT_EQ(coloured(chunk("a", {{7, true}})), "a");  // beyond the text: not coloured, not lost
+}
+
+v1::Complete a_complete() {
+  v1::Complete complete;
+  complete.set_finish_reason(v1::FINISH_REASON_STOP);
+  complete.set_prompt_tokens(3);
+  complete.set_completion_tokens(25);
+  complete.mutable_timings()->set_total_ms(500);
+  complete.mutable_timings()->set_ttft_ms(40);
+  v1::SpeculationStats& stats = *complete.mutable_speculation();
+  stats.set_num_spec_steps(10);
+  stats.set_num_draft_tokens(30);
+  stats.set_num_accepted_draft_tokens(12);
+  stats.set_mean_acceptance_length(2.1);
+  stats.set_draft_acceptance_rate(0.4);
+  stats.set_drafter("model");
+  stats.set_seed(18446744073709551615u);
+  return complete;
+}
+
+TEST(AnswerPrinter, Summary) {
+  EXPECT_EQ(summary(a_complete()),
+            "accepted 12 of 30 drafted tokens (40.0 %), 2.10 tokens a step, drafter model; 25 "
+            "tokens in 0.50 s (50.0 a second), the first after 40 ms");
+}
+
+TEST(AnswerPrinter, JsonKeepsNumbersAndPrintsZeros) {
+  const auto object = nlohmann::json::parse(to_json("é\n\"", {1, 2}, a_complete()));
+  EXPECT_EQ(object["text"], "é\n\"");
+  EXPECT_EQ(object["token_ids"], nlohmann::json({1, 2}));
+  EXPECT_EQ(object["finish_reason"], "STOP");
+  EXPECT_TRUE(object["cached_tokens"].is_number_integer());
+  EXPECT_EQ(object["cached_tokens"], 0);
+  EXPECT_EQ(object["speculation"]["seed"].get<uint64_t>(), 18446744073709551615u);
+  EXPECT_EQ(object["speculation"]["alpha"], 0.0);
+  EXPECT_EQ(object["speculation"]["acceptance_by_position"], nlohmann::json::array());
+}
+
+v1::GenerateRequest request_of(std::vector<std::string> arguments) {
+  CLI::App app;
+  RequestFlags flags;
+  flags.add_to(app);
+  std::reverse(arguments.begin(), arguments.end());
+  app.parse(arguments);
+  return flags.request();
+}
+
+// Unset is not zero: what was not given is not in the request.
+TEST(RequestFlags, SetWhatWasGivenAndNothingElse) {
+  const v1::GenerateRequest plain = request_of({"Hi"});
+  ASSERT_EQ(plain.messages().messages_size(), 1);
+  EXPECT_EQ(plain.messages().messages(0).role(), "user");
+  EXPECT_EQ(plain.messages().messages(0).content(), "Hi");
+  EXPECT_EQ(plain.sampling_params().ByteSizeLong(), 0u);
+  EXPECT_EQ(plain.speculation().ByteSizeLong(), 0u);
+  EXPECT_EQ(request_of({"--raw", "Hi"}).text(), "Hi");
+  EXPECT_EQ(request_of({}).input_case(), v1::GenerateRequest::INPUT_NOT_SET);
+
+  const v1::GenerateRequest full = request_of({"--temperature",
+                                               "0",
+                                               "--top-p",
+                                               "0.5",
+                                               "--top-k",
+                                               "-3",
+                                               "--seed",
+                                               "9",
+                                               "--max-tokens",
+                                               "7",
+                                               "--stop",
+                                               "a,b",
+                                               "--stop",
+                                               "c",
+                                               "--stop-token-ids",
+                                               "4,5",
+                                               "--ignore-eos",
+                                               "--mode",
+                                               "off",
+                                               "--drafter",
+                                               "random",
+                                               "--num-speculative-tokens",
+                                               "0",
+                                               "--input-ids",
+                                               "1,2"});
+  EXPECT_TRUE(full.sampling_params().has_temperature());
+  EXPECT_EQ(full.sampling_params().temperature(), 0);
+  EXPECT_EQ(full.sampling_params().top_k(), -3);
+  EXPECT_EQ(full.sampling_params().stop_size(), 2);
+  EXPECT_EQ(full.sampling_params().stop(0), "a,b");
+  EXPECT_EQ(full.sampling_params().stop_token_ids_size(), 2);
+  EXPECT_TRUE(full.speculation().has_num_speculative_tokens());
+  EXPECT_EQ(full.speculation().mode(), v1::SPECULATION_MODE_OFF);
+  EXPECT_EQ(full.tokenized().input_ids_size(), 2);
+}
+
+TEST(RequestFlags, ANanReachesTheServer) {
+  EXPECT_NE(request_of({"--temperature", "nan", "x"}).sampling_params().temperature(),
+            request_of({"--temperature", "nan", "x"}).sampling_params().temperature());
+}
+
+}  // namespace
+}  // namespace outrider

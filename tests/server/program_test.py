@@ -1,0 +1,340 @@
+"""The program from outside: its commands, its exit codes, and what is left when things end.
+
+    program_test.py PROGRAM CHECKPOINT [unittest arguments]
+
+PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory.
+"""
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM, CHECKPOINT = sys.argv[1:3]
+LIMIT_S = 120  # for anything: a hang, not a slow machine
+MPIRUN = ['mpirun', '--oversubscribe', '--bind-to', 'none'] + (
+    ['--allow-run-as-root'] if os.geteuid() == 0 else [])
+GREEDY = ['--raw', '--temperature', '0', '--ignore-eos']
+
+
+def outrider(*arguments, **options):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=LIMIT_S,
+                          stdin=subprocess.DEVNULL, **options)
+
+
+def children(pid):
+    found = []
+    for task in os.listdir(f'/proc/{pid}/task'):
+        with open(f'/proc/{pid}/task/{task}/children') as file:
+            found += map(int, file.read().split())
+    return found
+
+
+class Server:
+    """A server with whatever starts it; ends with the block."""
+
+    def __init__(self, *starter, port=0, options=()):
+        self.process = subprocess.Popen(
+            [*starter, PROGRAM, 'serve', '--model', CHECKPOINT, '--port', str(port), *options]
+            if not starter or starter[0] != 'launch' else
+            [PROGRAM, *starter, 'serve', '--model', CHECKPOINT, '--port', str(port), *options],
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True)
+        self.log = ''
+        self.port = None
+
+    def __enter__(self):
+        for line in self.process.stderr:
+            self.log += line
+            listening = re.search(r'listening on 127\.0\.0\.1:(\d+), (\d+) ranks, model', line)
+            if listening:
+                self.port = int(listening[1])
+                self.address = f'127.0.0.1:{self.port}'
+                break
+        assert self.port, f'the server did not come up: {self.log}'
+        self.processes = {}  # of the whole job: pid -> pidfd
+        self.add_tree(self.process.pid)
+        # Ranks are the innermost ones: started by mpirun, they start nothing themselves.
+        self.ranks = sorted(pid for pid in self.processes if not children(pid))
+        return self
+
+    def add_tree(self, pid):
+        self.processes[pid] = os.pidfd_open(pid)
+        for child in children(pid):
+            self.add_tree(child)
+
+    def wait_for_end(self):
+        """The exit status, once every process of the job is gone."""
+        log = self.process.stderr.read()  # to the end: every holder has closed it
+        self.log += log
+        status = self.process.wait(LIMIT_S)
+        for pid, pidfd in self.processes.items():
+            ready, _, _ = select.select([pidfd], [], [], LIMIT_S)
+            assert ready, f'process {pid} is left'
+        return status
+
+    def port_is_free(self):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(('127.0.0.1', self.port))
+        return True
+
+    def __exit__(self, *_):
+        for pid, pidfd in self.processes.items():
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(LIMIT_S)
+        self.process.stderr.close()
+        for pidfd in self.processes.values():
+            os.close(pidfd)
+
+
+class CommandLine(unittest.TestCase):
+    def refuses(self, arguments, *parts, code=2, **options):
+        result = outrider(*arguments, **options)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, '')
+        self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
+        for part in parts:
+            self.assertIn(part, result.stderr)
+
+    def test_version(self):
+        self.assertRegex(outrider('version').stdout, r'^outrider \d+\.\d+\.\d+\n$')
+        self.assertEqual(outrider('--version').stdout, outrider('version').stdout)
+
+    def test_help(self):
+        for command in ('serve', 'launch', 'generate', 'run', 'bench', 'inspect'):
+            result = outrider(command, '--help')
+            self.assertEqual(result.returncode, 0)
+            self.assertIn('--help', result.stdout)
+
+    def test_wrong_flags_name_the_nearest(self):
+        self.refuses(['generate', '--tempreature', '1', 'x'], '--tempreature', '--temperature')
+        self.refuses(['generate', '--max_tokens', '1', 'x'], '--max-tokens')
+        self.refuses(['serve', '--modle', 'x'], '--model')
+        self.refuses(['genrate', 'x'], 'genrate', 'generate')
+        self.refuses([], 'subcommand')
+        self.refuses(['generate', '--zzzzzzzz', 'x'], '--zzzzzzzz')
+        self.refuses(['launch', '--ranks', '2', '--', 'serve', '--modle', 'x'], '--model')
+        self.refuses(['launch', '--ranks', '2', '--', 'generate'], 'serve')
+
+    def test_wrong_values_name_their_flag(self):
+        self.refuses(['generate', '--max-tokens', 'many', 'x'], '--max-tokens')
+        self.refuses(['generate', '--max-tokens', '99999999999', 'x'], '--max-tokens')
+        self.refuses(['generate', '--seed', '-1', 'x'], '--seed')
+        self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
+        self.refuses(['generate', '--input-ids', '1', 'x'], '--input-ids')
+        self.refuses(['generate', '--input-ids', '1,two'], '--input-ids')
+        self.refuses(['serve'], '--model')
+        self.refuses(['serve', '--model', 'x', '--port', '70000'], '--port')
+        self.refuses(['serve', '--model', 'x', '--lookahead', 'fixed:16'], '--lookahead', '15')
+        self.refuses(['serve', '--model', 'x', '--lookahead', '4'], '--lookahead', 'fixed:K')
+        self.refuses(['serve', '--model', 'x', '--drafter', 'nobody'], '--drafter')
+        self.refuses(['launch', '--ranks', '0', '--', 'serve'], '--ranks')
+
+    def test_the_environment_and_a_file_give_flags(self):
+        where = dict(os.environ, OUTRIDER_PORT='1')
+        self.refuses(['generate', 'x'], 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
+        with tempfile.NamedTemporaryFile('w', suffix='.toml') as file:
+            def write(text):
+                file.truncate(0)
+                file.seek(0)
+                file.write(text)
+                file.flush()
+            arguments = ['generate', '--config', file.name, 'x']
+            write('[generate]\nport = 1\nmax_tokens = 5\nstop = ["a", "b"]\n')
+            self.refuses(arguments, 'UNAVAILABLE', '127.0.0.1:1:', code=1)
+            self.refuses(arguments + ['--port', '2'], 'UNAVAILABLE', '127.0.0.1:2:', code=1)
+            write('[generate]\nprot = 1\n')
+            self.refuses(arguments, 'prot')
+            write('[generate\n')
+            self.refuses(arguments, 'line 1')
+            write('[generate]\nport = 1979-05-27\n')
+            self.refuses(arguments, 'line 2', 'port')
+        self.refuses(['generate', '--config', '/no/such/file', 'x'], '/no/such/file')
+
+    def test_run_needs_no_server(self):
+        arguments = ['run', '--model', CHECKPOINT, '--max-tokens', '8', '--format', 'json', *GREEDY]
+        answers = [json.loads(outrider(*arguments, 'Hello').stdout) for _ in range(2)]
+        self.assertEqual(answers[0]['token_ids'], answers[1]['token_ids'])
+        self.assertEqual(len(answers[0]['token_ids']), 8)
+        self.refuses(arguments + ['--top-p', '7', 'x'], 'INVALID_ARGUMENT', 'top_p', code=1)
+        self.refuses(['run', '--model', '/no/such/model', 'x'], '/no/such/model', code=1)
+
+    def test_errors_before_serving(self):
+        for starter in ([], [*MPIRUN, '--quiet', '-np', '2']):
+            def serve(*arguments):
+                return subprocess.run([*starter, PROGRAM, 'serve', *arguments], text=True,
+                                      capture_output=True, timeout=LIMIT_S,
+                                      stdin=subprocess.DEVNULL)
+            with socket.create_server(('127.0.0.1', 0)) as taken:
+                port = str(taken.getsockname()[1])
+                for result, part in (
+                        (serve('--model', CHECKPOINT, '--port', port), f'127.0.0.1:{port}'),
+                        (serve('--model', '/no/such/model', '--port', '0'), '/no/such/model'),
+                        (serve('--model', CHECKPOINT, '--address', '0.0.0.0'), '--insecure')):
+                    self.assertNotEqual(result.returncode, 0)
+                    lines = [line for line in result.stderr.splitlines()
+                             if line.startswith('outrider: ')]
+                    self.assertEqual(len(lines), 1, result.stderr)
+                    self.assertIn(part, lines[0])
+
+
+class Generate(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(Server())
+        cls.where = ['generate', '--address', cls.server.address, '--max-tokens', '12', *GREEDY]
+
+    def ask(self, *arguments):
+        result = outrider(*self.where, *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result
+
+    def test_json_is_one_object(self):
+        result = self.ask('--format', 'json', '--seed', '18446744073709551615', 'Hello')
+        self.assertEqual(result.stderr, '')
+        self.assertEqual(result.stdout.count('\n'), 1)
+        answer = json.loads(result.stdout)
+        self.assertEqual(set(answer), {
+            'text', 'token_ids', 'finish_reason', 'prompt_tokens', 'cached_tokens',
+            'completion_tokens', 'timings', 'speculation'})
+        self.assertEqual(set(answer['timings']),
+                         {'queue_ms', 'prefill_ms', 'decode_ms', 'total_ms', 'ttft_ms'})
+        self.assertEqual(set(answer['speculation']), {
+            'num_spec_steps', 'num_draft_tokens', 'num_accepted_draft_tokens',
+            'mean_acceptance_length', 'draft_acceptance_rate', 'acceptance_by_position', 'alpha',
+            'mode', 'drafter', 'seed', 'numerics_fingerprint'})
+        self.assertEqual(answer['finish_reason'], 'LENGTH')
+        self.assertEqual(answer['completion_tokens'], 12)
+        self.assertEqual(len(answer['token_ids']), 12)
+        self.assertEqual(answer['cached_tokens'], 0)
+        self.assertEqual(answer['speculation']['seed'], 2**64 - 1)
+        self.assertEqual(answer['speculation']['mode'], 'greedy')
+
+    def test_text_is_the_same_text(self):
+        text = json.loads(self.ask('--format', 'json', 'Hello').stdout)['text']
+        plain = self.ask('Hello')
+        self.assertEqual(plain.stdout, text + '\n')
+        self.assertRegex(plain.stderr, r'^accepted \d+ of \d+ drafted tokens \(\d+\.\d %\), ')
+        self.assertEqual(self.ask('--no-stats', 'Hello').stderr, '')
+        coloured = self.ask('--colour', '--drafter', 'random', 'Hello').stdout
+        self.assertEqual(re.sub('\x1b\\[[0-9]*m', '', coloured), text + '\n')
+
+    def test_a_failed_call_names_status_and_field(self):
+        for field, arguments in (('temperature', ['--temperature', 'nan', 'x']),
+                                 ('temperature', ['--temperature', '-1', 'x']),
+                                 ('top_p', ['--top-p', '0', 'x']),
+                                 ('max_tokens', ['--max-tokens', '100000000', 'x']),
+                                 ('min_p', ['--min-p', '0.5', 'x']),
+                                 ('num_speculative_tokens',
+                                  ['--num-speculative-tokens', '100000', 'x']),
+                                 ('drafter', ['--drafter', 'no_such_drafter', 'x']),
+                                 ('input_ids', ['--input-ids', '5000000']),
+                                 ('mode', ['--mode', 'coupled', 'x']),
+                                 ('input', [])):
+            base = [a for a in self.where if a not in ('--temperature', '0', '--max-tokens', '12')]
+            result = outrider(*base, *arguments)
+            self.assertEqual(result.returncode, 1)
+            self.assertEqual(result.stdout, '')
+            self.assertRegex(result.stderr, f'^INVALID_ARGUMENT: .*{field}.*\n$')
+
+    def test_input_ids(self):
+        answer = json.loads(self.ask('--format', 'json', '--input-ids', '1,2,3').stdout)
+        self.assertEqual(answer['prompt_tokens'], 3)
+
+    def test_timeout(self):
+        result = outrider('generate', '--address', self.server.address, '--timeout', '0.001',
+                          '--max-tokens', '1900', *GREEDY, 'x')
+        self.assertEqual(result.returncode, 1)
+        self.assertIn('DEADLINE_EXCEEDED', result.stderr)
+
+    def test_a_client_that_is_killed_harms_nobody(self):
+        before = self.ask('Hello').stdout
+        client = subprocess.Popen(
+            [PROGRAM, 'generate', '--address', self.server.address, '--max-tokens', '1900', *GREEDY,
+             'x'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        client.stdout.read(1)
+        client.kill()
+        client.wait()
+        client.stdout.close()
+        self.assertEqual(self.ask('Hello').stdout, before)
+
+
+class Ends(unittest.TestCase):
+    """However a job ends, no process and no port is left."""
+
+    def ask(self, server):
+        result = outrider('generate', '--address', server.address, '--max-tokens', '4', *GREEDY,
+                          '--format', 'json', 'Hello')
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)['token_ids']
+
+    def test_interrupted_alone(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with Server() as server:
+                self.ask(server)
+                server.process.send_signal(number)
+                self.assertEqual(server.wait_for_end(), 0, server.log)
+                self.assertTrue(server.port_is_free())
+
+    def test_interrupted_under_mpirun(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with Server(*MPIRUN, '-np', '2') as server:
+                self.assertEqual(len(server.ranks), 2)
+                self.ask(server)
+                server.process.send_signal(number)
+                server.wait_for_end()
+                self.assertIn('stopping', server.log)
+                self.assertTrue(server.port_is_free())
+
+    def test_launch_ends_in_order(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with Server('launch', '--ranks', '3', '--') as server:
+                self.assertEqual(len(server.ranks), 3)
+                self.ask(server)
+                server.process.send_signal(number)
+                self.assertEqual(server.wait_for_end(), 0, server.log)
+                self.assertTrue(server.port_is_free())
+
+    def test_a_running_call_hears_that_the_server_stops(self):
+        with Server() as server:
+            client = subprocess.Popen(
+                [PROGRAM, 'generate', '--address', server.address, '--max-tokens', '1900', *GREEDY,
+                 'x'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            client.stdout.read(1)
+            server.process.send_signal(signal.SIGTERM)
+            stderr = client.communicate(timeout=LIMIT_S)[1]
+            self.assertEqual(server.wait_for_end(), 0)
+            # It may have come to its end just before.
+            if client.returncode != 0:
+                self.assertIn('UNAVAILABLE', stderr)
+
+    def test_a_killed_rank_ends_the_job(self):
+        for rank in (0, 1):
+            with Server(*MPIRUN, '--quiet', '-np', '2') as server:
+                self.ask(server)
+                os.kill(server.ranks[rank], signal.SIGKILL)
+                self.assertNotEqual(server.wait_for_end(), 0)
+                self.assertTrue(server.port_is_free())
+                if rank == 1:
+                    self.assertRegex(server.log, r'outrider: rank 1 is lost: ')
+
+    def test_a_killed_mpirun_leaves_nothing(self):
+        for starter in ([*MPIRUN, '-np', '2'], ['launch', '--ranks', '2', '--']):
+            with Server(*starter) as server:
+                self.ask(server)
+                server.process.kill()
+                server.wait_for_end()
+                self.assertTrue(server.port_is_free())
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

@@ -1,0 +1,357 @@
+// The output distribution of speculative sampling, exactly: every draft weighted by its
+// probability, the accept test integrated over u, the extra token by its weights, all through the
+// functions that Verifier composes. A planted bug replaces one of them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/distribution.h"
+#include "kernels/cpu/sample.h"
+#include "kernels/cpu/verify.h"
+
+namespace outrider::exactness {
+
+// What a step is made of; the members' defaults are production.
+struct Steps {
+  decltype(&cpu::verify_summary) verify_summary = cpu::verify_summary;
+  decltype(&cpu::combine_summaries) combine_summaries = cpu::combine_summaries;
+  decltype(&cpu::process_row) process_row = cpu::process_row;  // q, as verification sees it
+  decltype(&cpu::draft_probabilities) draft_probabilities = cpu::draft_probabilities;
+  decltype(&cpu::verify_accept) verify_accept = cpu::verify_accept;
+  decltype(&cpu::extra_token_row) extra_token_row = cpu::extra_token_row;
+  decltype(&cpu::race_weights) race_weights = cpu::race_weights;
+  decltype(&cpu::verify_commit) verify_commit = cpu::verify_commit;
+  // How many of the drafted tokens are verified: all. There is no such step in production.
+  int (*verified)(const double* q_draft, int num_drafted) = [](const double*, int k) { return k; };
+};
+
+// A target and a draft: a row of logits after each sequence of fewer than K + 1 (or K) tokens.
+struct Pair {
+  int vocab = 0, num_drafted = 0;
+  bool one_hot = false;  // a copy drafter, which proposes the draft row's arg max
+  Processors processors;
+  std::vector<std::vector<float>> target, draft;  // [prefixes][vocab]; see prefix_index
+};
+
+// Prefixes in order of length, then lexicographically.
+inline int prefix_index(const int32_t* tokens, int length, int vocab) {
+  int index = 0;
+  for (int i = 0; i < length; ++i) index = index * vocab + tokens[i] + 1;
+  return index;
+}
+
+inline int num_prefixes(int max_length, int vocab) {
+  int count = 1;
+  for (int i = 0; i < max_length; ++i) count = count * vocab + 1;
+  return count;
+}
+
+// The definition, in double precision, by sorting: temperature, top_k, top_p.
+inline std::vector<double> reference_distribution(const std::vector<float>& logits,
+                                                  const Processors& processors) {
+  std::vector<int> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+  std::vector<double> p(logits.size(), 0.0);
+  if (processors.mode == VerifyMode::greedy) {
+    p[order[0]] = 1.0;
+    return p;
+  }
+  const auto mass = [&](int v) {
+    return std::exp((double{logits[v]} - logits[order[0]]) / processors.temperature);
+  };
+  if (processors.top_k > 0 && processors.top_k < static_cast<int>(order.size())) {
+    order.resize(processors.top_k);
+  }
+  double total = 0.0, sum = 0.0;
+  for (const int v : order) total += mass(v);
+  for (const int v : order) {
+    if (processors.top_p < 1.0f && sum >= processors.top_p * total) break;
+    sum += p[v] = mass(v);
+  }
+  for (double& x : p) x /= sum;
+  return p;
+}
+
+// What each rank of a group owns of the vocabulary; uneven where it does not divide.
+struct Shard {
+  int first, size;
+};
+inline std::vector<Shard> make_shards(int vocab, int ranks) {
+  std::vector<Shard> shards;
+  for (int r = 0; r < ranks; ++r) {
+    const int begin = vocab * r / ranks, end = vocab * (r + 1) / ranks;
+    shards.push_back({begin, end - begin});
+  }
+  return shards;
+}
+
+// The probability that position i is accepted, once reached: u over 2^32 equal steps.
+inline double acceptance(const Steps& steps, const double* p, const double* q, int num_drafted,
+                         int position) {
+  std::vector<double> u(num_drafted, 0.0);
+  uint64_t low = 0, high = uint64_t{1} << 32;  // u below low is accepted, from high on refused
+  while (low < high) {
+    const uint64_t middle = (low + high) / 2;
+    u[position] = static_cast<double>(middle) * 0x1p-32;
+    if (steps.verify_accept(p, q, u.data(), num_drafted) > position) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return static_cast<double>(low) * 0x1p-32;
+}
+
+// The distribution of a sequence's next K + 1 tokens, [vocab^(K + 1)]: one step's output, and where
+// it emits fewer, the target's own continuation.
+class ExactOutput {
+ public:
+  ExactOutput(const Pair& pair, int ranks, const Steps& steps)
+      : pair_(pair), steps_(steps), shards_(make_shards(pair.vocab, ranks)) {
+    for (const auto& row : pair.target) {
+      reference_.push_back(reference_distribution(row, pair.processors));
+    }
+    size_t cells = 1;
+    for (int i = 0; i <= pair.num_drafted; ++i) cells *= pair.vocab;
+    joint_.resize(cells);
+  }
+
+  double total_variation() {
+    std::vector<int32_t> tokens;
+    draft(tokens, 1.0);
+    std::vector<double> expected(joint_.size());
+    joint_.swap(expected);
+    tokens.clear();
+    extend(tokens, 1.0);
+    double sum = 0.0;
+    for (size_t i = 0; i < joint_.size(); ++i) sum += std::abs(joint_[i] - expected[i]);
+    return sum / 2;
+  }
+
+ private:
+  // Each draft, with its probability.
+  void draft(std::vector<int32_t>& tokens, double probability) {
+    if (probability == 0.0) return;
+    if (static_cast<int>(tokens.size()) == pair_.num_drafted) return step(tokens, probability);
+    const auto& row = draft_row_after(tokens);
+    const auto q = cpu::process_row(row.data(), pair_.vocab, pair_.processors, cpu::default_isa());
+    std::vector<double> w(pair_.vocab, 0.0);
+    if (q.non_finite != 0) {
+      w[0] = 1.0;  // as sample_draft says
+    } else if (pair_.one_hot || pair_.processors.mode == VerifyMode::greedy) {
+      w[q.argmax] = 1.0;
+    } else {
+      cpu::race_weights(cpu::draft_row(row.data(), pair_.vocab, q), 0, pair_.vocab, w.data());
+    }
+    const double total = std::accumulate(w.begin(), w.end(), 0.0);
+    for (int32_t v = 0; v < pair_.vocab; ++v) {
+      tokens.push_back(v);
+      draft(tokens, probability * w[v] / total);
+      tokens.pop_back();
+    }
+  }
+
+  // One verification, on all ranks.
+  void step(const std::vector<int32_t>& drafted, double probability) {
+    const int vocab = pair_.vocab, ranks = static_cast<int>(shards_.size());
+    std::vector<float> draft_logits;
+    for (int i = 0; i < pair_.num_drafted; ++i) {
+      const auto& row = draft_row_after({drafted.begin(), drafted.begin() + i});
+      draft_logits.insert(draft_logits.end(), row.begin(), row.end());
+    }
+    std::vector<RowDistribution> q;
+    for (int i = 0; i < pair_.num_drafted; ++i) {
+      q.push_back(steps_.process_row(&draft_logits[i * vocab], vocab, pair_.processors,
+                                     cpu::default_isa()));
+    }
+    int num_drafted = pair_.num_drafted;  // fewer in the bug that drops some
+    std::vector<std::vector<float>> logits(ranks);
+    std::vector<RowDistribution> p;
+    std::vector<SequenceRows> views(ranks);
+    std::vector<double> p_draft(num_drafted), q_draft(num_drafted);
+    const auto prepare = [&] {
+      p = distributions(drafted, num_drafted, logits);
+      for (int r = 0; r < ranks; ++r) {
+        views[r] = {logits[r].data(),
+                    pair_.one_hot ? nullptr : draft_logits.data(),
+                    drafted.data(),
+                    p.data(),
+                    q.data(),
+                    num_drafted,
+                    shards_[r].first,
+                    shards_[r].size,
+                    vocab};
+      }
+      steps_.draft_probabilities(views[0], pair_.processors, p_draft.data(), q_draft.data());
+    };
+    prepare();
+    num_drafted = steps_.verified(q_draft.data(), num_drafted);
+    if (num_drafted < pair_.num_drafted) prepare();
+
+    double reached = probability;
+    for (int n = 0; n <= num_drafted && reached > 0.0; ++n) {
+      const double a = n < num_drafted
+                           ? acceptance(steps_, p_draft.data(), q_draft.data(), num_drafted, n)
+                           : 0.0;
+      if (a < 1.0) extra_token(views, n, {drafted.begin(), drafted.begin() + n}, reached * (1 - a));
+      reached *= a;
+    }
+  }
+
+  // Exchange A.
+  std::vector<RowDistribution> distributions(const std::vector<int32_t>& drafted, int num_drafted,
+                                             std::vector<std::vector<float>>& logits) {
+    const int ranks = static_cast<int>(shards_.size()), rows = num_drafted + 1;
+    std::vector<VerifyRow> what;
+    for (int i = 0; i < rows; ++i) {
+      what.push_back({i, i < num_drafted ? drafted[i] : -1, pair_.processors.filtered() ? i : -1,
+                      pair_.processors});
+    }
+    std::vector<ShardSummary> summaries(ranks * rows);
+    std::vector<Candidate> candidates(ranks * rows * kCandidates);
+    for (int r = 0; r < ranks; ++r) {
+      logits[r].clear();
+      for (int i = 0; i < rows; ++i) {
+        const auto& row = pair_.target[prefix_index(drafted.data(), i, pair_.vocab)];
+        const auto begin = row.begin() + shards_[r].first;
+        logits[r].insert(logits[r].end(), begin, begin + shards_[r].size);
+      }
+      steps_.verify_summary(logits[r].data(), shards_[r].size, shards_[r].first, what.data(), rows,
+                            &summaries[r * rows], &candidates[r * rows * kCandidates],
+                            cpu::default_isa());
+    }
+    std::vector<RowDistribution> p;
+    for (int i = 0; i < rows; ++i) {
+      std::vector<ShardSummary> of_row;
+      std::vector<const Candidate*> lists;
+      for (int r = 0; r < ranks; ++r) {
+        of_row.push_back(summaries[r * rows + i]);
+        lists.push_back(&candidates[(r * rows + i) * kCandidates]);
+      }
+      p.push_back(steps_.combine_summaries(of_row.data(), lists.data(), ranks, pair_.processors));
+    }
+    return p;
+  }
+
+  // Exchange B: the race's outcome has the distribution of its weights over all ranks.
+  void extra_token(const std::vector<SequenceRows>& views, int n, std::vector<int32_t> tokens,
+                   double probability) {
+    std::vector<double> w(pair_.vocab, 0.0);
+    if (pair_.processors.mode == VerifyMode::greedy) {
+      w[views[0].p[n].argmax] = 1.0;
+    } else {
+      for (size_t r = 0; r < views.size(); ++r) {
+        steps_.race_weights(steps_.extra_token_row(views[r], n), 0, shards_[r].size,
+                            &w[shards_[r].first]);
+      }
+    }
+    const double total = std::accumulate(w.begin(), w.end(), 0.0);
+    if (total == 0.0) {
+      const RaceResult nobody{std::numeric_limits<double>::infinity(), 0.0, -1, 0.0f};
+      const std::vector<RaceResult> results(views.size(), nobody);
+      w[steps_.verify_commit(results.data(), static_cast<int>(results.size()), views[0], n)] = 1.0;
+    }
+    for (int32_t v = 0; v < pair_.vocab; ++v) {
+      if (w[v] == 0.0) continue;
+      tokens.push_back(v);
+      extend(tokens, probability * w[v] / (total == 0.0 ? 1.0 : total));
+      tokens.pop_back();
+    }
+  }
+
+  void extend(std::vector<int32_t>& tokens, double probability) {
+    if (static_cast<int>(tokens.size()) == pair_.num_drafted + 1) {
+      size_t cell = 0;
+      for (const int32_t v : tokens) cell = cell * pair_.vocab + v;
+      joint_[cell] += probability;
+      return;
+    }
+    const auto& p =
+        reference_[prefix_index(tokens.data(), static_cast<int>(tokens.size()), pair_.vocab)];
+    for (int32_t v = 0; v < pair_.vocab; ++v) {
+      if (p[v] == 0.0) continue;
+      tokens.push_back(v);
+      extend(tokens, probability * p[v]);
+      tokens.pop_back();
+    }
+  }
+
+  const std::vector<float>& draft_row_after(const std::vector<int32_t>& tokens) const {
+    return pair_.draft[prefix_index(tokens.data(), static_cast<int>(tokens.size()), pair_.vocab)];
+  }
+
+  const Pair& pair_;
+  const Steps& steps_;
+  std::vector<Shard> shards_;
+  std::vector<std::vector<double>> reference_;  // [prefixes][vocab]
+  std::vector<double> joint_;                   // [vocab^(K + 1)]
+};
+
+inline double total_variation(const Pair& pair, int ranks, const Steps& steps) {
+  return ExactOutput(pair, ranks, steps).total_variation();
+}
+
+// Random pairs of every kind: `rounds` of each, for each of the processors and sizes.
+inline std::vector<Pair> random_pairs(int rounds, uint32_t seed) {
+  constexpr float kAbsent = -100.0f;  // e^-100 is nothing, at every temperature below
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, 1.5f);
+  const auto row = [&](int vocab) {
+    std::vector<float> logits(vocab);
+    for (float& x : logits) x = normal(random);
+    return logits;
+  };
+  const auto processors = [](float temperature, int32_t top_k, float top_p) {
+    return Processors{VerifyMode::rejection, temperature, top_k, top_p};
+  };
+  const Processors variants[] = {{},
+                                 processors(1.0f, 0, 1.0f),
+                                 processors(0.6f, 0, 1.0f),
+                                 processors(1.7f, 0, 1.0f),
+                                 processors(1.0f, 2, 1.0f),
+                                 processors(1.0f, 0, 0.7f),
+                                 processors(0.8f, 3, 0.9f)};
+  constexpr int kSizes[][2] = {{3, 0}, {3, 1}, {4, 1}, {6, 1}, {3, 2}, {4, 2}, {5, 2}, {3, 3}};
+  std::vector<Pair> pairs;
+  for (int round = 0; round < rounds; ++round) {
+    for (const auto& [vocab, num_drafted] : kSizes) {
+      for (const Processors& variant : variants) {
+        for (int kind = 0; kind < 7; ++kind) {
+          Pair pair{vocab, num_drafted, kind == 6, variant, {}, {}};
+          for (int i = 0; i < num_prefixes(num_drafted, vocab); ++i) {
+            std::vector<float> p = row(vocab), q = row(vocab);
+            const int present = static_cast<int>(random() % vocab);
+            for (int v = 0; v < vocab; ++v) {
+              if (kind == 1 && v != present && random() % 2 == 0) p[v] = kAbsent;  // sparse
+              if (kind == 1 && v != present && random() % 2 == 0) q[v] = kAbsent;
+              if (kind == 2) (v % 2 == 0 ? p : q)[v] = kAbsent;                 // disjoint
+              if (kind == 3) q[v] = p[v];                                       // equal
+              if (kind == 4) q[v] = p[v] * (1.0f + 1e-6f * normal(random));     // nearly equal
+              if (kind == 5) p[v] = std::round(p[v]), q[v] = std::round(q[v]);  // tied
+            }
+            pair.target.push_back(p);
+            pair.draft.push_back(q);
+          }
+          pairs.push_back(std::move(pair));
+        }
+      }
+    }
+  }
+  return pairs;
+}
+
+inline double worst_total_variation(const std::vector<Pair>& pairs, int ranks, const Steps& steps) {
+  double worst = 0.0;
+  for (const Pair& pair : pairs) worst = std::max(worst, total_variation(pair, ranks, steps));
+  return worst;
+}
+
+}  // namespace outrider::exactness

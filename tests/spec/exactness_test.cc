@@ -1,0 +1,49 @@
+// Speculative sampling emits the target's distribution, exactly (Chen et al. 2023, Theorem 1).
+#include "exactness.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+
+namespace outrider::exactness {
+namespace {
+
+// p is good to exp_f32's 1.1e-7 and the rounding of its argument, relatively, in each of at most
+// four rows; acceptance is integrated to 2^-32.
+constexpr double kTolerance = 1e-6;
+
+TEST(Exactness, RecoversTheTargetOverShards) {
+  const std::vector<Pair> pairs = random_pairs(8, 1);
+  ASSERT_GE(pairs.size(), 3000u);
+  double worst = 0.0;
+  for (const int ranks : {1, 2, 3}) {
+    for (const Pair& pair : pairs) {
+      const double distance = total_variation(pair, ranks, Steps{});
+      worst = std::max(worst, distance);
+      EXPECT_LE(distance, kTolerance)
+          << "vocabulary " << pair.vocab << ", K " << pair.num_drafted << ", ranks " << ranks;
+    }
+  }
+  RecordProperty("worst_total_variation", std::to_string(worst * 1e9) + "e-9");
+  std::printf("worst total variation over %zu pairs: %.2e\n", 3 * pairs.size(), worst);
+}
+
+// A rank may own no token at all, or all but one.
+TEST(Exactness, RecoversTheTargetOverMoreRanksThanTokens) {
+  for (const Pair& pair : random_pairs(1, 2)) {
+    EXPECT_LE(total_variation(pair, 7, Steps{}), kTolerance);
+  }
+}
+
+// A draft row with a NaN is refused whatever was drafted from it, and p is drawn from afresh.
+TEST(Exactness, RecoversTheTargetBehindABrokenDraft) {
+  for (Pair pair : random_pairs(1, 3)) {
+    if (pair.num_drafted == 0 || pair.one_hot) continue;
+    for (size_t i = 0; i < pair.draft.size(); i += 2) pair.draft[i][1] = NAN;
+    EXPECT_LE(total_variation(pair, 2, Steps{}), kTolerance);
+  }
+}
+
+}  // namespace
+}  // namespace outrider::exactness

@@ -1,0 +1,99 @@
+// Runs requests through a whole engine, its ranks being threads of this process.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "backend/backend.h"
+#include "comm/control_channel.h"
+#include "comm/self_communicator.h"
+#include "comm/thread_communicator.h"
+#include "core/float_environment.h"
+#include "engine/engine.h"
+#include "engine/follower.h"
+
+namespace outrider {
+
+struct Answer {
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<bool> drafted;
+  std::vector<Chunk> chunks;
+  std::optional<Completion> completion;
+  absl::Status status;
+};
+
+// Collects one answer. Stops the engine when the last of `expected` has ended.
+class CollectingSink final : public RequestSink {
+ public:
+  CollectingSink(Answer& answer, Engine& engine, std::atomic<int>& left)
+      : answer_(answer), engine_(engine), left_(left) {}
+
+  void on_chunk(Chunk chunk) override {
+    answer_.text += chunk.text;
+    answer_.token_ids.insert(answer_.token_ids.end(), chunk.token_ids.begin(),
+                             chunk.token_ids.end());
+    answer_.drafted.insert(answer_.drafted.end(), chunk.drafted.begin(), chunk.drafted.end());
+    answer_.chunks.push_back(std::move(chunk));
+    if (answer_.chunks.size() == cancel_after) cancel = true;
+  }
+  void on_complete(Completion completion) override {
+    answer_.completion = std::move(completion);
+    end();
+  }
+  void on_error(absl::Status status) override {
+    answer_.status = std::move(status);
+    end();
+  }
+  bool cancelled() const override { return cancel; }
+
+  bool cancel = false;
+  size_t cancel_after = 0;  // chunks; 0: never
+
+ private:
+  void end() {
+    if (--left_ == 0) engine_.stop();
+  }
+
+  Answer& answer_;
+  Engine& engine_;
+  std::atomic<int>& left_;
+};
+
+// All requests are queued before the first step. cancel_after[i], where given: request i is
+// cancelled after that many chunks.
+inline std::vector<Answer> run_requests(const EngineOptions& options, int num_ranks,
+                                        const std::vector<Request>& requests,
+                                        const std::vector<size_t>& cancel_after = {}) {
+  std::vector<Answer> answers(requests.size());
+  const std::string secret = make_control_secret();
+  std::optional<ControlServer> control;
+  if (num_ranks > 1) control.emplace(num_ranks - 1, secret);
+  run_thread_ranks(num_ranks, [&](Communicator& communicator) {
+    set_float_environment();
+    const auto backend = make_cpu_backend();
+    Executor executor(options, *backend, communicator);
+    if (communicator.rank() > 0) {
+      ControlClient client(control->address(), communicator.rank(), secret);
+      run_follower(executor, client);
+      return;
+    }
+    if (control) control->accept_all(std::chrono::seconds(60));
+    Engine engine(executor, control ? &*control : nullptr);
+    std::atomic<int> left = static_cast<int>(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      auto sink = std::make_shared<CollectingSink>(answers[i], engine, left);
+      if (i < cancel_after.size()) sink->cancel_after = cancel_after[i];
+      engine.submit(requests[i], sink);
+    }
+    engine.run();
+  });
+  return answers;
+}
+
+}  // namespace outrider
