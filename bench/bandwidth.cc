@@ -9,16 +9,25 @@
 
 namespace outrider {
 
+// Four places at once, fetched well ahead: the processor's own prefetch follows each only to the
+// end of its 4 KiB page.
 uint64_t read_all(const std::byte* data, size_t bytes) {
-  using Line = uint64_t __attribute__((vector_size(64), aligned(16), may_alias));
-  constexpr size_t kAhead = 4096;  // the processor's own prefetch stops at a page's end
-  Line sums = {};
-  for (size_t i = 0; i < bytes; i += sizeof(Line)) {
-    __builtin_prefetch(data + i + kAhead);
-    sums ^= *reinterpret_cast<const Line*>(data + i);
+  using Line = uint64_t __attribute__((vector_size(64), aligned(64), may_alias));
+  constexpr size_t kNear = 1024;
+  constexpr size_t kFar = 8192;
+  const size_t quarter = bytes / 4;
+  Line sums[4] = {};
+  for (size_t i = 0; i < quarter; i += sizeof(Line)) {
+    for (size_t s = 0; s < 4; ++s) {
+      const std::byte* line = data + s * quarter + i;
+      __builtin_prefetch(line + kFar, 0, 2);
+      __builtin_prefetch(line + kNear);
+      sums[s] ^= *reinterpret_cast<const Line*>(line);
+    }
   }
+  sums[0] ^= sums[1] ^ sums[2] ^ sums[3];
   uint64_t sum = 0;
-  for (int i = 0; i < 8; ++i) sum ^= sums[i];
+  for (int i = 0; i < 8; ++i) sum ^= sums[0][i];
   return sum;
 }
 

@@ -9,7 +9,8 @@ namespace outrider {
 // More than any last-level cache holds.
 constexpr size_t kBandwidthBytes = size_t{1} << 30;
 
-// Reads everything once; `bytes` is a multiple of 64. Returns its exclusive or.
+// Reads everything once; `data` is aligned to 64 bytes, `bytes` a multiple of 256. Returns the
+// exclusive or.
 uint64_t read_all(const std::byte* data, size_t bytes);
 
 // Bytes a second that this thread reads from memory: the median of five passes over

@@ -5,8 +5,10 @@
 
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -101,23 +103,44 @@ std::string check_ranks(World& world, const std::string& hello, const std::strin
 // A rank that is lost ends every call at once, and the process, where the engine's thread cannot.
 class LossWatch {
  public:
-  LossWatch(ControlServer& control, Engine& engine, Server& server) {
-    control.watch([this, &engine, &server](int rank, const std::string& reason) {
+  LossWatch(ControlServer& control, Engine& engine, Server& server)
+      : shared_(std::make_shared<Shared>()) {
+    shared_->engine = &engine;
+    shared_->server = &server;
+    shared_->ended = engine_ended_.get_future();
+    control.watch([shared = shared_](int rank, const std::string& reason) {
       const std::string what = "rank " + std::to_string(rank) + " is lost: " + reason;
-      engine.fail(what);
-      server.fail_calls(what);
-      if (ended_.wait_for(kLossTimeout) == std::future_status::ready) return;
+      {
+        const std::lock_guard lock(shared->mutex);
+        if (shared->engine == nullptr) return;
+        shared->engine->fail(what);
+        shared->server->fail_calls(what);
+      }
+      if (shared->ended.wait_for(kLossTimeout) == std::future_status::ready) return;
       std::fprintf(stderr, "outrider: %s\n", what.c_str());
       _exit(kExitFailed);
     });
+  }
+  // Further losses, which the first one entails, go unheard.
+  ~LossWatch() {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->engine = nullptr;
   }
 
   // The engine's thread has noticed.
   void engine_ended() { engine_ended_.set_value(); }
 
  private:
+  // The watcher's thread lives as long as the control server, longer than the engine.
+  struct Shared {
+    std::mutex mutex;
+    Engine* engine;
+    Server* server;
+    std::future<void> ended;
+  };
+
   std::promise<void> engine_ended_;
-  std::shared_future<void> ended_ = engine_ended_.get_future().share();
+  std::shared_ptr<Shared> shared_;
 };
 
 // Rank 0. control: the other ranks; null where there are none.
@@ -140,7 +163,7 @@ void lead(const ServeOptions& options, Backend& backend, Communicator& communica
                communicator.size(), model_name(engine_options));
   try {
     engine.run();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     if (loss_watch) loss_watch->engine_ended();
     signals.on_stop({});
     server.fail_calls(error.what());

@@ -20,16 +20,20 @@ constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kMaxPositions = int64_t{1} << 20;
+constexpr size_t kMaxEosTokens = 64;
 
 constexpr char kLlama[] = "LlamaForCausalLM";
 constexpr char kMistral[] = "MistralForCausalLM";
 
 std::string read_architecture(const JsonNode& root) {
   const JsonNode names = root["architectures"];
-  if (names.elements().size() != 1) names.refuse("one architecture");
-  const std::string name = names.elements()[0].string();
+  if (!names.value().is_array() || names.value().size() != 1) {
+    names.refuse("an array of one architecture");
+  }
+  const JsonNode architecture = names.elements()[0];
+  const std::string name = architecture.string();
   if (name != kLlama && name != kMistral) {
-    names.elements()[0].refuse(quote(kLlama) + " or " + quote(kMistral));
+    architecture.refuse(quote(kLlama) + " or " + quote(kMistral));
   }
   return name;
 }
@@ -128,6 +132,9 @@ int32_t read_token_id(const JsonNode& node, const ModelConfig& config) {
 // An integer or a list of them.
 std::vector<int32_t> read_eos_token_ids(const JsonNode& node, const ModelConfig& config) {
   if (!node.value().is_array()) return {read_token_id(node, config)};
+  if (node.value().size() > kMaxEosTokens) {
+    node.refuse("at most " + std::to_string(kMaxEosTokens) + " ids");
+  }
   std::vector<int32_t> ids;
   for (const JsonNode& id : node.elements()) ids.push_back(read_token_id(id, config));
   return ids;

@@ -40,7 +40,11 @@ struct Extent {
   std::string_view name;
 };
 
-std::vector<int64_t> read_sizes(const JsonNode& node) {
+// An array of at most `most` sizes.
+std::vector<int64_t> read_sizes(const JsonNode& node, size_t most) {
+  if (!node.value().is_array() || node.value().size() > most) {
+    node.refuse("an array of at most " + std::to_string(most));
+  }
   std::vector<int64_t> sizes;
   for (const JsonNode& size : node.elements()) sizes.push_back(size.integer(0, INT64_MAX));
   return sizes;
@@ -53,8 +57,7 @@ StoredTensor read_tensor(const JsonNode& entry, std::span<const uint8_t> data, E
   tensor.dtype = entry["dtype"].string();
   const int64_t item = element_bytes(tensor.dtype);
   if (item == 0) entry["dtype"].refuse("a dtype of the format, such as \"BF16\"");
-  tensor.shape = read_sizes(entry["shape"]);
-  if (tensor.shape.size() > kMaxRank) entry["shape"].refuse("at most 8 sizes");
+  tensor.shape = read_sizes(entry["shape"], kMaxRank);
   tensor.bytes = item;
   for (const int64_t size : tensor.shape) {
     if (__builtin_mul_overflow(tensor.bytes, size, &tensor.bytes)) {
@@ -62,7 +65,7 @@ StoredTensor read_tensor(const JsonNode& entry, std::span<const uint8_t> data, E
                   "; expected fewer bytes than 2^63");
     }
   }
-  const std::vector<int64_t> offsets = read_sizes(entry["data_offsets"]);
+  const std::vector<int64_t> offsets = read_sizes(entry["data_offsets"], 2);
   if (offsets.size() != 2) entry["data_offsets"].refuse("two offsets, begin and end");
   const auto [begin, end] = std::pair(offsets[0], offsets[1]);
   const std::string found = entry["data_offsets"].where() + " is " + show_shape(offsets);

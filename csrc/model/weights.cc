@@ -21,9 +21,9 @@ std::string layer_prefix(int64_t layer) { return "model.layers." + std::to_strin
 // Checks tensors off against what the config describes.
 class TensorChecker {
  public:
-  TensorChecker(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  explicit TensorChecker(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // rows_from, columns_from: where the sizes come from, for the message.
+  // source: the fields of config.json that the shape comes from, for the message.
   void expect(const std::string& name, std::initializer_list<int64_t> shape, const char* source) {
     const StoredTensor* tensor = checkpoint_.find(name);
     const std::string where = checkpoint_.path_of(name) + ": tensor " + name;

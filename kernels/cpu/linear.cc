@@ -8,26 +8,33 @@
 namespace outrider::cpu {
 namespace {
 
-// x is laid out for the kernels in this much of the stack, a block of rows and pairs at a time.
+// x is laid out for the kernels on the stack, a block of rows and of k at a time.
 constexpr int64_t kMaxBlockRows = 64;  // weights are read once for so many
-constexpr int64_t kMaxBlockElements = 32768;
-constexpr int64_t kRowPadding = 16;  // keeps rows of 2^n elements out of each other's cache sets
 struct alignas(64) XBlock {
-  std::byte data[(kMaxBlockElements + kMaxBlockRows * kRowPadding) * sizeof(float)];
+  float data[kMaxBlockRows * kManyRowsStride];
 };
+static_assert(kFewRows * kFewRowsStride <= kMaxBlockRows * kManyRowsStride);
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-const TileKernels& kernels_for(Isa isa) {
+// A vdpbf16ps takes an Intel core 2.2 cycles (seen on Emerald Rapids), the two fmas that give the
+// same bits take one: there it is for so few rows only, where memory is the bound and it leaves
+// the core more idle.
+bool prefers_dot_pairs(int64_t rows) {
+  static const bool is_intel = __builtin_cpu_is("intel");
+  return rows <= 4 || !is_intel;
+}
+
+const TileKernels& kernels_for(Isa isa, int64_t rows) {
   switch (isa) {
     case Isa::scalar:
       break;
     case Isa::avx2:
       return kTileAvx2;
+    case Isa::avx512_bf16:
+      return prefers_dot_pairs(rows) ? kTileAvx512Bf16 : kTileAvx512;
     case Isa::avx512:
       return kTileAvx512;
-    case Isa::avx512_bf16:
-      return kTileAvx512Bf16;
   }
   return kTileScalar;
 }
@@ -48,9 +55,11 @@ void lay_out(const bf16* row, int64_t begin, int64_t end, int64_t k, bool as_f32
 // Tiles of about equal height. Where there are several, a group of panels meets all of them while
 // it is in the cache.
 void run_tiles(const TileKernels& kernels, const LinearTile& block, int64_t rows) {
+  const bool few = rows <= kFewRows;
   const int64_t num_tiles = divide_up(rows, kernels.max_rows);
   const int64_t group = num_tiles == 1 ? block.num_panels : kernels.group_panels;
-  const size_t x_row_bytes = block.x_stride * (kernels.x_is_f32 ? sizeof(float) : sizeof(bf16));
+  const size_t x_row_bytes =
+      (few ? kFewRowsStride : kManyRowsStride) * (kernels.x_is_f32 ? sizeof(float) : sizeof(bf16));
   for (int64_t panel = 0; panel < block.num_panels; panel += group) {
     for (int64_t t = 0; t < num_tiles; ++t) {
       const int64_t begin = rows * t / num_tiles;
@@ -62,7 +71,9 @@ void run_tiles(const TileKernels& kernels, const LinearTile& block, int64_t rows
       tile.y = block.y + begin * block.y_stride + panel * kPanelRows;
       tile.num_outputs =
           std::min(tile.num_panels * kPanelRows, block.num_outputs - panel * kPanelRows);
-      kernels.by_rows[end - begin](tile);
+      tile.index = t;
+      tile.count = num_tiles;
+      (few ? kernels.few_rows : kernels.many_rows)[end - begin](tile);
     }
   }
 }
@@ -91,21 +102,21 @@ void pack(const bf16* source, int64_t row_stride, int64_t rows, int64_t first_ro
 
 void linear(const bf16* x, const void* packed, const float* bias, float* y, int64_t rows, int64_t n,
             int64_t k, Isa isa) {
-  const TileKernels& kernels = kernels_for(isa);
+  const TileKernels& kernels = kernels_for(isa, rows);
   const int64_t num_pairs = divide_up(k, 2);
   const int64_t num_row_blocks = divide_up(rows, kMaxBlockRows);
   XBlock block_x;
   for (int64_t b = 0; b < num_row_blocks; ++b) {
     const int64_t first = rows * b / num_row_blocks;
     const int64_t block_rows = rows * (b + 1) / num_row_blocks - first;
-    const int64_t max_pairs = kMaxBlockElements / 2 / block_rows;
-    const int64_t num_blocks = divide_up(num_pairs, max_pairs);
+    const int64_t stride = block_rows <= kFewRows ? kFewRowsStride : kManyRowsStride;
+    const size_t row_bytes = stride * (kernels.x_is_f32 ? sizeof(float) : sizeof(bf16));
+    const int64_t num_blocks = divide_up(num_pairs, stride / 2);
     for (int64_t c = 0; c < num_blocks; ++c) {
       const int64_t begin = num_pairs * c / num_blocks;
       const int64_t end = num_pairs * (c + 1) / num_blocks;
       LinearTile block;
       block.x = block_x.data;
-      block.x_stride = 2 * (end - begin) + kRowPadding;
       block.w = static_cast<const std::byte*>(packed) + begin * kPairBytes;
       block.w_stride = num_pairs * kPairBytes;
       block.num_panels = divide_up(n, kPanelRows);
@@ -114,10 +125,9 @@ void linear(const bf16* x, const void* packed, const float* bias, float* y, int6
       block.y_stride = n;
       block.num_outputs = n;
       block.resume = c > 0;
-      const size_t element = kernels.x_is_f32 ? sizeof(float) : sizeof(bf16);
       for (int64_t r = 0; r < block_rows; ++r) {
         lay_out(x + (first + r) * k, 2 * begin, 2 * end, k, kernels.x_is_f32,
-                block_x.data + r * block.x_stride * element);
+                reinterpret_cast<std::byte*>(block_x.data) + r * row_bytes);
       }
       run_tiles(kernels, block, block_rows);
     }

@@ -9,16 +9,17 @@ namespace outrider::cpu {
 namespace {
 
 // Sums are [R][2 P]: two halves of 8 outputs a panel.
-template <int R, int P>
+template <int R, int P, int64_t kStride>
 OUTRIDER_AVX2 void add_pairs(const LinearTile& tile, const std::byte* w, int64_t begin, int64_t end,
-                             int64_t prefetch_bytes, __m256 (&sums)[R][2 * P]) {
+                             Prefetch prefetch, __m256 (&sums)[R][2 * P]) {
   const float* x = static_cast<const float*>(tile.x);
   const __m256i odd_mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   for (int64_t j = begin; j < end; ++j) {
     OUTRIDER_UNROLL
     for (int p = 0; p < P; ++p) {
       const std::byte* pair = w + p * tile.w_stride + j * kPairBytes;
-      _mm_prefetch(reinterpret_cast<const char*>(pair) + prefetch_bytes, _MM_HINT_T0);
+      const std::byte* next = prefetch.start + p * tile.w_stride + j * prefetch.step;
+      _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
       __m256 odd[2], even[2];
       OUTRIDER_UNROLL
       for (int h = 0; h < 2; ++h) {
@@ -28,13 +29,13 @@ OUTRIDER_AVX2 void add_pairs(const LinearTile& tile, const std::byte* w, int64_t
       }
       OUTRIDER_UNROLL
       for (int r = 0; r < R; ++r) {
-        const __m256 x_odd = _mm256_set1_ps(x[r * tile.x_stride + 2 * j + 1]);
+        const __m256 x_odd = _mm256_set1_ps(x[r * kStride + 2 * j + 1]);
         sums[r][2 * p] = _mm256_fmadd_ps(x_odd, odd[0], sums[r][2 * p]);
         sums[r][2 * p + 1] = _mm256_fmadd_ps(x_odd, odd[1], sums[r][2 * p + 1]);
       }
       OUTRIDER_UNROLL
       for (int r = 0; r < R; ++r) {
-        const __m256 x_even = _mm256_set1_ps(x[r * tile.x_stride + 2 * j]);
+        const __m256 x_even = _mm256_set1_ps(x[r * kStride + 2 * j]);
         sums[r][2 * p] = _mm256_fmadd_ps(x_even, even[0], sums[r][2 * p]);
         sums[r][2 * p + 1] = _mm256_fmadd_ps(x_even, even[1], sums[r][2 * p + 1]);
       }
@@ -50,7 +51,7 @@ OUTRIDER_AVX2 __m256i half_mask(const LinearTile& tile, int64_t half) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes);
 }
 
-template <int R, int P>
+template <int R, int P, int64_t kStride>
 OUTRIDER_AVX2 void add_panels(const LinearTile& tile, int64_t panel) {
   __m256 sums[R][2 * P];
   OUTRIDER_UNROLL
@@ -63,12 +64,15 @@ OUTRIDER_AVX2 void add_panels(const LinearTile& tile, int64_t panel) {
     }
   }
   const std::byte* w = tile.w + panel * tile.w_stride;
-  const int64_t last = tile.num_pairs > kPrefetchPairs ? tile.num_pairs - kPrefetchPairs : 0;
-  const int64_t ahead = kPrefetchPairs * kPairBytes;
-  add_pairs<R, P>(tile, w, 0, last, ahead, sums);
-  // The last steps fetch the first pairs of the panels that come next.
-  add_pairs<R, P>(tile, w, last, tile.num_pairs,
-                  P * tile.w_stride - tile.num_pairs * kPairBytes + ahead, sums);
+  if (tile.count > 1) {
+    add_pairs<R, P, kStride>(tile, w, 0, tile.num_pairs, shared_prefetch(tile, w), sums);
+  } else {
+    const int64_t last = tile.num_pairs > kPrefetchPairs ? tile.num_pairs - kPrefetchPairs : 0;
+    const std::byte* ahead = w + kPrefetchPairs * kPairBytes;
+    const std::byte* ahead_of_next = ahead + P * tile.w_stride - tile.num_pairs * kPairBytes;
+    add_pairs<R, P, kStride>(tile, w, 0, last, {ahead, kPairBytes}, sums);
+    add_pairs<R, P, kStride>(tile, w, last, tile.num_pairs, {ahead_of_next, kPairBytes}, sums);
+  }
   OUTRIDER_UNROLL
   for (int r = 0; r < R; ++r) {
     OUTRIDER_UNROLL
@@ -79,17 +83,22 @@ OUTRIDER_AVX2 void add_panels(const LinearTile& tile, int64_t panel) {
   }
 }
 
-template <int R>
+template <int R, int64_t kStride>
 __attribute__((target("avx2,fma"))) void run(const LinearTile& tile) {
   constexpr int P = R == 1 ? 4 : R == 2 ? 2 : 1;  // at most 8 of the 16 registers hold sums
   int64_t panel = 0;
-  for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P>(tile, panel);
-  for (; panel < tile.num_panels; ++panel) add_panels<R, 1>(tile, panel);
+  for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P, kStride>(tile, panel);
+  for (; panel < tile.num_panels; ++panel) add_panels<R, 1, kStride>(tile, panel);
 }
 
 }  // namespace
 
-const TileKernels kTileAvx2 = {
-    true, 4, 1, {nullptr, run<1>, run<2>, run<3>, run<4>, nullptr, nullptr, nullptr, nullptr}};
+const TileKernels kTileAvx2 = {true,
+                               4,
+                               1,
+                               {nullptr, run<1, kFewRowsStride>, run<2, kFewRowsStride>,
+                                run<3, kFewRowsStride>, run<4, kFewRowsStride>},
+                               {nullptr, run<1, kManyRowsStride>, run<2, kManyRowsStride>,
+                                run<3, kManyRowsStride>, run<4, kManyRowsStride>}};
 
 }  // namespace outrider::cpu

@@ -7,9 +7,9 @@ namespace {
 // Pairs [begin, end) of P panels side by side. The R * P chains are independent, which hides the
 // latency of fma. A step is 2 R P fmas and 2 P uops of widening; weights are loaded once for R rows
 // and x once for P panels.
-template <int R, int P>
+template <int R, int P, int64_t kStride>
 OUTRIDER_AVX512 void add_pairs(const LinearTile& tile, const std::byte* w, int64_t begin,
-                               int64_t end, int64_t prefetch_bytes, __m512 (&sums)[R][P]) {
+                               int64_t end, Prefetch prefetch, __m512 (&sums)[R][P]) {
   const float* x = static_cast<const float*>(tile.x);
   const __m512i odd_mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   for (int64_t j = begin; j < end; ++j) {
@@ -17,51 +17,65 @@ OUTRIDER_AVX512 void add_pairs(const LinearTile& tile, const std::byte* w, int64
     OUTRIDER_UNROLL
     for (int p = 0; p < P; ++p) {
       const std::byte* pair = w + p * tile.w_stride + j * kPairBytes;
-      _mm_prefetch(reinterpret_cast<const char*>(pair) + prefetch_bytes, _MM_HINT_T0);
+      const std::byte* next = prefetch.start + p * tile.w_stride + j * prefetch.step;
+      _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
       const __m512i both = _mm512_loadu_si512(pair);
       odd[p] = _mm512_castsi512_ps(_mm512_and_si512(both, odd_mask));
       even[p] = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, both, 16));
     }
     OUTRIDER_UNROLL
     for (int r = 0; r < R; ++r) {
-      const __m512 x_odd = _mm512_set1_ps(x[r * tile.x_stride + 2 * j + 1]);
+      const __m512 x_odd = _mm512_set1_ps(x[r * kStride + 2 * j + 1]);
       OUTRIDER_UNROLL
       for (int p = 0; p < P; ++p) sums[r][p] = _mm512_fmadd_ps(x_odd, odd[p], sums[r][p]);
     }
     OUTRIDER_UNROLL
     for (int r = 0; r < R; ++r) {
-      const __m512 x_even = _mm512_set1_ps(x[r * tile.x_stride + 2 * j]);
+      const __m512 x_even = _mm512_set1_ps(x[r * kStride + 2 * j]);
       OUTRIDER_UNROLL
       for (int p = 0; p < P; ++p) sums[r][p] = _mm512_fmadd_ps(x_even, even[p], sums[r][p]);
     }
   }
 }
 
-template <int R, int P>
+template <int R, int P, int64_t kStride>
 OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
   __m512 sums[R][P];
   load_sums<R, P>(tile, panel, sums);
   const std::byte* w = tile.w + panel * tile.w_stride;
-  const int64_t last = tile.num_pairs > kPrefetchPairs ? tile.num_pairs - kPrefetchPairs : 0;
-  const int64_t ahead = kPrefetchPairs * kPairBytes;
-  add_pairs<R, P>(tile, w, 0, last, ahead, sums);
-  // The last steps fetch the first pairs of the panels that come next.
-  add_pairs<R, P>(tile, w, last, tile.num_pairs,
-                  P * tile.w_stride - tile.num_pairs * kPairBytes + ahead, sums);
+  if (tile.count > 1) {
+    add_pairs<R, P, kStride>(tile, w, 0, tile.num_pairs, shared_prefetch(tile, w), sums);
+  } else {
+    const int64_t last = tile.num_pairs > kPrefetchPairs ? tile.num_pairs - kPrefetchPairs : 0;
+    const std::byte* ahead = w + kPrefetchPairs * kPairBytes;
+    const std::byte* ahead_of_next = ahead + P * tile.w_stride - tile.num_pairs * kPairBytes;
+    add_pairs<R, P, kStride>(tile, w, 0, last, {ahead, kPairBytes}, sums);
+    add_pairs<R, P, kStride>(tile, w, last, tile.num_pairs, {ahead_of_next, kPairBytes}, sums);
+  }
   store_sums<R, P>(tile, panel, sums);
 }
 
-template <int R>
+template <int R, int64_t kStride>
 __attribute__((target("avx512f"))) void run(const LinearTile& tile) {
-  constexpr int P = R <= 2 ? 4 : R <= 6 ? 3 : 2;  // at most 18 of the 32 registers hold sums
+  constexpr int P = R <= 2 ? 4 : R <= 6 ? 3 : 2;  // at most 24 registers of sums
   int64_t panel = 0;
-  for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P>(tile, panel);
-  for (; panel < tile.num_panels; ++panel) add_panels<R, 1>(tile, panel);
+  for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P, kStride>(tile, panel);
+  for (; panel < tile.num_panels; ++panel) add_panels<R, 1, kStride>(tile, panel);
 }
 
 }  // namespace
 
 const TileKernels kTileAvx512 = {
-    true, 8, 2, {nullptr, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>, run<7>, run<8>}};
+    true,
+    12,
+    2,
+    {nullptr, run<1, kFewRowsStride>, run<2, kFewRowsStride>, run<3, kFewRowsStride>,
+     run<4, kFewRowsStride>, run<5, kFewRowsStride>, run<6, kFewRowsStride>, run<7, kFewRowsStride>,
+     run<8, kFewRowsStride>, run<9, kFewRowsStride>, run<10, kFewRowsStride>,
+     run<11, kFewRowsStride>, run<12, kFewRowsStride>},
+    {nullptr, run<1, kManyRowsStride>, run<2, kManyRowsStride>, run<3, kManyRowsStride>,
+     run<4, kManyRowsStride>, run<5, kManyRowsStride>, run<6, kManyRowsStride>,
+     run<7, kManyRowsStride>, run<8, kManyRowsStride>, run<9, kManyRowsStride>,
+     run<10, kManyRowsStride>, run<11, kManyRowsStride>, run<12, kManyRowsStride>}};
 
 }  // namespace outrider::cpu

@@ -10,12 +10,18 @@
 
 namespace outrider::cpu {
 
-constexpr int kMaxTileRows = 8;
+constexpr int kMaxTileRows = 12;
+
+// Elements from row to row of x, a constant, so that one address serves all rows: for up to
+// kFewRows rows with much of k, or for many with less. 16 more than a power of two keep the rows
+// out of each other's cache sets.
+constexpr int64_t kFewRows = 16;
+constexpr int64_t kFewRowsStride = 2048 + 16;
+constexpr int64_t kManyRowsStride = 512 + 16;
 constexpr int64_t kPairBytes = 64;  // 16 outputs x 2 bf16: one step of a panel
 
 struct LinearTile {
-  const void* x;        // [rows, 2 * num_pairs] in the kernel's x format
-  int64_t x_stride;     // from row to row, in elements of x
+  const void* x;        // [rows, the kernel's stride], fp32 or bf16
   const std::byte* w;   // first pair of the first panel
   int64_t w_stride;     // from panel to panel, in bytes
   int64_t num_panels;   // neighbours
@@ -24,13 +30,18 @@ struct LinearTile {
   int64_t y_stride;     // from row to row, in elements
   int64_t num_outputs;  // more than 16 * (num_panels - 1), at most 16 * num_panels
   bool resume;          // goes on from the sums in y rather than from zero
+  int64_t index;        // among the tiles that meet these panels one after the other …
+  int64_t count;        // … and how many they are
 };
 
+using TileKernel = void (*)(const LinearTile& tile);
+
 struct TileKernels {
-  bool x_is_f32;     // x format: fp32, else bf16
-  int max_rows;      // that one tile may have
-  int group_panels;  // panels to hand over at a time where several tiles share them
-  void (*by_rows[kMaxTileRows + 1])(const LinearTile& tile);  // [rows]; [0] is empty
+  bool x_is_f32;                           // else bf16
+  int max_rows;                            // that one tile may have
+  int group_panels;                        // handed over together where several tiles share them
+  TileKernel few_rows[kMaxTileRows + 1];   // [rows], for x with kFewRowsStride; [0] is empty
+  TileKernel many_rows[kMaxTileRows + 1];  // with kManyRowsStride
 };
 
 extern const TileKernels kTileScalar;
@@ -38,8 +49,23 @@ extern const TileKernels kTileAvx2;
 extern const TileKernels kTileAvx512;
 extern const TileKernels kTileAvx512Bf16;
 
-// How far ahead of its use a weight is fetched. The processor's own prefetch stops at 4 KiB pages;
-// this one goes on into the panels that come next.
-constexpr int64_t kPrefetchPairs = 32;
+// Where the weights lie that are fetched while a pair is used: one line a step and panel, at
+// start + p * w_stride + j * step for panel p and pair j.
+struct Prefetch {
+  const std::byte* start;
+  int64_t step;
+};
+
+// The processor's own prefetch stops at 4 KiB pages and starts anew for each panel. A tile that is
+// alone fetches this far ahead, and over its panels' end into those that come next.
+constexpr int64_t kPrefetchPairs = 64;
+
+// Tiles that share panels are slower than memory: each fetches its part of the next such panels,
+// evenly as it goes.
+[[gnu::always_inline]] inline Prefetch shared_prefetch(const LinearTile& tile, const std::byte* w) {
+  return {
+      w + tile.num_panels * tile.w_stride + tile.index * tile.num_pairs / tile.count * kPairBytes,
+      kPairBytes / tile.count};
+}
 
 }  // namespace outrider::cpu

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "bench/op_cases.h"
+#include "kernels/cpu/linear_tile.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace outrider::cpu {
@@ -92,10 +93,11 @@ TEST_F(LinearTest, ARowDoesNotDependOnTheOthers) {
   }
 }
 
-// The instruction that the others reproduce, on any bits: 1.3 * 10^6 sums of three pairs.
+// The instruction that the others reproduce, on any bits: 10^6 sums of three pairs. (So few rows
+// that linear uses it wherever there is one.)
 TEST_F(LinearTest, EveryIsaTreatsAnyBitsAlike) {
-  const LinearCase c = {8, 16, 6};
-  for (int round = 0; round < 10000; ++round) {
+  const LinearCase c = {4, 16, 6};
+  for (int round = 0; round < 16000; ++round) {
     // Any exponent at all, or exponents around one that puts the sums near a denormal or infinity.
     std::vector<bf16> x(c.rows * c.k), w(c.n * c.k);
     const uint32_t center = random_() % 256;
@@ -114,6 +116,57 @@ TEST_F(LinearTest, EveryIsaTreatsAnyBitsAlike) {
       for (size_t i = 0; i < y.size(); ++i) {
         ASSERT_TRUE(same_number(y[i], expected[i]))
             << isa_name(isa) << ": " << std::hexfloat << y[i] << ", expected " << expected[i];
+      }
+    }
+  }
+}
+
+// Every tile that linear can choose, alone and sharing its panels, from zero and resumed.
+TEST_F(LinearTest, EveryTileGivesTheSameBits) {
+  const int64_t n = 100, k = 300;
+  const auto w = packed(random_bf16(n * k), n, k);
+  const auto x = random_bf16(kMaxTileRows * k);
+  const auto expected = run(x, w, nullptr, {kMaxTileRows, n, k}, Isa::scalar);
+  std::vector<float> x_f32(kMaxTileRows * kFewRowsStride);
+  std::vector<bf16> x_bf16(kMaxTileRows * kFewRowsStride);
+  std::vector<float> y(kMaxTileRows * n);
+  const auto check = [&](const TileKernels& kernels, bool few, int rows, int64_t count) {
+    for (int64_t begin : {0, 70}) {
+      const int64_t end = begin == 0 ? 70 : 150;
+      for (int64_t i = 0; i < rows * k; ++i) {
+        const int64_t at = i / k * (few ? kFewRowsStride : kManyRowsStride) + i % k - 2 * begin;
+        if (i % k < 2 * begin) continue;
+        x_f32[at] = to_float(x[i]);
+        x_bf16[at] = x[i];
+      }
+      LinearTile tile;
+      tile.x = kernels.x_is_f32 ? static_cast<const void*>(x_f32.data()) : x_bf16.data();
+      tile.w = w.data() + begin * kPairBytes;
+      tile.w_stride = k / 2 * kPairBytes;
+      tile.num_panels = 7;
+      tile.num_pairs = end - begin;
+      tile.y = y.data();
+      tile.y_stride = n;
+      tile.num_outputs = n;
+      tile.resume = begin > 0;
+      tile.index = count - 1;
+      tile.count = count;
+      (few ? kernels.few_rows : kernels.many_rows)[rows](tile);
+    }
+    return std::memcmp(y.data(), expected.data(), rows * n * sizeof(float)) == 0;
+  };
+  const std::pair<Isa, const TileKernels*> all[] = {{Isa::scalar, &kTileScalar},
+                                                    {Isa::avx2, &kTileAvx2},
+                                                    {Isa::avx512, &kTileAvx512},
+                                                    {Isa::avx512_bf16, &kTileAvx512Bf16}};
+  for (const auto& [isa, kernels] : all) {
+    if (!isa_available(isa)) continue;
+    for (int rows = 1; rows <= kernels->max_rows; ++rows) {
+      for (bool few : {false, true}) {
+        for (int64_t count : {1, 3}) {
+          EXPECT_TRUE(check(*kernels, few, rows, count))
+              << isa_name(isa) << ", " << rows << " rows, one of " << count;
+        }
       }
     }
   }

@@ -81,6 +81,10 @@ TEST(Allocations, BadFilesGetLittle) {
   EXPECT_LT(bytes_for(with_length(huge_tensor.size(), huge_tensor)), 1 << 16);
   const std::string deep = "{\"a\":" + std::string(1 << 20, '[');
   EXPECT_LT(bytes_for(with_length(deep.size(), deep)), 1 << 16);
+  std::string zeros;
+  for (int i = 0; i < 1 << 20; ++i) zeros += "0,";
+  const std::string long_shape = R"({"a":{"dtype":"U8","shape":[)" + zeros + "0]}}";
+  EXPECT_LT(bytes_for(with_length(long_shape.size(), long_shape)), 32 * (1 << 21));
 }
 
 }  // namespace

@@ -186,7 +186,8 @@ TEST_P(RealGolden, LogProbabilitiesAndChoicesAreTransformers) {
   EXPECT_LE(fp32.rms(), tolerance.rms);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, RealGolden, ::testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Ranks, RealGolden, ::testing::Values(1, 2),
+                         [](const auto& info) { return std::to_string(info.param) + "_ranks"; });
 
 }  // namespace
 }  // namespace outrider

@@ -142,10 +142,10 @@ struct BadField {
 };
 
 const BadField kBadFields[] = {
-    {"architectures", nullptr, "array"},
+    {"architectures", nullptr, "an array of one"},
     {"architectures", "LlamaForCausalLM", "array"},
-    {"architectures", json::array(), "one architecture"},
-    {"architectures", {"LlamaForCausalLM", "MistralForCausalLM"}, "one architecture"},
+    {"architectures", json::array(), "an array of one architecture"},
+    {"architectures", {"LlamaForCausalLM", "MistralForCausalLM"}, "an array of one architecture"},
     {"architectures", {7}, "a string"},
     {"architectures", {"Qwen2ForCausalLM"}, "\"Qwen2ForCausalLM\""},
     {"architectures", {"MistralForCausalLM"}, "sliding_window is missing"},
@@ -191,6 +191,7 @@ const BadField kBadFields[] = {
     {"eos_token_id", "</s>", "expected an integer"},
     {"eos_token_id", -1, "expected an integer"},
     {"eos_token_id", {1, 512}, "eos_token_id[1] is 512"},
+    {"eos_token_id", std::vector<int>(65, 1), "at most 64 ids"},
     {"rope_scaling", 8, "an object"},
     {"rope_scaling", {{"factor", 8}}, "rope_scaling.rope_type is missing"},
     {"rope_scaling", {{"type", "linear"}, {"factor", 8}}, "rope_scaling.type is \"linear\""},

@@ -1,2 +1,0 @@
-#pragma once
-#include "model/json_file.h"
