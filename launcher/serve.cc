@@ -25,7 +25,6 @@
 #include "launcher/stop_signals.h"
 #include "model/chat_template.h"
 #include "model/checkpoint_hash.h"
-#include "model/model_config.h"
 #include "server/server.h"
 
 namespace outrider {
@@ -65,9 +64,8 @@ std::string shared_settings(const EngineOptions& options) {
 RankHello make_hello(const EngineOptions& options, const Backend& backend) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  ModelConfig::load(options.model);  // names what is wrong with it before anything is loaded
   return {.host = host,
-          .version = kVersion,
+          .version = std::string(kVersion) + " build " + build_id(),
           .instruction_set = backend.description(),
           .device = "cpu",
           .checkpoint_hash = checkpoint_hash(options.model),
@@ -173,6 +171,7 @@ void lead(const ServeOptions& options, Backend& backend, Communicator& communica
   if (loss_watch) loss_watch->engine_ended();
   signals.on_stop({});
   spdlog::info("stopping");
+  if (control != nullptr) control->goodbye();
   server.shutdown(kShutdownGrace);
 }
 
@@ -188,7 +187,6 @@ void follow(const ServeOptions& options, Backend& backend, Communicator& communi
 int serve_alone(const ServeOptions& options, Backend& backend, StopSignals& signals) {
   const auto communicator = make_self_communicator();
   const auto server = listen(options);
-  make_hello(options.engine, backend);
   lead(options, backend, *communicator, nullptr, *server, signals);
   return 0;
 }
@@ -199,7 +197,10 @@ std::string serve_as_rank(const ServeOptions& options, Backend& backend, StopSig
   std::unique_ptr<Server> server;
   std::string hello, error;
   try {
-    if (world.rank() == 0) server = listen(options);
+    if (world.rank() == 0) {
+      server = listen(options);
+      check_files(options.engine);
+    }
     hello = serialise_hello(make_hello(options.engine, backend));
   } catch (const Error& failure) {
     error = failure.what();

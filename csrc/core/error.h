@@ -15,6 +15,12 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Ranks that must hold the same state do not: whatever they computed is not to be trusted.
+class DisagreementError : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace outrider
 
 // Ends the process where a precondition does not hold: a bug, never bad input.

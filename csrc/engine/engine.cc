@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <random>
 #include <span>
@@ -79,17 +81,23 @@ void Engine::run() {
   set_float_environment();
   try {
     while (take_submission()) step();
+  } catch (const DisagreementError& error) {
+    const std::string what = "step " + std::to_string(next_step_ - 1) + ": " + error.what();
+    fail(what);
+    fail_all(absl::InternalError(what));
+    throw Error(what);
   } catch (const Error& error) {
     fail(error.what());
     fail_all(absl::UnavailableError(error.what()));
     throw;
   }
-  if (failure_) {
-    fail_all(absl::UnavailableError(*failure_));
-    throw Error(*failure_);
+  std::optional<std::string> failure;
+  {
+    const std::lock_guard lock(mutex_);
+    failure = failure_;
   }
-  fail_all(absl::UnavailableError("the server is shutting down"));
-  if (control_ != nullptr) control_->goodbye();
+  fail_all(absl::UnavailableError(failure.value_or("the server is shutting down")));
+  if (failure) throw Error(*failure);
 }
 
 bool Engine::take_submission() {
@@ -147,6 +155,26 @@ void Engine::step() {
     ++stats_.num_steps;
   }
   for (const SlotOutcome& outcome : outcomes) apply(outcome);
+  drop_cancelled();
+}
+
+void Engine::drop_cancelled() {
+  std::vector<Submission> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      if (it->sink->cancelled()) {
+        dropped.push_back(std::move(*it));
+        it = waiting_.erase(it);
+        --stats_.num_requests_waiting;
+      } else {
+        ++it;
+      }
+    }
+  }
+  for (const Submission& submission : dropped) {
+    submission.sink->on_error(absl::CancelledError("cancelled while waiting"));
+  }
 }
 
 StepPlan Engine::next_plan() {
@@ -253,6 +281,9 @@ void Engine::complete(FinishReason reason) {
                         : SpeculationMode::rejection;
   completion.seed = running.seed;
   completion.numerics_fingerprint = fingerprint_;
+  spdlog::debug("request {}: {} prompt tokens, {} tokens, {:.1f} ms", request.request_id,
+                completion.prompt_tokens, completion.completion_tokens,
+                completion.timings.total_ms);
   running.submission.sink->on_complete(std::move(completion));
   retire(false);
 }

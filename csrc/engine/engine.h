@@ -41,9 +41,9 @@ class Engine {
   // (sink->on_error, UNAVAILABLE) once the engine is stopping.
   void submit(Request request, std::shared_ptr<RequestSink> sink);
 
-  // Runs steps on the calling thread, which is the one that may call MPI, until stop(); then says
-  // goodbye to the other ranks. Throws Error where a rank is lost or the ranks disagree, after
-  // failing each running and queued request with the reason.
+  // Runs steps on the calling thread, which is the one that may call MPI, until stop(); the caller
+  // then says goodbye to the other ranks. Throws Error where a rank is lost or the ranks disagree,
+  // after failing each running and queued request with the reason.
   void run();
 
   // Thread-safe: running and queued requests end with UNAVAILABLE and run() returns.
@@ -82,6 +82,8 @@ class Engine {
   void apply(const SlotOutcome& outcome);
   void count(const SlotOutcome& outcome, int num_emitted);
   void complete(FinishReason reason);
+  // Waiting requests whose clients are gone make room.
+  void drop_cancelled();
   // The running request is over.
   void retire(bool failed);
   // Every request ends with `status`.

@@ -5,6 +5,7 @@
 
 #include "core/digest.h"
 #include "core/version.h"
+#include "model/weights.h"
 
 namespace outrider {
 
@@ -47,7 +48,28 @@ void check_same_vocabulary(const EngineOptions& options, const Tokenizer& tokeni
   }
 }
 
+void check_tokenizer(const std::filesystem::path& directory, const Tokenizer& tokenizer,
+                     const ModelConfig& config) {
+  if (tokenizer.vocab_size() > config.vocab_size) {
+    throw Error(directory.string() + "/tokenizer.json: holds token " +
+                std::to_string(tokenizer.vocab_size() - 1) +
+                ", expected only tokens below config.json's vocab_size, " +
+                std::to_string(config.vocab_size));
+  }
+}
+
 }  // namespace
+
+void check_files(const EngineOptions& options) {
+  const ModelConfig config = ModelConfig::load(options.model);
+  check_tensors(Checkpoint(options.model), config);
+  const Tokenizer tokenizer = Tokenizer::load(options.model);
+  check_tokenizer(options.model, tokenizer, config);
+  if (!options.draft) return;
+  const ModelConfig draft = ModelConfig::load(*options.draft);
+  check_tensors(Checkpoint(*options.draft), draft);
+  check_same_vocabulary(options, tokenizer, config, draft);
+}
 
 Executor::Executor(EngineOptions options, Backend& backend, Communicator& communicator)
     : options_(std::move(options)),
@@ -72,6 +94,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
                                        progress_of(options_, "draft"));
     draft_hash_ = checkpoint_hash(*options_.draft);
   }
+  check_tokenizer(options_.model, tokenizer_, target_.config());
   if (default_drafter() == DrafterKind::model && model_drafter_ == nullptr) {
     throw Error("--drafter model needs a checkpoint: expected --draft DIR, found none");
   }
@@ -108,8 +131,9 @@ int64_t Executor::max_draft_positions(DrafterKind kind) const {
 }
 
 std::string Executor::numerics_fingerprint() const {
-  const std::string text = std::string(kVersion) + "|" + model_hash_ + "|" +
-                           std::to_string(num_ranks_) + "|" + backend_.description() + "|bf16";
+  const std::string text = std::string(kVersion) + "|" + build_id() + "|" + model_hash_ + "|" +
+                           draft_hash_ + "|" + std::to_string(num_ranks_) + "|" +
+                           backend_.description() + "|bf16";
   char hex[17];
   std::snprintf(hex, sizeof hex, "%016llx",
                 static_cast<unsigned long long>(digest(text.data(), text.size())));
@@ -144,7 +168,6 @@ void Executor::admit(const Admission& admission) {
   SequenceState& slot = slots_[admission.slot];
   CHECK(slot.tokens.empty());
   slot.tokens.assign(admission.prompt.begin(), admission.prompt.end());
-  slot.prompt_length = static_cast<int64_t>(admission.prompt.size());
   slot.num_cached = 0;
   slot.processors = admission.processors;
   slot.seed = admission.seed;

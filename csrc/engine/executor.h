@@ -32,6 +32,10 @@ struct EngineOptions {
       progress;  // loading, 0 … 1; may be empty
 };
 
+// Reads what there is to be wrong in the files, without their weights. Throws Error as Executor
+// does; on rank 0 before anything is loaded, so that a bad file is reported once.
+void check_files(const EngineOptions& options);
+
 class Executor {
  public:
   // Loads this rank's part of the models. Throws Error for a bad checkpoint, or a draft with
@@ -54,14 +58,15 @@ class Executor {
 
   const std::string& model_hash() const { return model_hash_; }
   const std::string& draft_hash() const { return draft_hash_; }  // empty: no draft
-  // Of everything that decides the bits of an answer: build, weights, ranks, instruction set or
-  // device, KV dtype.
+  // Of what decides the bits of an answer beside its request: build, weights of target and draft,
+  // ranks, instruction set or device, KV dtype.
   std::string numerics_fingerprint() const;
+  // Of the slots and caches: equal on all ranks before every step.
+  uint64_t state_digest() const;
 
  private:
   void admit(const Admission& admission);
   LogitDrafter* logit_drafter(DrafterKind kind);
-  uint64_t state_digest() const;
 
   EngineOptions options_;
   Backend& backend_;

@@ -50,6 +50,7 @@ bool OutputStream::append(const std::string& text) {
   size_t cut = std::string::npos;
   for (const std::string& stop : stop_) cut = std::min(cut, held_.find(stop));
   if (cut != std::string::npos) {
+    text_length_ -= static_cast<int64_t>(held_.size() - cut);
     held_.resize(cut);
     sendable_ = cut;
     return true;
@@ -82,7 +83,7 @@ Chunk OutputStream::take() {
   while (!tokens_.empty() && (finished_ || tokens_.front().text_end <= sent)) {
     chunk.token_ids.push_back(tokens_.front().id);
     chunk.drafted.push_back(tokens_.front().drafted);
-    const int64_t behind = sent - std::min(sent, tokens_.front().text_end);
+    const int64_t behind = sent - std::min(sent, tokens_.front().text_end);  // bytes after it
     chunk.text_ends.push_back(static_cast<int32_t>(
         std::max<int64_t>(0, static_cast<int64_t>(chunk.text.size()) - behind)));
     tokens_.pop_front();

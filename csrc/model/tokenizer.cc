@@ -181,13 +181,13 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 std::string_view Tokenizer::token_bytes(int32_t id) const {
-  CHECK(0 <= id && id < vocab_size());
-  return tokens_[id].bytes;
+  CHECK(id >= 0);
+  return id < vocab_size() ? std::string_view(tokens_[id].bytes) : std::string_view();
 }
 
 bool Tokenizer::is_special(int32_t id) const {
-  CHECK(0 <= id && id < vocab_size());
-  return tokens_[id].special;
+  CHECK(id >= 0);
+  return id < vocab_size() && tokens_[id].special;
 }
 
 std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {

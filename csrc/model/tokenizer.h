@@ -34,7 +34,7 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
 
   // The bytes of a token as they stand in the text; "" for special tokens and for ids that no token
-  // has. id: in [0, vocab_size()).
+  // has (a model may have more logits than its tokenizer has tokens). id: at least 0.
   std::string_view token_bytes(int32_t id) const;
   bool is_special(int32_t id) const;
 

@@ -64,7 +64,8 @@ class ModelDrafter final : public LogitDrafter {
   std::vector<int64_t> seen_;  // [slots]: positions in the cache
 };
 
-// `random`: uniform over the vocabulary. Costs nothing, guesses nothing, tests everything.
+// `random`: uniform over the vocabulary. Costs nothing, guesses nothing, tests everything. Greedy
+// requests see token 0 drafted, the arg max of equal logits.
 class RandomDrafter final : public LogitDrafter {
  public:
   RandomDrafter(Backend& backend, int64_t vocab_size) : backend_(backend), zeros_(vocab_size) {}

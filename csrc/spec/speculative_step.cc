@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/digest.h"
 #include "kernels/cpu/sample.h"
 
 namespace outrider {
@@ -14,11 +15,11 @@ constexpr int64_t kRowsPerSlot = kMaxDraftTokens + 1;
 
 SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, Transformer& target,
                                  KvCache& cache, int64_t num_slots, int64_t max_rows)
-    : backend_(backend),
-      target_(target),
+    : target_(target),
       cache_(cache),
       verifier_(backend, communicator, target.config().vocab_size, target.shard().vocab.begin,
                 target.shard().vocab.size(), num_slots * kRowsPerSlot, num_slots),
+      isa_(cpu::select_isa()),
       rows_(backend, max_rows),
       draft_logits_(backend.allocate(sizeof(float) * num_slots * kMaxDraftTokens *
                                      target.config().vocab_size)),
@@ -31,9 +32,12 @@ SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, T
 }
 
 std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots,
-                                                  std::span<const SlotWork> work, uint64_t digest,
+                                                  std::span<const SlotWork> work, uint64_t agreed,
                                                   Stream& stream) {
   draft(slots, work, stream);
+  for (const SlotWork& w : work) {
+    agreed = digest(drafted_[w.slot].data(), drafted_[w.slot].size() * sizeof(int32_t), agreed);
+  }
 
   // One ragged pass: prompt rows, then for each decoding sequence its last token and the drafted
   // ones.
@@ -67,7 +71,7 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   const TensorView logits =
       target_logits_.view(DType::f32, {rows_.num_logit_rows(), target_.shard().vocab.size()});
   target_.forward(rows_.upload(stream), cache_, logits, stream);
-  const auto verdicts = verifier_.verify(to_verify_, logits, digest, stream);
+  const auto verdicts = verifier_.verify(to_verify_, logits, agreed, stream);
 
   // Commit: the accepted prefix and the extra token; rejected positions leave no trace.
   outcomes_.clear();
@@ -111,7 +115,7 @@ void SpeculativeStep::draft(std::span<SequenceState> slots, std::span<const Slot
       const DraftContext context{w.slot, state.tokens};
       state.drafter->next_logits({&context, 1}, row, stream);
       const int32_t token = cpu::sample_draft(row.data<float>(), vocab, state.processors,
-                                              {state.seed, 0, length}, round);
+                                              {state.seed, 0, length}, round, isa_);
       drafted_[w.slot].push_back(token);
       state.tokens.push_back(token);  // a hypothesis; taken back below
     }

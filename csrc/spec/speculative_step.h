@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cpu/isa.h"
 #include "spec/batch_builder.h"
 #include "spec/drafter.h"
 #include "spec/verifier.h"
@@ -15,8 +16,7 @@ namespace outrider {
 // A sequence that lives in a slot; every rank holds the same.
 struct SequenceState {
   std::vector<int32_t> tokens;  // prompt and emitted tokens
-  int64_t prompt_length = 0;
-  int64_t num_cached = 0;  // positions in the target's cache
+  int64_t num_cached = 0;       // positions in the target's cache
   Processors processors;
   uint64_t seed = 0;
   LogitDrafter* drafter = nullptr;  // null: none, or a copy drafter
@@ -45,19 +45,19 @@ class SpeculativeStep {
   SpeculativeStep(Backend& backend, Communicator& communicator, Transformer& target, KvCache& cache,
                   int64_t num_slots, int64_t max_rows);
 
-  // Advances the states in place. `digest` stands for what all ranks must agree on before this
-  // step; throws Error where they do not. The outcomes (of decoding slots, in order) are valid
-  // until the next run.
+  // Advances the states in place. `agreed`: a digest of what all ranks must agree on before this
+  // step. Throws DisagreementError where they do not agree on it or on the drafted tokens. The
+  // outcomes (of decoding slots, in order) are valid until the next run.
   std::span<const SlotOutcome> run(std::span<SequenceState> slots, std::span<const SlotWork> work,
-                                   uint64_t digest, Stream& stream);
+                                   uint64_t agreed, Stream& stream);
 
  private:
   void draft(std::span<SequenceState> slots, std::span<const SlotWork> work, Stream& stream);
 
-  Backend& backend_;
   Transformer& target_;
   KvCache& cache_;
   Verifier verifier_;
+  cpu::Isa isa_;
   BatchBuilder rows_;
   Buffer draft_logits_;   // f32 [num_slots, kMaxDraftTokens, vocab_size]: q, kept until verified
   Buffer target_logits_;  // f32 [num_slots * (kMaxDraftTokens + 1), vocabulary shard]

@@ -40,7 +40,7 @@ static_assert(sizeof(ShardSummary) % sizeof(uint64_t) == 0 &&
 Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_size,
                    int64_t first_token, int64_t shard_size, int64_t max_rows, int64_t max_sequences)
     : communicator_(communicator),
-      isa_(cpu::default_isa()),
+      isa_(cpu::select_isa()),
       vocab_size_(vocab_size),
       first_token_(first_token),
       shard_size_(shard_size),
@@ -155,7 +155,8 @@ void Verifier::exchange_summaries(std::span<const SequenceToVerify> sequences, c
     absl::StrAppend(&differing, differing.empty() ? "rank " : ", rank ", r);
   }
   if (!differing.empty()) {
-    throw Error(absl::StrCat("digest of plan and state differs from rank 0's on ", differing));
+    throw DisagreementError(
+        absl::StrCat("digest of plan and state differs from rank 0's on ", differing));
   }
 }
 

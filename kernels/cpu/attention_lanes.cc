@@ -9,6 +9,7 @@
 namespace outrider::cpu::OUTRIDER_LANES {
 namespace {
 
+constexpr int64_t kPagesAhead = 2;  // of the one in use, fetched into the cache
 #if defined(__AVX512F__)
 constexpr int kValueChunks = 4;  // Q * this many sums in registers
 #else
@@ -30,30 +31,41 @@ struct Pages {
   const int32_t* table;
   int64_t page_stride;  // elements
   int64_t head_dim;
+
+  OUTRIDER_INLINE const bf16* k_page(int64_t page) const { return k + table[page] * page_stride; }
+  OUTRIDER_INLINE const bf16* v_page(int64_t page) const { return v + table[page] * page_stride; }
 };
 
 OUTRIDER_INLINE int64_t pages_of(int64_t context) {
   return (context + kPageTokens - 1) / kPageTokens;
 }
 
+// 16 elements from d on; where heads are not whole (a multiple of 16), those that there are.
+template <bool kWhole, typename T>
+OUTRIDER_INLINE Lanes load_chunk(const T* head, int64_t d, int64_t head_dim) {
+  if constexpr (kWhole) return load(head + d);
+  return load(head + d, head_dim - d);
+}
+
 // weights = q · k / sqrt(head_dim), for the whole pages that the longest context touches.
-template <int Q>
+template <int Q, bool kWhole>
 OUTRIDER_INLINE void score(const Query* queries, const Pages& pages, int64_t num_pages) {
-  const int64_t chunks = (pages.head_dim + kLanes - 1) / kLanes;
-  const Lanes scale = broadcast(1.0f / __builtin_sqrtf(static_cast<float>(pages.head_dim)));
+  const int64_t head_dim = pages.head_dim;
+  const Lanes scale = broadcast(1.0f / __builtin_sqrtf(static_cast<float>(head_dim)));
   for (int64_t page = 0; page < num_pages; ++page) {
-    const bf16* k = pages.k + pages.table[page] * pages.page_stride;
+    const bf16* k = pages.k_page(page);
+    const bf16* ahead = pages.k_page(page + kPagesAhead < num_pages ? page + kPagesAhead : page);
     Lanes dots[Q][kPageTokens];
     for (int64_t t = 0; t < kPageTokens; ++t) {
       Lanes dot[Q];
       OUTRIDER_UNROLL
       for (int i = 0; i < Q; ++i) dot[i] = broadcast(0.0f);
-      for (int64_t c = 0; c < chunks; ++c) {
-        const int64_t d = c * kLanes;
-        const Lanes key = load(k + t * pages.head_dim + d, pages.head_dim - d);
+      for (int64_t d = 0; d < head_dim; d += kLanes) {
+        __builtin_prefetch(ahead + t * head_dim + d);
+        const Lanes key = load_chunk<kWhole>(k + t * head_dim, d, head_dim);
         OUTRIDER_UNROLL
         for (int i = 0; i < Q; ++i) {
-          dot[i] = fma(load(queries[i].q + d, pages.head_dim - d), key, dot[i]);
+          dot[i] = fma(load_chunk<kWhole>(queries[i].q, d, head_dim), key, dot[i]);
         }
       }
       OUTRIDER_UNROLL
@@ -84,25 +96,34 @@ OUTRIDER_INLINE void soften(Query& query) {
 }
 
 // sums[i][c] += weights[t] * v[t], t in [begin, end), for C chunks of the head from element d.
-template <int Q, int C>
+template <int Q, int C, bool kWhole>
 OUTRIDER_INLINE void add_values(const Query* queries, const Pages& pages, int64_t d, int64_t begin,
                                 int64_t end, Lanes (&sums)[Q][C]) {
-  for (int64_t t = begin; t < end; ++t) {
-    const bf16* v = pages.v + pages.table[t / kPageTokens] * pages.page_stride +
-                    t % kPageTokens * pages.head_dim + d;
-    Lanes value[C];
-    OUTRIDER_UNROLL
-    for (int c = 0; c < C; ++c) value[c] = load(v + c * kLanes, pages.head_dim - d - c * kLanes);
-    OUTRIDER_UNROLL
-    for (int i = 0; i < Q; ++i) {
-      const Lanes weight = broadcast(queries[i].weights[t]);
+  const int64_t num_pages = pages_of(end);
+  for (int64_t page = begin / kPageTokens; page < num_pages; ++page) {
+    const bf16* v_page = pages.v_page(page);
+    const bf16* ahead = pages.v_page(page + kPagesAhead < num_pages ? page + kPagesAhead : page);
+    const int64_t first = page * kPageTokens;
+    const int64_t stop = first + kPageTokens < end ? first + kPageTokens : end;
+    for (int64_t t = first > begin ? first : begin; t < stop; ++t) {
+      const int64_t offset = (t - first) * pages.head_dim;
+      Lanes value[C];
       OUTRIDER_UNROLL
-      for (int c = 0; c < C; ++c) sums[i][c] = fma(weight, value[c], sums[i][c]);
+      for (int c = 0; c < C; ++c) {
+        __builtin_prefetch(ahead + offset + d + c * kLanes);
+        value[c] = load_chunk<kWhole>(v_page + offset, d + c * kLanes, pages.head_dim);
+      }
+      OUTRIDER_UNROLL
+      for (int i = 0; i < Q; ++i) {
+        const Lanes weight = broadcast(queries[i].weights[t]);
+        OUTRIDER_UNROLL
+        for (int c = 0; c < C; ++c) sums[i][c] = fma(weight, value[c], sums[i][c]);
+      }
     }
   }
 }
 
-template <int Q, int C>
+template <int Q, int C, bool kWhole>
 OUTRIDER_INLINE void weigh_values(const Query* queries, const Pages& pages, int64_t d) {
   Lanes sums[Q][C];
   int64_t common = queries[0].context;
@@ -112,14 +133,11 @@ OUTRIDER_INLINE void weigh_values(const Query* queries, const Pages& pages, int6
     OUTRIDER_UNROLL
     for (int c = 0; c < C; ++c) sums[i][c] = broadcast(0.0f);
   }
-  add_values<Q, C>(queries, pages, d, 0, common, sums);
-  OUTRIDER_UNROLL
+  add_values<Q, C, kWhole>(queries, pages, d, 0, common, sums);
   for (int i = 0; i < Q; ++i) {
     Lanes own[1][C];
-    OUTRIDER_UNROLL
     for (int c = 0; c < C; ++c) own[0][c] = sums[i][c];
-    add_values<1, C>(queries + i, pages, d, common, queries[i].context, own);
-    OUTRIDER_UNROLL
+    add_values<1, C, kWhole>(queries + i, pages, d, common, queries[i].context, own);
     for (int c = 0; c < C; ++c) {
       store_narrow(queries[i].y + d + c * kLanes, div(own[0][c], broadcast(queries[i].sum)),
                    pages.head_dim - d - c * kLanes);
@@ -127,29 +145,28 @@ OUTRIDER_INLINE void weigh_values(const Query* queries, const Pages& pages, int6
   }
 }
 
-template <int Q>
+template <int Q, bool kWhole>
 void attend(Query* queries, const Pages& pages) {
   int64_t longest = 0;
-  OUTRIDER_UNROLL
   for (int i = 0; i < Q; ++i) {
     longest = queries[i].context > longest ? queries[i].context : longest;
   }
-  score<Q>(queries, pages, pages_of(longest));
-  OUTRIDER_UNROLL
+  score<Q, kWhole>(queries, pages, pages_of(longest));
   for (int i = 0; i < Q; ++i) soften(queries[i]);
   int64_t d = 0;
   for (; d + kValueChunks * kLanes <= pages.head_dim; d += kValueChunks * kLanes) {
-    weigh_values<Q, kValueChunks>(queries, pages, d);
+    weigh_values<Q, kValueChunks, kWhole>(queries, pages, d);
   }
-  for (; d < pages.head_dim; d += kLanes) weigh_values<Q, 1>(queries, pages, d);
+  for (; d < pages.head_dim; d += kLanes) weigh_values<Q, 1, kWhole>(queries, pages, d);
 }
 
+template <bool kWhole>
 void attend_some(Query* queries, int count, const Pages& pages) {
   static_assert(kAttentionQueries == 4);
-  if (count == 1) attend<1>(queries, pages);
-  if (count == 2) attend<2>(queries, pages);
-  if (count == 3) attend<3>(queries, pages);
-  if (count == 4) attend<4>(queries, pages);
+  if (count == 1) attend<1, kWhole>(queries, pages);
+  if (count == 2) attend<2, kWhole>(queries, pages);
+  if (count == 3) attend<3, kWhole>(queries, pages);
+  if (count == 4) attend<4, kWhole>(queries, pages);
 }
 
 }  // namespace
@@ -177,7 +194,11 @@ void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16*
                             y + (r * shape.num_heads + h) * shape.head_dim,
                             scratch + count * scratch_stride, map.positions[r] + 1, 0.0f};
           if (++count == kAttentionQueries || (r + 1 == last && h + 1 == next)) {
-            attend_some(queries, count, pages);
+            if (shape.head_dim % kLanes == 0) {
+              attend_some<true>(queries, count, pages);
+            } else {
+              attend_some<false>(queries, count, pages);
+            }
             count = 0;
           }
         }

@@ -307,11 +307,6 @@ RowDistribution filter(const Tokens& tokens, int64_t vocab_size, RowDistribution
 
 }  // namespace
 
-Isa default_isa() {
-  static const Isa isa = select_isa();
-  return isa;
-}
-
 void verify_summary(const float* logits, int64_t shard_size, int32_t first_token,
                     const VerifyRow* rows, int64_t num_rows, ShardSummary* summaries,
                     Candidate* candidates, Isa isa) {

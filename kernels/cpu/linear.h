@@ -3,8 +3,10 @@
 // Layout: panels of 16 output rows; inside a panel, for each pair (2j, 2j+1) along k, 16 outputs x
 // 2 bf16 = 64 bytes. Odd k and n are padded with zeros. Order: y[r, o] is one fp32 chain over j =
 // 0, 1, …: acc = fma(x[2j+1], w[2j+1], acc), then acc = fma(x[2j], w[2j], acc), denormals flushed:
-// what vdpbf16ps computes. It does not depend on the number of rows. Bound: n * k * 2 bytes of
-// weights, read once for up to 8 rows. Twin: ../cuda/linear.cu.
+// what vdpbf16ps computes; the bias is added last. It does not depend on the number of rows. Bound:
+// n * k * 2 bytes of weights, read from memory once for up to 64 rows, and for up to 12 in one
+// pass; from some 10 rows a core on (AVX2: 4), the 2 * rows * n * k operations. Twin:
+// ../cuda/linear.cu.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +27,7 @@ size_t packed_bytes(int64_t n, int64_t k);
 void pack(const bf16* source,  // [rows, k], row stride in elements below
           int64_t row_stride, int64_t rows, int64_t first_row, int64_t k, void* packed);
 
+// Denormals are flushed as set_float_environment() asks; call it first in each thread.
 void linear(const bf16* x,       // [rows, k]
             const void* packed,  // [n, k], see above
             const float* bias,   // [n], or null

@@ -21,10 +21,3 @@
   ((isa) >= outrider::cpu::Isa::avx512 ? name##_avx512 arguments \
    : (isa) == outrider::cpu::Isa::avx2 ? name##_avx2 arguments   \
                                        : name##_scalar arguments)
-
-namespace outrider::cpu {
-
-// select_isa(), asked once. For callers that have no Isa at hand.
-Isa default_isa();
-
-}  // namespace outrider::cpu

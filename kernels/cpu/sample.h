@@ -27,7 +27,7 @@ RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose pu
 // offset: the token's position within the step, from 0
 int32_t sample_draft(const float* logits,  // [vocab_size]
                      int64_t vocab_size, const Processors& processors, const RandomKey& key,
-                     int offset, Isa isa = default_isa());
+                     int offset, Isa isa);
 
 // What sample_draft draws from, for a row that is not greedy.
 RaceRow draft_row(const float* logits,  // [vocab_size]

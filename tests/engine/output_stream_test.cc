@@ -18,6 +18,7 @@ struct Result {
   std::string text;
   std::vector<int32_t> ids;
   std::vector<std::string> pieces;
+  std::vector<int64_t> ends;  // of each token, in the whole text
   FinishReason reason = FinishReason::length;
 };
 
@@ -32,6 +33,9 @@ Result feed(const std::vector<int32_t>& ids, const SamplingParams& sampling, siz
       if (!stream.push(ids[j], false)) break;
     }
     const Chunk chunk = stream.take();
+    for (const int32_t end : chunk.text_ends) {
+      result.ends.push_back(static_cast<int64_t>(result.text.size()) + end);
+    }
     result.text += chunk.text;
     result.pieces.push_back(chunk.text);
     result.ids.insert(result.ids.end(), chunk.token_ids.begin(), chunk.token_ids.end());
@@ -98,7 +102,8 @@ TEST(OutputStream, NeverSplitsACharacter) {
   EXPECT_EQ(result.text, text);
   EXPECT_EQ(result.ids, ids);
   for (const std::string& piece : result.pieces) {
-    if (!piece.empty()) EXPECT_NE(static_cast<uint8_t>(piece[0]) & 0xC0, 0x80) << piece;
+    if (piece.empty()) continue;
+    EXPECT_NE(static_cast<uint8_t>(piece[0]) & 0xC0, 0x80) << piece;
   }
 }
 
@@ -138,6 +143,9 @@ TEST(OutputStream, DoesNotDependOnBlocks) {
       const Result result = feed(ids, with_stop(stop), block, {}, 24);
       ASSERT_EQ(result.text, letters.substr(0, cut));
       ASSERT_EQ(result.ids.size(), used);
+      for (size_t n = 0; n < used; ++n) {
+        ASSERT_EQ(result.ends[n], static_cast<int64_t>(std::min(n + 1, cut)));
+      }
     }
   }
   EXPECT_GT(stopped, 500);

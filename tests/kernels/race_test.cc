@@ -219,7 +219,7 @@ TEST(Race, TailsDoNotWinByAGrainOfTheUniform) {
   int tail_wins = 0, planted_tail_wins = 0;
   for (uint32_t base = 0; base < kDraws; ++base) {
     const RandomKey key{.seed = 77, .choice = 0, .base = base};
-    tail_wins += race(bonus_row(logits, 0), key, 0, Purpose::extra, default_isa()).token != 0;
+    tail_wins += race(bonus_row(logits, 0), key, 0, Purpose::extra, select_isa()).token != 0;
     bool zero = false;  // the planted race: u = (word >> 8) 2^-24
     for (uint32_t token = 0; token < kVocab; token += 4) {
       const auto words = philox4x32(philox_counter(key, 0, Purpose::extra, token), philox_key(key));

@@ -17,7 +17,7 @@ constexpr Processors kSampled{.mode = VerifyMode::rejection};
 int32_t draw(const std::vector<float>& logits, const Processors& processors, uint32_t base,
              int offset = 0) {
   return sample_draft(logits.data(), static_cast<int64_t>(logits.size()), processors,
-                      {.seed = 3, .choice = 0, .base = base}, offset);
+                      {.seed = 3, .choice = 0, .base = base}, offset, select_isa());
 }
 
 TEST(SampleDraft, GreedyTakesTheSmallestTokenOfTheLargestLogit) {
@@ -33,7 +33,7 @@ TEST(SampleDraft, NeverDrawsWhatTheFiltersDrop) {
   for (float& x : logits) x = normal(random);
   const Processors processors{
       .mode = VerifyMode::rejection, .temperature = 1.3f, .top_k = 20, .top_p = 0.8f};
-  const RowDistribution q = process_row(logits.data(), 300, processors, default_isa());
+  const RowDistribution q = process_row(logits.data(), 300, processors, select_isa());
   for (uint32_t base = 0; base < 5000; ++base) {
     const int32_t token = draw(logits, processors, base);
     EXPECT_GT(probability(q, logits[token], token), 0.0);

@@ -71,7 +71,7 @@ RowDistribution over_shards(const std::vector<float>& row, int shards,
   for (int r = 0; r < shards; ++r) {
     const std::vector<float> part(row.begin() + n * r / shards, row.begin() + n * (r + 1) / shards);
     summaries.push_back(
-        summarise(part, n * r / shards, -1, processors, candidates[r].data(), default_isa()));
+        summarise(part, n * r / shards, -1, processors, candidates[r].data(), select_isa()));
     lists.push_back(candidates[r].data());
   }
   return combine_summaries(summaries.data(), lists.data(), shards, processors);
@@ -162,7 +162,7 @@ TEST(Filters, KeepWhatTheDefinitionKeeps) {
             if (!sharp) continue;
             ++compared;
             const RowDistribution p =
-                process_row(row.data(), n, sampled(temperature, top_k, top_p), default_isa());
+                process_row(row.data(), n, sampled(temperature, top_k, top_p), select_isa());
             ASSERT_EQ(p.resolved, 1);
             double worst = 0.0;
             for (int i = 0; i < n; ++i) {
@@ -193,11 +193,11 @@ TEST(Filters, CandidatesAndGatheredRowsAgree) {
             const RowDistribution p = over_shards(row, shards, processors);
             // Start anew from the same maximum and mass: only the way to the cut differs.
             RowDistribution whole = over_shards(row, shards, sampled(0.9f, 0, 1.0f));
-            whole = resolve_row(whole, row.data(), n, processors, default_isa());
+            whole = resolve_row(whole, row.data(), n, processors, select_isa());
             if (p.resolved == 0) {
               ++gathered;
               EXPECT_TRUE(
-                  same_bits(resolve_row(p, row.data(), n, processors, default_isa()), whole));
+                  same_bits(resolve_row(p, row.data(), n, processors, select_isa()), whole));
             } else {
               ++resolved;
               EXPECT_TRUE(same_bits(p, whole)) << n << " " << top_k << " " << top_p;
@@ -298,9 +298,9 @@ TEST(ShardOverlap, IsTheSumOfMinimaOverReachedRows) {
   const Processors processors = sampled(1.0f, 0, 0.9f);
   RowDistribution p[3], q[2];
   for (int i = 0; i < 3; ++i)
-    p[i] = process_row(&target[i * kVocab], kVocab, processors, default_isa());
+    p[i] = process_row(&target[i * kVocab], kVocab, processors, select_isa());
   for (int i = 0; i < 2; ++i)
-    q[i] = process_row(&draft[i * kVocab], kVocab, processors, default_isa());
+    q[i] = process_row(&draft[i * kVocab], kVocab, processors, select_isa());
   double expected[2] = {};
   for (int i = 0; i < 2; ++i) {
     for (int v = 0; v < kVocab; ++v) {

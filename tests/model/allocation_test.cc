@@ -84,7 +84,9 @@ TEST(Allocations, BadFilesGetLittle) {
   std::string zeros;
   for (int i = 0; i < 1 << 20; ++i) zeros += "0,";
   const std::string long_shape = R"({"a":{"dtype":"U8","shape":[)" + zeros + "0]}}";
-  EXPECT_LT(bytes_for(with_length(long_shape.size(), long_shape)), 32 * (1 << 21));
+  // A parsed number takes 16 bytes for two characters, and vectors double as they grow.
+  EXPECT_LT(bytes_for(with_length(long_shape.size(), long_shape)),
+            100 * static_cast<int64_t>(long_shape.size()));
 }
 
 }  // namespace

@@ -142,9 +142,16 @@ TEST_P(RealGolden, LogProbabilitiesAndChoicesAreTransformers) {
   ASSERT_EQ(golden.at("weights_sha256"), manifest.at("files").at("model.safetensors").at("sha256"))
       << "the golden file was made from another model";
 
+  // Three ranks take every sixth case, to save time.
+  const bool whole = GetParam() < 3;
+  std::vector<json> cases;
+  for (size_t i = 0; i < golden.at("cases").size(); i += whole ? 1 : 6) {
+    cases.push_back(golden.at("cases").at(i));
+  }
+
   const auto logits = run_ranks(real_model(), GetParam(), [&](ModelRunner& runner) {
     std::vector<Logits> all;
-    for (const json& test_case : golden.at("cases")) {
+    for (const json& test_case : cases) {
       auto ids = test_case.at("prompt_ids").get<std::vector<int32_t>>();
       for (const json& id : test_case.at("greedy_ids")) ids.push_back(id.get<int32_t>());
       for (Logits& row : runner.feed(0, ids, 128)) all.push_back(std::move(row));
@@ -157,7 +164,7 @@ TEST_P(RealGolden, LogProbabilitiesAndChoicesAreTransformers) {
   Differences rounded, fp32;
   int choices = 0, near_ties = 0;
   const Logits* row = logits.data();
-  for (const json& test_case : golden.at("cases")) {
+  for (const json& test_case : cases) {
     const auto prompt_ids = test_case.at("prompt_ids").get<std::vector<int32_t>>();
     const auto greedy_ids = test_case.at("greedy_ids").get<std::vector<int32_t>>();
     auto ids = prompt_ids;
@@ -182,11 +189,12 @@ TEST_P(RealGolden, LogProbabilitiesAndChoicesAreTransformers) {
               near_ties, choices);
   rounded.expect_max_within(against_rounded(golden), "rounded");
   fp32.expect_max_within(tolerance, "fp32");
+  if (!whole) return;
   EXPECT_LE(rounded.rms(), against_rounded(golden).rms);
   EXPECT_LE(fp32.rms(), tolerance.rms);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, RealGolden, ::testing::Values(1, 2),
+INSTANTIATE_TEST_SUITE_P(Ranks, RealGolden, ::testing::Values(1, 2, 3),
                          [](const auto& info) { return std::to_string(info.param) + "_ranks"; });
 
 }  // namespace

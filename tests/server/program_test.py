@@ -9,12 +9,14 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import unittest
+from pathlib import Path
 
 PROGRAM, CHECKPOINT = sys.argv[1:3]
 LIMIT_S = 120  # for anything: a hang, not a slow machine
@@ -174,9 +176,13 @@ class CommandLine(unittest.TestCase):
                 return subprocess.run([*starter, PROGRAM, 'serve', *arguments], text=True,
                                       capture_output=True, timeout=LIMIT_S,
                                       stdin=subprocess.DEVNULL)
-            with socket.create_server(('127.0.0.1', 0)) as taken:
+            with (socket.create_server(('127.0.0.1', 0)) as taken,
+                  tempfile.TemporaryDirectory() as broken):
                 port = str(taken.getsockname()[1])
+                shutil.copytree(CHECKPOINT, broken, dirs_exist_ok=True)
+                Path(broken, 'tokenizer.json').write_text('{"model": 3}')
                 for result, part in (
+                        (serve('--model', broken, '--port', '0'), 'tokenizer.json'),
                         (serve('--model', CHECKPOINT, '--port', port), f'127.0.0.1:{port}'),
                         (serve('--model', '/no/such/model', '--port', '0'), '/no/such/model'),
                         (serve('--model', CHECKPOINT, '--address', '0.0.0.0'), '--insecure')):

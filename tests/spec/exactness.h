@@ -142,7 +142,7 @@ class ExactOutput {
     if (probability == 0.0) return;
     if (static_cast<int>(tokens.size()) == pair_.num_drafted) return step(tokens, probability);
     const auto& row = draft_row_after(tokens);
-    const auto q = cpu::process_row(row.data(), pair_.vocab, pair_.processors, cpu::default_isa());
+    const auto q = cpu::process_row(row.data(), pair_.vocab, pair_.processors, cpu::select_isa());
     std::vector<double> w(pair_.vocab, 0.0);
     if (q.non_finite != 0) {
       w[0] = 1.0;  // as sample_draft says
@@ -170,7 +170,7 @@ class ExactOutput {
     std::vector<RowDistribution> q;
     for (int i = 0; i < pair_.num_drafted; ++i) {
       q.push_back(steps_.process_row(&draft_logits[i * vocab], vocab, pair_.processors,
-                                     cpu::default_isa()));
+                                     cpu::select_isa()));
     }
     int num_drafted = pair_.num_drafted;  // fewer in the bug that drops some
     std::vector<std::vector<float>> logits(ranks);
@@ -226,7 +226,7 @@ class ExactOutput {
       }
       steps_.verify_summary(logits[r].data(), shards_[r].size, shards_[r].first, what.data(), rows,
                             &summaries[r * rows], &candidates[r * rows * kCandidates],
-                            cpu::default_isa());
+                            cpu::select_isa());
     }
     std::vector<RowDistribution> p;
     for (int i = 0; i < rows; ++i) {

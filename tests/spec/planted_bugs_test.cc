@@ -225,14 +225,14 @@ TEST(PlantedBugs, AOneHotThroughoutIsExact) {
 double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset)) {
   const std::vector<float> target{0.0f, 1.0f, -0.5f, 0.3f}, draft{0.8f, -0.2f, 0.1f, 0.4f};
   const Processors processors{.mode = VerifyMode::rejection};
-  const Isa isa = cpu::default_isa();
+  const Isa isa = cpu::select_isa();
   RowDistribution p = cpu::process_row(target.data(), 4, processors, isa);
   const RowDistribution q = cpu::process_row(draft.data(), 4, processors, isa);
   constexpr int kSamples = 200'000;
   std::vector<double> frequency(4, 0.0);
   for (uint32_t base = 0; base < kSamples; ++base) {
     const RandomKey key{.seed = 11, .choice = 0, .base = base};
-    const int32_t drafted = cpu::sample_draft(draft.data(), 4, processors, key, 0);
+    const int32_t drafted = cpu::sample_draft(draft.data(), 4, processors, key, 0, isa);
     p.draft_logit = target[drafted];
     const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, 1, 0, 4, 4};
     double p_draft, q_draft;

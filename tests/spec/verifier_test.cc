@@ -204,7 +204,8 @@ TEST(Verifier, GathersWhatTheCandidatesDoNotCover) {
     for (int row = 0; row < 3; ++row) c.target.push_back(random_row(random, kVocab, 0.1f));
     for (int row = 0; row < 2; ++row) {
       c.draft.push_back(c.target[row]);
-      c.drafted.push_back(cpu::sample_draft(c.draft[row].data(), kVocab, nucleus, c.key, row));
+      c.drafted.push_back(
+          cpu::sample_draft(c.draft[row].data(), kVocab, nucleus, c.key, row, cpu::select_isa()));
     }
     cases.push_back(c);
   }
@@ -235,7 +236,8 @@ TEST(Verifier, MeasuresAlphaThatPredictsAcceptance) {
   for (uint32_t i = 0; i < kSequences; ++i) {
     Case c{{p, p, p}, {q, q}, {}, kSampled, {.seed = i, .choice = 0, .base = 3}};
     for (int row = 0; row < 2; ++row) {
-      c.drafted.push_back(cpu::sample_draft(q.data(), kVocab, kSampled, c.key, row));
+      c.drafted.push_back(
+          cpu::sample_draft(q.data(), kVocab, kSampled, c.key, row, cpu::select_isa()));
     }
     cases.push_back(c);
   }
@@ -323,7 +325,8 @@ std::vector<int32_t> generate(Rank& rank, const Language& language, const Proces
           if (id % 5 == 0) {
             last = (last + 1) % Language::kVocab;
           } else {
-            last = cpu::sample_draft(row.data(), Language::kVocab, processors, c.key, k);
+            last = cpu::sample_draft(row.data(), Language::kVocab, processors, c.key, k,
+                                     cpu::select_isa());
             c.draft.push_back(row);
           }
           c.drafted.push_back(last);

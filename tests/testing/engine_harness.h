@@ -65,12 +65,30 @@ class CollectingSink final : public RequestSink {
   std::atomic<int>& left_;
 };
 
-// All requests are queued before the first step. cancel_after[i], where given: request i is
-// cancelled after that many chunks.
+// Rank 0's part: runs the requests on an engine and says goodbye to the other ranks. All are queued
+// before the first step. cancel_after[i], where given: request i is cancelled after that many
+// chunks.
+inline std::vector<Answer> lead_requests(Executor& executor, ControlServer* control,
+                                         const std::vector<Request>& requests,
+                                         const std::vector<size_t>& cancel_after = {}) {
+  std::vector<Answer> answers(requests.size());
+  Engine engine(executor, control);
+  std::atomic<int> left = static_cast<int>(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    auto sink = std::make_shared<CollectingSink>(answers[i], engine, left);
+    if (i < cancel_after.size()) sink->cancel_after = cancel_after[i];
+    engine.submit(requests[i], sink);
+  }
+  engine.run();
+  if (control != nullptr) control->goodbye();
+  return answers;
+}
+
+// lead_requests, over ranks that are threads.
 inline std::vector<Answer> run_requests(const EngineOptions& options, int num_ranks,
                                         const std::vector<Request>& requests,
                                         const std::vector<size_t>& cancel_after = {}) {
-  std::vector<Answer> answers(requests.size());
+  std::vector<Answer> answers;
   const std::string secret = make_control_secret();
   std::optional<ControlServer> control;
   if (num_ranks > 1) control.emplace(num_ranks - 1, secret);
@@ -84,16 +102,33 @@ inline std::vector<Answer> run_requests(const EngineOptions& options, int num_ra
       return;
     }
     if (control) control->accept_all(std::chrono::seconds(60));
-    Engine engine(executor, control ? &*control : nullptr);
-    std::atomic<int> left = static_cast<int>(requests.size());
-    for (size_t i = 0; i < requests.size(); ++i) {
-      auto sink = std::make_shared<CollectingSink>(answers[i], engine, left);
-      if (i < cancel_after.size()) sink->cancel_after = cancel_after[i];
-      engine.submit(requests[i], sink);
-    }
-    engine.run();
+    answers = lead_requests(executor, control ? &*control : nullptr, requests, cancel_after);
   });
   return answers;
+}
+
+// `length` token ids below 257, of which phrases recur: prompt_lookup has something to copy.
+inline std::vector<int32_t> recurring_prompt(int length, int seed) {
+  std::vector<int32_t> ids;
+  uint32_t x = 12345u + static_cast<uint32_t>(seed) * 7919u;
+  for (int i = 0; i < length; ++i) {
+    x = x * 1664525u + 1013904223u;
+    ids.push_back(i % 7 < 4 ? 100 + i % 7 : static_cast<int32_t>(x >> 24) + 1);
+  }
+  return ids;
+}
+
+// Goes on to max_tokens whatever comes.
+inline Request greedy_request(int prompt_length, int seed, int max_tokens, int k,
+                              const std::string& drafter) {
+  Request request;
+  request.prompt = recurring_prompt(prompt_length, seed);
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = max_tokens;
+  request.sampling.ignore_eos = true;
+  request.speculation.num_speculative_tokens = k;
+  request.speculation.drafter = drafter;
+  return request;
 }
 
 }  // namespace outrider

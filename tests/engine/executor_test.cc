@@ -1,0 +1,136 @@
+// What ranks compare: the digest of a rank's state, and the fingerprint of its numerics.
+#include "engine/executor.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "comm/self_communicator.h"
+#include "comm/thread_communicator.h"
+#include "core/float_environment.h"
+#include "testing/checkpoints.h"
+
+namespace outrider {
+namespace {
+
+EngineOptions options() {
+  return {.model = test_checkpoint("tiny"), .draft = test_checkpoint("tiny-draft")};
+}
+
+StepPlan first_plan(std::vector<int32_t> prompt, DrafterKind drafter) {
+  const auto last = static_cast<int64_t>(prompt.size()) - 1;
+  StepPlan plan{.step = 1};
+  plan.admitted.push_back({.slot = 0, .prompt = std::move(prompt), .drafter = drafter});
+  plan.work.push_back({.slot = 0,
+                       .decode = 1,
+                       .prefill_end = last,
+                       .num_draft_tokens = drafter == DrafterKind::model ? 2 : 0});
+  return plan;
+}
+
+class One {
+ public:
+  explicit One(const EngineOptions& options)
+      : backend_(make_cpu_backend()),
+        self_(make_self_communicator()),
+        executor_(options, *backend_, *self_) {}
+  Executor& operator*() { return executor_; }
+  Executor* operator->() { return &executor_; }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Communicator> self_;
+  Executor executor_;
+};
+
+TEST(Executor, TheDigestOfTheStateFollowsTokensAndCaches) {
+  One a(options()), b(options()), c(options());
+  EXPECT_EQ(a->state_digest(), b->state_digest());
+  const uint64_t fresh = a->state_digest();
+  a->execute(first_plan({5, 6, 7, 8}, DrafterKind::model).serialise());
+  b->execute(first_plan({5, 6, 7, 8}, DrafterKind::model).serialise());
+  c->execute(first_plan({5, 6, 9, 8}, DrafterKind::model).serialise());  // as many, but others
+  EXPECT_NE(a->state_digest(), fresh);
+  EXPECT_EQ(a->state_digest(), b->state_digest());
+  EXPECT_NE(a->state_digest(), c->state_digest());
+}
+
+// A rank whose plan is not rank 0's, though it asks for the same rows: both throw before a token of
+// the step is seen.
+TEST(Executor, RanksThatDisagreeEndTheJob) {
+  const auto run = [](uint64_t other_seed) {
+    run_thread_ranks(2, [other_seed](Communicator& communicator) {
+      set_float_environment();
+      const auto backend = make_cpu_backend();
+      Executor executor(options(), *backend, communicator);
+      StepPlan plan = first_plan({5, 6, 7, 8}, DrafterKind::model);
+      if (communicator.rank() == 1) plan.admitted[0].seed = other_seed;
+      executor.execute(plan.serialise());
+    });
+  };
+  EXPECT_NO_THROW(run(0));
+  EXPECT_THROW(run(1), DisagreementError);
+}
+
+// The state before a step, where the plans agree: rank 1 has seen another first step.
+TEST(Executor, RanksThatHoldOtherStatesEndTheJob) {
+  EXPECT_THROW(
+      run_thread_ranks(2,
+                       [](Communicator& communicator) {
+                         set_float_environment();
+                         const auto backend = make_cpu_backend();
+                         const auto self = make_self_communicator();
+                         // Each by itself, so that nothing is compared yet …
+                         Executor alone(options(), *backend, *self);
+                         const int32_t token = communicator.rank() == 0 ? 7 : 9;
+                         alone.execute(first_plan({5, token, 6}, DrafterKind::none).serialise());
+                         // … then the comparison that each step makes.
+                         Verifier verifier(*backend, communicator, 2, communicator.rank(), 1, 1, 1);
+                         Stream stream;
+                         verifier.verify({}, {}, alone.state_digest(), stream);
+                       }),
+      DisagreementError);
+}
+
+TEST(Executor, TheFingerprintNamesModelDraftAndRanks) {
+  EngineOptions without_draft = options();
+  without_draft.draft.reset();
+  EngineOptions other_model = without_draft;
+  other_model.model = test_checkpoint("tiny-draft");
+  One a(options()), same(options()), b(without_draft), c(other_model);
+  EXPECT_EQ(a->numerics_fingerprint(), same->numerics_fingerprint());
+  EXPECT_NE(a->numerics_fingerprint(), b->numerics_fingerprint());
+  EXPECT_NE(b->numerics_fingerprint(), c->numerics_fingerprint());
+}
+
+// More logits than tokens (a padded embedding) is ordinary; more tokens than logits is not.
+TEST(Executor, RefusesATokenizerLargerThanTheModel) {
+  const auto mixed = [](const char* model, const char* tokenizer) {
+    const std::filesystem::path directory =
+        testing::TempDir() + "/outrider_executor_test_" + std::to_string(getpid());
+    std::filesystem::remove_all(directory);
+    std::filesystem::copy(test_checkpoint(model), directory);
+    std::filesystem::copy(test_checkpoint(tokenizer) / "tokenizer.json",
+                          directory / "tokenizer.json",
+                          std::filesystem::copy_options::overwrite_existing);
+    EngineOptions options{.model = directory};
+    std::string error;
+    try {
+      One executor(options);
+      executor->execute(first_plan({5, 6}, DrafterKind::none).serialise());
+    } catch (const Error& e) {
+      error = e.what();
+    }
+    std::filesystem::remove_all(directory);
+    return error;
+  };
+  EXPECT_EQ(mixed("tiny", "tiny-v64"), "");
+  EXPECT_NE(mixed("tiny-v64", "tiny")
+                .find("tokenizer.json: holds token 511, expected only tokens "
+                      "below config.json's vocab_size, 64"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace outrider

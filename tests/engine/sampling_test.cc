@@ -1,0 +1,157 @@
+// Sampled tokens through the whole engine against the target's exact distribution: a request with
+// speculation draws from the distribution of one without (Chen et al. 2023, Theorem 1).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "model/model_runner.h"
+#include "testing/checkpoints.h"
+#include "testing/engine_harness.h"
+#include "testing/g_test.h"
+
+namespace outrider {
+namespace {
+
+constexpr int kVocab = 64, kRequests = 2500;  // requests of each arm
+// A phrase that recurs, so that prompt_lookup drafts from the first step on.
+const std::vector<int32_t> kPrompt = {9, 17, 33, 5, 9, 17, 33, 5, 9, 17};
+
+// The definition: temperature, then the top_k most likely, then the fewest of them that hold top_p.
+std::vector<double> distribution(const Logits& logits, const SamplingParams& sampling) {
+  std::vector<int> order(kVocab);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+  if (sampling.top_k > 0) order.resize(sampling.top_k);
+  std::vector<double> weights;
+  for (const int v : order) {
+    weights.push_back(std::exp((double{logits[v]} - logits[order[0]]) / sampling.temperature));
+  }
+  const double needed = sampling.top_p * std::accumulate(weights.begin(), weights.end(), 0.0);
+  double sum = 0;
+  std::vector<double> p(kVocab, 0.0);
+  for (size_t i = 0; i < order.size() && (sampling.top_p == 1.0f || sum < needed); ++i) {
+    sum += p[order[i]] = weights[i];
+  }
+  for (double& x : p) x /= sum;
+  return p;
+}
+
+// Of the first three tokens behind kPrompt, in lexicographic order; from plain forward passes.
+std::vector<double> exact_triples(const SamplingParams& sampling) {
+  const auto self = make_self_communicator();
+  ModelRunner target(test_checkpoint("tiny-v64"), *self);
+  const auto length = static_cast<int32_t>(kPrompt.size());
+  const auto after = [&](int32_t position, int32_t token) {
+    return distribution(target.forward({{0, position, token}})[0], sampling);
+  };
+  target.feed(0, {kPrompt.begin(), kPrompt.end() - 1}, length);
+  std::vector<double> triples;
+  const auto first = after(length - 1, kPrompt.back());
+  for (int a = 0; a < kVocab; ++a) {
+    const auto second = after(length, a);
+    for (int b = 0; b < kVocab; ++b) {
+      const auto third = after(length + 1, b);
+      for (int c = 0; c < kVocab; ++c) triples.push_back(first[a] * second[b] * third[c]);
+    }
+  }
+  return triples;
+}
+
+// Sums over the tokens that `cell` does not tell apart; cell: of (a, b, c).
+template <typename Number, typename Cell>
+std::vector<Number> merge(const std::vector<Number>& triples, int num_cells, Cell cell) {
+  std::vector<Number> merged(num_cells, 0);
+  for (size_t i = 0; i < triples.size(); ++i) {
+    const int index = static_cast<int>(i);
+    merged[cell(index / kVocab / kVocab, index / kVocab % kVocab, index % kVocab)] += triples[i];
+  }
+  return merged;
+}
+
+struct Processing {
+  const char* name;
+  float temperature;
+  int32_t top_k;
+  float top_p;
+};
+
+class EngineSampling : public ::testing::TestWithParam<Processing> {};
+
+TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
+  set_float_environment();
+  Request request;
+  request.prompt = kPrompt;
+  request.sampling.temperature = GetParam().temperature;
+  request.sampling.top_k = GetParam().top_k;
+  request.sampling.top_p = GetParam().top_p;
+  request.sampling.max_tokens = 4;  // the first step may draft three
+  request.sampling.ignore_eos = true;
+  request.speculation.num_speculative_tokens = 3;
+
+  const std::vector<std::string> arms = {"model", "random", "prompt_lookup", "off"};
+  std::vector<Request> requests;
+  for (const std::string& arm : arms) {
+    request.speculation.off = arm == "off";
+    if (arm != "off") request.speculation.drafter = arm;
+    for (int i = 0; i < kRequests; ++i) {
+      request.sampling.seed = requests.size();
+      requests.push_back(request);
+    }
+  }
+  // The draft is the target's first layer, so that a good part of what it drafts is accepted.
+  EngineOptions options;
+  options.model = test_checkpoint("tiny-v64");
+  options.draft = test_checkpoint("tiny-v64-draft");
+  options.max_positions = 64;
+  const auto answers = run_requests(options, 1, requests);
+
+  const auto exact = exact_triples(request.sampling);
+  for (size_t arm = 0; arm < arms.size(); ++arm) {
+    SCOPED_TRACE(arms[arm]);
+    std::vector<int64_t> counts(exact.size());
+    int64_t drafted = 0, accepted = 0;
+    for (size_t i = arm * kRequests; i < (arm + 1) * kRequests; ++i) {
+      ASSERT_TRUE(answers[i].completion) << answers[i].status;
+      const auto& ids = answers[i].token_ids;
+      ASSERT_EQ(ids.size(), 4u);
+      ++counts[(ids[0] * kVocab + ids[1]) * kVocab + ids[2]];
+      drafted += answers[i].completion->speculation.num_draft_tokens;
+      accepted += answers[i].completion->speculation.num_accepted_draft_tokens;
+    }
+    if (arms[arm] == "off") {
+      EXPECT_EQ(drafted, 0);
+    } else {
+      EXPECT_GT(accepted, 0);
+      EXPECT_LT(accepted, drafted);
+    }
+    const auto expect_cells = [&](int num_cells, auto cell, const char* what) {
+      expect_distribution(merge(exact, num_cells, cell), merge(counts, num_cells, cell), what);
+    };
+    expect_cells(
+        kVocab, [](int a, int, int) { return a; }, "first token");
+    expect_cells(
+        kVocab, [](int, int b, int) { return b; }, "second token");
+    expect_cells(
+        kVocab, [](int, int, int c) { return c; }, "third token");
+    expect_cells(
+        kVocab * kVocab, [](int a, int b, int) { return a * kVocab + b; },
+        "second token behind the first");
+    expect_cells(
+        kVocab * kVocab, [](int, int b, int c) { return b * kVocab + c; },
+        "third token behind the second");
+    expect_distribution(exact, counts, "the three tokens");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Processors, EngineSampling,
+                         ::testing::Values(Processing{"temperature_1", 1.0f, 0, 1.0f},
+                                           Processing{"top_k_and_top_p", 0.8f, 20, 0.9f}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace outrider
