@@ -18,6 +18,11 @@ World::World(int* argc, char*** argv) : exceptions_at_start_(std::uncaught_excep
   int initialized = 0;
   check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");
   CHECK(!initialized);
+  // Sums of up to 16 rows go out in one piece over shared memory. OpenMPI's default of 4 KiB makes
+  // two rows of 576 floats wait for each other: 26 µs for 8 rows, 8 with this. A user's own setting
+  // stays.
+  setenv("OMPI_MCA_btl_vader_eager_limit", "65536", 0);
+  setenv("OMPI_MCA_btl_vader_max_send_size", "131072", 0);
   int provided = 0;
   check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
   if (provided < MPI_THREAD_FUNNELED) {
