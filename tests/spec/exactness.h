@@ -169,8 +169,8 @@ class ExactOutput {
     }
     std::vector<RowDistribution> q;
     for (int i = 0; i < pair_.num_drafted; ++i) {
-      q.push_back(steps_.process_row(&draft_logits[i * vocab], vocab, pair_.processors,
-                                     cpu::select_isa()));
+      q.push_back(
+          steps_.process_row(&draft_logits[i * vocab], vocab, pair_.processors, cpu::select_isa()));
     }
     int num_drafted = pair_.num_drafted;  // fewer in the bug that drops some
     std::vector<std::vector<float>> logits(ranks);
