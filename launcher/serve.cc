@@ -238,12 +238,12 @@ int serve(const ServeOptions& options) {
     World world(nullptr, nullptr);
     rank = world.rank();
     error = serve_as_rank(options, *backend, signals, world);
+    // While the others wait in MPI_Finalize: the first to exit makes mpirun end the rest.
+    if (rank == 0 && !error.empty()) throw Error(error);
   } catch (const Error& failure) {
     throw Error((rank == 0 ? "" : "rank " + std::to_string(rank) + ": ") + failure.what());
   }
-  if (error.empty()) return 0;
-  if (rank == 0) throw Error(error);
-  return kExitFailed;  // rank 0 says why
+  return error.empty() ? 0 : kExitFailed;  // rank 0 says why
 }
 
 }  // namespace
