@@ -10,6 +10,7 @@
 
 #include "bench/bandwidth.h"
 #include "core/float_environment.h"
+#include "kernels/cpu/distribution.h"
 #include "model/transformer.h"
 #include "spec/batch_builder.h"
 #include "spec/drafter.h"
@@ -46,8 +47,11 @@ class DecodeBench {
         verifier_(*backend_, communicator, vocab_, target_.shard().vocab.begin,
                   target_.shard().vocab.size(), kMaxRows, 1) {
     if (options.draft) {
-      drafter_.emplace(*options.draft, *backend_, 1, kMaxRows, std::function<void(double)>());
+      drafter_.emplace(*options.draft, *backend_, context_ / kPageTokens + 1, 1, kMaxRows,
+                       std::function<void(double)>());
+      drafter_->cache().deal_pages(stream_);
     }
+    cache_.deal_pages(stream_);
     std::mt19937 random(1);
     tokens_.resize(context_ + kMaxRows);
     for (int32_t& token : tokens_) token = static_cast<int32_t>(random() % vocab_);
@@ -64,17 +68,22 @@ class DecodeBench {
   Backend& backend() { return *backend_; }
   bool has_draft() const { return drafter_.has_value(); }
 
-  void target_step(int64_t rows) {
-    forward(context_, context_ + rows);
-    cache_.truncate(0, context_);
-  }
+  void target_step(int64_t rows) { forward(context_, context_ + rows); }
   void verify(int64_t rows, VerifyMode mode) {
+    const Processors processors{.mode = mode};
+    std::vector<RowDistribution> q;
+    for (int64_t i = 0; i + 1 < rows; ++i) {
+      q.push_back(cpu::process_row(
+          draft_logits_.view(DType::f32, {kMaxRows, vocab_}).rows(i, i + 1).data<float>(), vocab_,
+          processors, cpu::select_isa()));
+    }
     const SequenceToVerify sequence{
         .drafted = std::span(tokens_).subspan(context_, rows - 1),
         .draft_logits = draft_logits_.view(DType::f32, {rows - 1, vocab_}),
-        .processors = {.mode = mode},
+        .draft_rows = q,
+        .processors = processors,
         .key = {.seed = 1, .base = 1}};
-    verifier_.verify({&sequence, 1}, logits(rows), 0, stream_);
+    verifier_.verify({&sequence, 1}, {}, logits(rows), 0, stream_);
   }
   void all_reduce(int64_t rows) {
     communicator_.all_reduce_sum(partial_.view(DType::f32, {rows, target_.config().hidden_size}),
@@ -108,7 +117,6 @@ class DecodeBench {
   // Rows [begin, end) of the context; earlier ones are cached.
   void forward(int64_t begin, int64_t end) {
     rows_.clear();
-    CHECK(cache_.reserve(0, end));
     for (int64_t i = begin; i < end; ++i) rows_.add(0, tokens_[i], i, true);
     target_.forward(rows_.upload(stream_), cache_, logits(end - begin), stream_);
   }

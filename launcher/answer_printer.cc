@@ -65,13 +65,28 @@ std::string summary(const v1::Complete& complete) {
       complete.timings().ttft_ms());
 }
 
-std::string to_json(const std::string& text, const std::vector<int32_t>& token_ids,
-                    const v1::Complete& complete) {
+namespace {
+
+nlohmann::ordered_json to_json(
+    const google::protobuf::RepeatedPtrField<v1::TokenLogprobs>& logprobs) {
+  auto list = nlohmann::ordered_json::array();
+  for (const v1::TokenLogprobs& token : logprobs) {
+    auto top = nlohmann::ordered_json::array();
+    for (const v1::TopLogprob& best : token.top()) {
+      top.push_back({{"token_id", best.token_id()}, {"logprob", best.logprob()}});
+    }
+    list.push_back({{"token_id", token.token_id()}, {"logprob", token.logprob()}, {"top", top}});
+  }
+  return list;
+}
+
+nlohmann::ordered_json to_json(const v1::GenerateOnceResponse& answer) {
+  const v1::Complete& complete = answer.complete();
   const v1::Timings& timings = complete.timings();
   const v1::SpeculationStats& s = complete.speculation();
-  const nlohmann::ordered_json object = {
-      {"text", text},
-      {"token_ids", token_ids},
+  nlohmann::ordered_json object = {
+      {"text", answer.text()},
+      {"token_ids", std::vector<int32_t>(answer.token_ids().begin(), answer.token_ids().end())},
       {"finish_reason", finish_reason_name(complete.finish_reason())},
       {"prompt_tokens", complete.prompt_tokens()},
       {"cached_tokens", complete.cached_tokens()},
@@ -96,27 +111,55 @@ std::string to_json(const std::string& text, const std::vector<int32_t>& token_i
         {"seed", s.seed()},
         {"numerics_fingerprint", s.numerics_fingerprint()}}},
   };
+  if (answer.logprobs_size() > 0) object["logprobs"] = to_json(answer.logprobs());
+  if (answer.prompt_logprobs_size() > 0) {
+    object["prompt_logprobs"] = to_json(answer.prompt_logprobs());
+  }
+  return object;
+}
+
+}  // namespace
+
+std::string to_json(const std::vector<v1::GenerateOnceResponse>& answers) {
+  nlohmann::ordered_json object = to_json(answers.front());
+  for (size_t i = 1; i < answers.size(); ++i) object["others"].push_back(to_json(answers[i]));
   return object.dump();
 }
 
 void AnswerPrinter::chunk(const v1::Chunk& chunk) {
   started_ = true;
-  if (format_.json) {
-    text_ += chunk.text();
-    token_ids_.insert(token_ids_.end(), chunk.token_ids().begin(), chunk.token_ids().end());
-    return;
+  const std::string text = format_.colour && !format_.json ? coloured(chunk) : chunk.text();
+  if (!format_.json && chunk.index() == 0) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
   }
-  const std::string text = format_.colour ? coloured(chunk) : chunk.text();
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  v1::GenerateOnceResponse& answer = answers_.at(chunk.index());
+  answer.mutable_text()->append(text);
+  answer.mutable_token_ids()->MergeFrom(chunk.token_ids());
+  answer.mutable_logprobs()->MergeFrom(chunk.logprobs());
+  answer.mutable_prompt_logprobs()->MergeFrom(chunk.prompt_logprobs());
 }
 
 void AnswerPrinter::complete(const v1::Complete& complete) {
   started_ = true;
-  const std::string last = format_.json ? to_json(text_, token_ids_, complete) : "";
-  std::printf("%s\n", last.c_str());
+  *answers_.at(complete.index()).mutable_complete() = complete;
+  if (++num_complete_ == answers_.size()) print_all();
+}
+
+void AnswerPrinter::print_all() {
+  if (format_.json) {
+    std::printf("%s\n", to_json(answers_).c_str());
+  } else {
+    std::printf("\n");
+    for (size_t i = 1; i < answers_.size(); ++i) {
+      std::printf("\nanswer %zu:\n%s\n", i + 1, answers_[i].text().c_str());
+    }
+  }
   std::fflush(stdout);
-  if (!format_.json && format_.stats) std::fprintf(stderr, "%s\n", summary(complete).c_str());
+  if (format_.json || !format_.stats) return;
+  for (const auto& answer : answers_) {
+    std::fprintf(stderr, "%s\n", summary(answer.complete()).c_str());
+  }
 }
 
 }  // namespace outrider

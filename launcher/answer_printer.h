@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,9 @@ struct AnswerFormat {
 
 class AnswerPrinter {
  public:
-  explicit AnswerPrinter(const AnswerFormat& format) : format_(format) {}
+  // n: how many answers the request asked for. The first is printed as it comes, the others behind
+  // it.
+  AnswerPrinter(const AnswerFormat& format, int n) : format_(format), answers_(std::max(n, 1)) {}
 
   void chunk(const v1::Chunk& chunk);
   void complete(const v1::Complete& complete);
@@ -27,18 +30,20 @@ class AnswerPrinter {
   bool started() const { return started_; }
 
  private:
+  void print_all();
+
   AnswerFormat format_;
   bool started_ = false;
-  std::string text_;                // JSON only
-  std::vector<int32_t> token_ids_;  // JSON only
+  size_t num_complete_ = 0;
+  std::vector<v1::GenerateOnceResponse>
+      answers_;  // by index; coloured text where that is asked for
 };
 
 // "accepted 12 of 30 drafted tokens (40.0 %), 2.10 tokens a step, …"
 std::string summary(const v1::Complete& complete);
 
-// The object of --format json, without a line break.
-std::string to_json(const std::string& text, const std::vector<int32_t>& token_ids,
-                    const v1::Complete& complete);
+// The object of --format json, without a line break: the answer, and in `others` those behind it.
+std::string to_json(const std::vector<v1::GenerateOnceResponse>& answers);
 
 // `text` with its drafted tokens set off by terminal escapes.
 std::string coloured(const v1::Chunk& chunk);

@@ -5,6 +5,7 @@
 
 #include "bench/decode_bench.h"
 #include "bench/op_bench.h"
+#include "bench/tokenizer_bench.h"
 #include "comm/self_communicator.h"
 #include "comm/world.h"
 #include "launcher/command_line.h"
@@ -41,6 +42,23 @@ void add_bench_command(CLI::App& app, Action& action) {
   op->add_flag("--json", op_options->json, "JSON instead of Markdown");
   op->callback(
       [op_options, &action] { action = [op_options] { return run_op_bench(*op_options); }; });
+
+  CLI::App* tokenizer = command->add_subcommand("tokenizer", "How fast text becomes token ids");
+  auto tokenizer_options = std::make_shared<TokenizerBenchOptions>();
+  tokenizer->add_option("--model", tokenizer_options->model, "A Hugging Face directory")
+      ->required();
+  tokenizer->add_option("--text", tokenizer_options->texts, "Files to encode beside ugly inputs");
+  tokenizer->add_option_function<std::string>(
+      "--corpus",
+      [tokenizer_options](const std::string& path) { tokenizer_options->corpus = path; },
+      "What tools/tokenizer_corpus.py wrote for the model; its ids are compared");
+  tokenizer->add_option("--repeats", tokenizer_options->repeats, "Of each input (default 5)")
+      ->check(CLI::Range(1, 1 << 20));
+  tokenizer->add_option("--at-least", tokenizer_options->at_least,
+                        "MB/s: fails where an input is slower");
+  tokenizer->callback([tokenizer_options, &action] {
+    action = [tokenizer_options] { return run_tokenizer_bench(*tokenizer_options); };
+  });
 
   CLI::App* decode =
       command->add_subcommand("decode", "The decode loop by parts; under mpirun on all ranks");

@@ -79,6 +79,7 @@ Action parse_command_line(const std::vector<std::string>& arguments, int& exit_c
   add_run_command(app, action);
   add_inspect_command(app, action);
   add_bench_command(app, action);
+  add_loadtest_command(app, action);
   app.require_subcommand(1);
   app.set_config("--config", "", "A TOML file with flags: a table for each command");
   app.config_formatter(std::make_shared<TomlConfig>());

@@ -20,6 +20,7 @@ void add_launch_command(CLI::App& app, Action& action);
 void add_generate_command(CLI::App& app, Action& action);
 void add_run_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
+void add_loadtest_command(CLI::App& app, Action& action);
 void add_inspect_command(CLI::App& app, Action& action);
 
 // arguments: without the program's name. Prints help or what is wrong (naming the nearest right

@@ -31,7 +31,7 @@ void add_model_flags(CLI::App& command, EngineOptions& options) {
       "A draft model's directory, with the model's vocabulary");
   command
       .add_option("--prefill-chunk", options.prefill_chunk,
-                  "Most prompt tokens in one pass (default 256)")
+                  "Most prompt tokens in one step (default 256)")
       ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--max-positions", options.max_positions,
@@ -53,6 +53,29 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
         options.num_speculative_tokens = read_lookahead(text);
       },
       "fixed:K drafts K tokens a step where a request gives no number (default fixed:4)");
+}
+
+void add_batching_flags(CLI::App& command, EngineOptions& options) {
+  command
+      .add_option("--max-sequences", options.max_sequences,
+                  "Answers that are made at once (default 64)")
+      ->check(CLI::Range(1, 4096));
+  command
+      .add_option("--max-rows", options.max_rows,
+                  "Rows of a step: prompt tokens, and K + 1 for each answer (default 512)")
+      ->check(CLI::Range(kMaxDraftTokens + 2, 1 << 16));
+  command
+      .add_option(
+          "--prefill-beside", options.prefill_beside,
+          "Most prompt tokens in a step that decodes as well (default: measured, so that it "
+          "takes at most half as long again)")
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      .add_option("--kv-cache-tokens", options.kv_cache_tokens,
+                  "Positions of the KV cache (default: what 1 GiB on a rank holds)")
+      ->check(CLI::Range(1, 1 << 30));
+  command.add_flag("!--no-prefix-cache", options.prefix_cache,
+                   "Compute each prompt anew, even where it begins like an earlier one");
 }
 
 void log_progress(EngineOptions& options) {

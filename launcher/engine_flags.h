@@ -12,6 +12,7 @@ namespace outrider {
 void add_model_flags(CLI::App& command, EngineOptions& options);
 
 // --drafter and --lookahead: what holds where a request says nothing.
+void add_batching_flags(CLI::App& command, EngineOptions& options);
 void add_policy_flags(CLI::App& command, EngineOptions& options);
 
 // Logs a line for each quarter of the loading.

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "launcher/answer_printer.h"
+#include "launcher/client.h"
 #include "launcher/command_line.h"
 #include "launcher/request_flags.h"
 #include "outrider/v1/generation.grpc.pb.h"
@@ -17,58 +18,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMaxAnswerBytes = 64 << 20;
-constexpr int kReconnectMs = 100;
-
 struct GenerateOptions {
-  std::string address = "127.0.0.1";
-  int port = 50051;
+  ServerAddress server;
   RequestFlags request;
   AnswerFormat format;
   double timeout_s = 0;         // 0: none
   double wait_for_ready_s = 0;  // while nothing listens yet, or the model is still loading
 };
-
-// HOST, HOST:PORT, [IPV6] or [IPV6]:PORT.
-std::string target_of(const GenerateOptions& options) {
-  const std::string& address = options.address;
-  const bool is_bare_ipv6 =
-      address[0] != '[' && std::count(address.begin(), address.end(), ':') > 1;
-  if (is_bare_ipv6) return "[" + address + "]:" + std::to_string(options.port);
-  const size_t host_end = address[0] == '[' ? address.find(']') : 0;
-  const bool has_port = address.find(':', host_end) != std::string::npos;
-  return has_port ? address : address + ":" + std::to_string(options.port);
-}
-
-const char* status_name(grpc::StatusCode code) {
-  static constexpr const char* kNames[] = {"OK",
-                                           "CANCELLED",
-                                           "UNKNOWN",
-                                           "INVALID_ARGUMENT",
-                                           "DEADLINE_EXCEEDED",
-                                           "NOT_FOUND",
-                                           "ALREADY_EXISTS",
-                                           "PERMISSION_DENIED",
-                                           "RESOURCE_EXHAUSTED",
-                                           "FAILED_PRECONDITION",
-                                           "ABORTED",
-                                           "OUT_OF_RANGE",
-                                           "UNIMPLEMENTED",
-                                           "INTERNAL",
-                                           "UNAVAILABLE",
-                                           "DATA_LOSS",
-                                           "UNAUTHENTICATED"};
-  return code >= 0 && code < static_cast<int>(std::size(kNames)) ? kNames[code] : "UNKNOWN";
-}
-
-std::shared_ptr<grpc::Channel> connect(const std::string& target) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // what http_proxy names is for the web
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMs);
-  arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
-}
 
 grpc::Status ask(v1::GenerationService::Stub& stub, const v1::GenerateRequest& request,
                  double timeout_s, AnswerPrinter& printer) {
@@ -88,11 +44,10 @@ grpc::Status ask(v1::GenerationService::Stub& stub, const v1::GenerateRequest& r
 
 int generate(const GenerateOptions& options) {
   const v1::GenerateRequest request = options.request.request();
-  const auto channel = connect(target_of(options));
-  const auto stub = v1::GenerationService::NewStub(channel);
+  const auto stub = v1::GenerationService::NewStub(connect_to_server(options.server));
   const auto ready_by = Clock::now() + std::chrono::duration<double>(options.wait_for_ready_s);
   while (true) {
-    AnswerPrinter printer(options.format);
+    AnswerPrinter printer(options.format, request.sampling_params().n());
     const grpc::Status status = ask(*stub, request, options.timeout_s, printer);
     if (status.ok()) return 0;
     const bool not_ready =
@@ -111,10 +66,7 @@ int generate(const GenerateOptions& options) {
 void add_generate_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Ask a running server");
-  command->add_option("--address", options->address, "HOST or HOST:PORT (default 127.0.0.1)")
-      ->check([](const std::string& text) { return text.empty() ? "is empty" : ""; });
-  command->add_option("--port", options->port, "Where the address names none (default 50051)")
-      ->check(CLI::Range(1, 65535));
+  options->server.add_to(*command);
   options->request.add_to(*command);
   options->format.add_to(*command);
   command->add_option("--timeout", options->timeout_s, "Give up after so many seconds")

@@ -1,14 +1,19 @@
-// `outrider launch`: starts `outrider serve` on several ranks through mpirun, and passes on its
-// end.
+// `outrider launch`: starts `outrider serve` on several ranks through mpirun, passes on requests to
+// end, and starts the job again when it has died.
+#include <absl/strings/str_format.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,19 +22,27 @@
 
 #include "core/error.h"
 #include "launcher/command_line.h"
+#include "launcher/restart_policy.h"
+#include "launcher/supervision.h"
 
 extern char** environ;
 
 namespace outrider {
 namespace {
 
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
 constexpr int kMaxRanks = 64;
-// What rank 0 has to end the job in order, before mpirun is told to end it.
-constexpr timespec kStopTimeout{.tv_sec = 10, .tv_nsec = 0};
+// What mpirun has to end the other ranks once rank 0 is gone, before all of them are killed.
+constexpr std::chrono::milliseconds kTeardownTimeout{1500};
+// What rank 0 has to end the job in order once it was told to end it now.
+constexpr seconds kStopTimeout{10};
 
 struct LaunchOptions {
   int ranks = 0;
   std::string hostfile;
+  bool no_restart = false;
   std::vector<std::string> command;
 };
 
@@ -77,36 +90,155 @@ sigset_t awaited_signals() {
   _exit(127);
 }
 
-// Waits for mpirun's end and returns the exit code of the job. The first signal asks rank 0 for an
-// orderly end (mpirun hands SIGUSR1 on to all ranks, and to end the job itself it would kill them a
-// second after it told them); a second one, or time, ends mpirun.
-int supervise(pid_t mpirun, const sigset_t& awaited) {
-  bool stopping = false;
-  while (true) {
-    const int signal = sigtimedwait(&awaited, nullptr, stopping ? &kStopTimeout : nullptr);
-    if (signal == SIGCHLD) {
-      int status = 0;
-      if (waitpid(mpirun, &status, WNOHANG) == 0) continue;
-      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
-    if (signal < 0 && errno == EINTR) continue;
-    kill(mpirun, std::exchange(stopping, true) ? SIGTERM : SIGUSR1);
+std::vector<pid_t> children() {
+  std::ifstream file("/proc/thread-self/children");
+  std::vector<pid_t> found;
+  for (pid_t pid; file >> pid;) found.push_back(pid);
+  return found;
+}
+
+// Ranks whose mpirun has gone are this process's children now (PR_SET_CHILD_SUBREAPER). SIGKILL
+// ends a stopped one, too. Returns when none is left, so that the port and the memory are free.
+void kill_children() {
+  for (std::vector<pid_t> left = children(); !left.empty(); left = children()) {
+    for (const pid_t pid : left) kill(pid, SIGKILL);
+    while (waitpid(-1, nullptr, 0) < 0 && errno == EINTR) continue;
   }
 }
+
+std::string describe(int status) {
+  if (status > 128 && status < 128 + SIGRTMIN) {
+    return absl::StrFormat("a rank was ended by signal %d (%s)", status - 128,
+                           strsignal(status - 128));
+  }
+  return absl::StrFormat("mpirun has ended with status %d", status);
+}
+
+// One start of the job after the other.
+class Launcher {
+ public:
+  explicit Launcher(const LaunchOptions& options) : options_(options) {
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    const sigset_t awaited = awaited_signals();
+    pthread_sigmask(SIG_BLOCK, &awaited, &mask_before_);
+    signals_ = FileDescriptor(signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!signals_.valid()) throw Error(std::string("signalfd failed: ") + std::strerror(errno));
+  }
+
+  int run() {
+    RestartPolicy policy;
+    while (true) {
+      start();
+      const int status = supervise();
+      kill_children();
+      if (num_requests_ > 0 || status == 0 || options_.no_restart) return status;
+      const std::string why = job_->failure().empty() ? describe(status) : job_->failure();
+      const auto delay = policy.after({.at = Clock::now(),
+                                       .served_since = served_since_,
+                                       .explained = !job_->failure().empty()});
+      if (!delay) {
+        if (++num_failed_starts_ > 1) {
+          say(absl::StrFormat("giving up after %d starts that failed: %s", num_failed_starts_,
+                              why));
+        }
+        return status;
+      }
+      num_failed_starts_ = served_since_ ? 0 : num_failed_starts_ + 1;
+      say(absl::StrFormat("the job has ended: %s; starting it again%s", why,
+                          delay->count() == 0 ? "" : absl::StrFormat(" in %d s", delay->count())));
+      if (!wait_out(*delay)) return 0;
+    }
+  }
+
+ private:
+  static void say(const std::string& line) { std::fprintf(stderr, "outrider: %s\n", line.c_str()); }
+
+  void start() {
+    job_.emplace(control_host(options_.hostfile.empty()));
+    served_since_.reset();
+    setenv(kSupervisorAddressVariable, job_->address().c_str(), 1);
+    setenv(kSupervisorSecretVariable, job_->secret().c_str(), 1);
+    const std::vector<std::string> arguments = mpirun_arguments(options_);
+    mpirun_ = fork();
+    if (mpirun_ < 0) throw Error(std::string("cannot start mpirun: ") + std::strerror(errno));
+    if (mpirun_ == 0) become_mpirun(arguments, mask_before_);
+  }
+
+  // Waits for mpirun's end and returns the exit status of the job.
+  int supervise() {
+    Deadline deadline = kNoDeadline;  // for mpirun to end by itself
+    while (true) {
+      int status = 0;
+      if (waitpid(mpirun_, &status, WNOHANG) == mpirun_) {
+        job_->update();  // its last words
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      }
+      wait_for_events(deadline);
+      const int requests_before = num_requests_;
+      take_signals();
+      const bool had_ended = job_->ended();
+      job_->update();
+      if (job_->served() && !served_since_) served_since_ = Clock::now();
+      if (num_requests_ > requests_before) deadline = pass_on_request();
+      if (job_->ended() && !had_ended) deadline = Clock::now() + kTeardownTimeout;
+      if (Clock::now() >= deadline) {
+        kill(mpirun_, SIGKILL);
+        deadline = kNoDeadline;
+      }
+    }
+  }
+
+  // The first request drains the job, the second ends it now, a third kills it. Returns when mpirun
+  // has to have ended.
+  Deadline pass_on_request() {
+    if (num_requests_ > 2) return Clock::now();
+    if (!job_->connected()) {
+      kill(mpirun_, SIGTERM);  // nothing is served yet: the ranks end at once
+      return Clock::now() + kStopTimeout;
+    }
+    job_->request(num_requests_ == 1 ? StopRequest::drain : StopRequest::now);
+    return num_requests_ == 1 ? kNoDeadline : Clock::now() + kStopTimeout;
+  }
+
+  // False where a request to end has come instead.
+  bool wait_out(seconds delay) {
+    const Deadline deadline = Clock::now() + delay;
+    while (Clock::now() < deadline && num_requests_ == 0) {
+      pollfd signals{signals_.get(), POLLIN, 0};
+      poll(&signals, 1, poll_timeout_ms(deadline));
+      take_signals();
+    }
+    return num_requests_ == 0;
+  }
+
+  void wait_for_events(Deadline deadline) {
+    std::vector<pollfd> polls{{signals_.get(), POLLIN, 0}};
+    job_->append_polls(polls);
+    poll(polls.data(), polls.size(), poll_timeout_ms(deadline));
+  }
+
+  void take_signals() {
+    signalfd_siginfo info;
+    while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+      if (info.ssi_signo != SIGCHLD) ++num_requests_;
+    }
+  }
+
+  const LaunchOptions& options_;
+  FileDescriptor signals_;
+  sigset_t mask_before_;
+  pid_t mpirun_ = -1;
+  std::optional<JobLink> job_;
+  std::optional<Clock::time_point> served_since_;
+  int num_requests_ = 0;       // to end, by signals
+  int num_failed_starts_ = 0;  // since it last served
+};
 
 int launch(const LaunchOptions& options) {
   // Wrong flags are told once, here, and not by every rank.
   int exit_code = 0;
   if (!parse_command_line(options.command, exit_code)) return exit_code;
-
-  const std::vector<std::string> arguments = mpirun_arguments(options);
-  const sigset_t awaited = awaited_signals();
-  sigset_t before;
-  pthread_sigmask(SIG_BLOCK, &awaited, &before);
-  const pid_t mpirun = fork();
-  if (mpirun < 0) throw Error(std::string("cannot start mpirun: ") + std::strerror(errno));
-  if (mpirun == 0) become_mpirun(arguments, before);
-  return supervise(mpirun, awaited);
+  return Launcher(options).run();
 }
 
 }  // namespace
@@ -120,6 +252,8 @@ void add_launch_command(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, kMaxRanks));
   command->add_option("--hostfile", options->hostfile, "mpirun's list of hosts (default: here)")
       ->check(CLI::ExistingFile);
+  command->add_flag("--no-restart", options->no_restart,
+                    "End when the job has died, instead of starting it again");
   command->add_option("command", options->command, "serve and its flags, behind --")
       ->required()
       ->expected(1, 1 << 20);

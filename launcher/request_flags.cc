@@ -10,9 +10,21 @@ void RequestFlags::add_to(CLI::App& command) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->excludes(prompt);
-  command.add_flag("--raw", raw_, "Continue the prompt as it stands, without a chat template");
   command.add_option("--request-id", request_id_, "Your name for this request");
+  command.add_option("--priority", priority_,
+                     "Higher ones are begun first, -100 … 100 (default 0)");
+  command
+      .add_option("--emitted-token-ids", emitted_token_ids_,
+                  "Tokens of the answer that are there already, to go on behind: 1,2,3")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option("--seed", seed_, "The same seed gives the same answer")
+      ->check(CLI::NonNegativeNumber);
+  add_parameters_to(command);
+}
 
+void RequestFlags::add_parameters_to(CLI::App& command) {
+  command.add_flag("--raw", raw_, "Continue the prompt as it stands, without a chat template");
   command.add_option("--temperature", temperature_, "0: greedy (default 1)");
   command.add_option("--top-p", top_p_, "Keep the likeliest tokens of this probability, (0, 1]");
   command.add_option("--top-k", top_k_, "Keep so many of the likeliest tokens (0: all)");
@@ -21,11 +33,10 @@ void RequestFlags::add_to(CLI::App& command) {
                      "Not supported by the server yet");
   command.add_option("--presence-penalty", presence_penalty_, "Not supported by the server yet");
   command.add_option("--frequency-penalty", frequency_penalty_, "Not supported by the server yet");
-  command.add_option("--seed", seed_, "The same seed gives the same answer")
-      ->check(CLI::NonNegativeNumber);
-  command.add_option("--n", n_, "Not supported by the server yet");
-  command.add_option("--logprobs", logprobs_, "Not supported by the server yet");
-  command.add_option("--prompt-logprobs", prompt_logprobs_, "Not supported by the server yet");
+  command.add_option("--n", n_, "So many answers to the prompt, 1 … 16");
+  command.add_option("--logprobs", logprobs_,
+                     "Log-probabilities of the tokens and the so many best ones, 0 … 20 (JSON)");
+  command.add_option("--prompt-logprobs", prompt_logprobs_, "The same of the prompt's tokens");
   command.add_option("--max-tokens", max_tokens_, "Most tokens of the answer (default: what fits)");
   command.add_option("--min-tokens", min_tokens_, "Not supported by the server yet");
   command.add_option("--stop", stop_, "End before this text; may be given again")
@@ -44,18 +55,31 @@ void RequestFlags::add_to(CLI::App& command) {
 }
 
 v1::GenerateRequest RequestFlags::request() const {
-  v1::GenerateRequest request;
-  if (request_id_) request.set_request_id(*request_id_);
+  if (input_ids_.empty() && prompt_) return request_for(*prompt_);
+  v1::GenerateRequest request = parameters();
   if (!input_ids_.empty()) {
     request.mutable_tokenized()->mutable_input_ids()->Add(input_ids_.begin(), input_ids_.end());
-  } else if (prompt_ && raw_) {
-    request.set_text(*prompt_);
-  } else if (prompt_) {
+  }
+  return request;
+}
+
+v1::GenerateRequest RequestFlags::request_for(const std::string& prompt) const {
+  v1::GenerateRequest request = parameters();
+  if (raw_) {
+    request.set_text(prompt);
+  } else {
     v1::ChatMessage& message = *request.mutable_messages()->add_messages();
     message.set_role("user");
-    message.set_content(*prompt_);
+    message.set_content(prompt);
   }
+  return request;
+}
 
+v1::GenerateRequest RequestFlags::parameters() const {
+  v1::GenerateRequest request;
+  if (request_id_) request.set_request_id(*request_id_);
+  if (priority_) request.set_priority(*priority_);
+  request.mutable_emitted_token_ids()->Add(emitted_token_ids_.begin(), emitted_token_ids_.end());
   v1::SamplingParams& sampling = *request.mutable_sampling_params();
   if (temperature_) sampling.set_temperature(*temperature_);
   if (top_p_) sampling.set_top_p(*top_p_);

@@ -1,5 +1,5 @@
-// The flags of `generate` and `run` that make a GenerateRequest: every parameter under its own
-// name.
+// The flags of `generate`, `run` and `loadtest` that make a GenerateRequest: every parameter under
+// its own name.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -14,16 +14,26 @@ namespace outrider {
 
 class RequestFlags {
  public:
+  // All that one request takes.
   void add_to(CLI::App& command);
+  // What does not belong to one prompt: all but the prompt or its ids, the request's name and the
+  // seed.
+  void add_parameters_to(CLI::App& command);
 
   // What was given, unchecked: what is wrong with it is the server's to say.
   v1::GenerateRequest request() const;
+  // The same with this prompt.
+  v1::GenerateRequest request_for(const std::string& prompt) const;
 
  private:
+  v1::GenerateRequest parameters() const;
+
   std::optional<std::string> prompt_;
   std::vector<int32_t> input_ids_;
   bool raw_ = false;
   std::optional<std::string> request_id_;
+  std::optional<int32_t> priority_;
+  std::vector<int32_t> emitted_token_ids_;
   std::optional<float> temperature_, top_p_, min_p_;
   std::optional<float> repetition_penalty_, presence_penalty_, frequency_penalty_;
   std::optional<uint64_t> seed_;

@@ -1,4 +1,5 @@
 // `outrider run`: one answer in this process, without a server.
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -24,12 +25,13 @@ struct RunOptions {
 // Prints what it hears and stops the engine at the end.
 class PrintingSink final : public RequestSink {
  public:
-  PrintingSink(const AnswerFormat& format, Engine& engine) : printer_(format), engine_(engine) {}
+  PrintingSink(const AnswerFormat& format, int n, Engine& engine)
+      : printer_(format, n), engine_(engine) {}
 
   void on_chunk(Chunk chunk) override { printer_.chunk(to_proto(chunk)); }
   void on_complete(Completion completion) override {
     printer_.complete(to_proto(completion));
-    engine_.stop();
+    if (completion.last) engine_.stop();
   }
   void on_error(absl::Status status) override {
     status_ = std::move(status);
@@ -54,14 +56,17 @@ int run(const RunOptions& options) {
   const auto backend = make_cpu_backend();
   const auto communicator = make_self_communicator();
   const ChatTemplate chat_template = ChatTemplate::load(options.engine.model);
-  Executor executor(options.engine, *backend, *communicator);
+  EngineOptions engine_options = options.engine;
+  engine_options.max_sequences = std::max(1, options.request.request().sampling_params().n());
+  engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
+  Executor executor(engine_options, *backend, *communicator);
   Engine engine(executor, nullptr);
 
   const auto request =
       to_request(options.request.request(),
                  make_request_context(engine.tokenizer(), chat_template, engine.limits()));
   if (!request.ok()) return print_failure(request.status());
-  const auto sink = std::make_shared<PrintingSink>(options.format, engine);
+  const auto sink = std::make_shared<PrintingSink>(options.format, request->sampling.n, engine);
   engine.submit(*request, sink);
   engine.run();
   return sink->status().ok() ? 0 : print_failure(sink->status());

@@ -1,18 +1,17 @@
 // `outrider serve`: the server. Under mpirun every rank runs this; rank 0 leads.
-#include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <exception>
-#include <future>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <utility>
+#include <vector>
 
 #include "comm/control_channel.h"
+#include "comm/liveness.h"
 #include "comm/rank_hello.h"
 #include "comm/self_communicator.h"
 #include "comm/world.h"
@@ -22,9 +21,12 @@
 #include "engine/follower.h"
 #include "launcher/command_line.h"
 #include "launcher/engine_flags.h"
+#include "launcher/serving_end.h"
 #include "launcher/stop_signals.h"
+#include "launcher/supervision.h"
 #include "model/chat_template.h"
 #include "model/checkpoint_hash.h"
+#include "server/address.h"
 #include "server/server.h"
 
 namespace outrider {
@@ -38,27 +40,26 @@ constexpr seconds kLoadTimeout{1800};
 // What clients have to hear the end of their calls, at an orderly end: mpirun kills ranks about a
 // second after it was told to end them.
 constexpr milliseconds kShutdownGrace{300};
-// How long a rank's loss may stay unnoticed by the engine's thread, which may wait for that very
-// rank inside MPI.
-constexpr milliseconds kLossTimeout{1000};
+// What a process has to end, in order and after a failure, before the kernel ends it: MPI_Finalize
+// waits for every rank, and one may hang at the very end.
+constexpr unsigned kEndTimeoutS = 15;
+constexpr unsigned kFailedEndTimeoutS = 2;
 
 struct ServeOptions {
   EngineOptions engine;
   ServerOptions server;
   bool insecure = false;
   std::string log_level = "info";
+  int drain_seconds = 30;
 };
-
-void set_up_log(const ServeOptions& options) {
-  spdlog::set_default_logger(spdlog::stderr_color_mt("outrider"));
-  spdlog::set_level(spdlog::level::from_str(options.log_level));
-}
 
 // Options that every rank must share, as text.
 std::string shared_settings(const EngineOptions& options) {
   return std::to_string(options.drafter ? static_cast<int>(*options.drafter) : -1) + " " +
          std::to_string(options.num_speculative_tokens) + " " +
-         std::to_string(options.prefill_chunk) + " " + std::to_string(options.max_positions);
+         std::to_string(options.max_positions) + " " + std::to_string(options.max_sequences) + " " +
+         std::to_string(options.max_rows) + " " + std::to_string(options.prefill_chunk) + " " +
+         std::to_string(options.prefill_beside) + " " + std::to_string(options.kv_cache_tokens);
 }
 
 RankHello make_hello(const EngineOptions& options, const Backend& backend) {
@@ -74,12 +75,21 @@ RankHello make_hello(const EngineOptions& options, const Backend& backend) {
 }
 
 std::unique_ptr<Server> listen(const ServeOptions& options) {
-  if (!options.insecure && !is_loopback(options.server.address)) {
-    throw Error("--address " + options.server.address +
-                " can be reached from other machines, and there is no TLS yet; expected a loopback "
-                "address, or --insecure to accept that");
+  const ServerOptions& server = options.server;
+  if (!is_loopback(server.address)) {
+    if (server.tls.cert.empty() && !options.insecure) {
+      throw Error("--address " + server.address +
+                  " can be reached from other machines; expected --tls-cert and --tls-key, a "
+                  "loopback address, or --insecure to send everything in the clear");
+    }
+    if (server.auth_token_file.empty() && server.tls.ca.empty()) {
+      spdlog::warn(
+          "whoever reaches {} may ask: there is no --auth-token-file and no "
+          "--tls-client-ca",
+          server.address);
+    }
   }
-  return std::make_unique<Server>(options.server);
+  return std::make_unique<Server>(server);
 }
 
 // What every rank says before anything is loaded: its hello, or why it cannot take part. Returns
@@ -98,102 +108,100 @@ std::string check_ranks(World& world, const std::string& hello, const std::strin
   return "";
 }
 
-// A rank that is lost ends every call at once, and the process, where the engine's thread cannot.
-class LossWatch {
- public:
-  LossWatch(ControlServer& control, Engine& engine, Server& server)
-      : shared_(std::make_shared<Shared>()) {
-    shared_->engine = &engine;
-    shared_->server = &server;
-    shared_->ended = engine_ended_.get_future();
-    control.watch([shared = shared_](int rank, const std::string& reason) {
-      const std::string what = "rank " + std::to_string(rank) + " is lost: " + reason;
-      {
-        const std::lock_guard lock(shared->mutex);
-        if (shared->engine == nullptr) return;
-        shared->engine->fail(what);
-        shared->server->fail_calls(what);
-      }
-      if (shared->ended.wait_for(kLossTimeout) == std::future_status::ready) return;
-      std::fprintf(stderr, "outrider: %s\n", what.c_str());
-      _exit(kExitFailed);
-    });
-  }
-  // Further losses, which the first one entails, go unheard.
-  ~LossWatch() {
-    const std::lock_guard lock(shared_->mutex);
-    shared_->engine = nullptr;
-  }
-
-  // The engine's thread has noticed.
-  void engine_ended() { engine_ended_.set_value(); }
-
- private:
-  // The watcher's thread lives as long as the control server, longer than the engine.
-  struct Shared {
-    std::mutex mutex;
-    Engine* engine;
-    Server* server;
-    std::future<void> ended;
-  };
-
-  std::promise<void> engine_ended_;
-  std::shared_ptr<Shared> shared_;
+// What the parts of a serving process have in common.
+struct Process {
+  const ServeOptions& options;
+  Backend& backend;
+  StopSignals& signals;
+  SupervisorLink* launcher;  // null where `outrider launch` did not start this
 };
 
 // Rank 0. control: the other ranks; null where there are none.
-void lead(const ServeOptions& options, Backend& backend, Communicator& communicator,
-          ControlServer* control, Server& server, StopSignals& signals) {
+void lead(const Process& process, Communicator& communicator, ControlServer* control,
+          Server& server) {
+  const ServeOptions& options = process.options;
   EngineOptions engine_options = options.engine;
   log_progress(engine_options);
+  StepProgress progress;
+  ServingEnd end(seconds(options.drain_seconds), [&process](const std::string& why) {
+    if (process.launcher != nullptr) process.launcher->failed(why);
+  });
+  Liveness liveness(0,
+                    control != nullptr ? control->take_heartbeats() : std::vector<Liveness::Peer>(),
+                    progress, [&end](const Loss& loss) { end.lost(loss); });
   ChatTemplate chat_template = ChatTemplate::load(engine_options.model);
-  Executor executor(engine_options, backend, communicator);
+  Executor executor(engine_options, process.backend, communicator);
+  executor.report_to(progress);
   if (control != nullptr) control->gather(kLoadTimeout);  // each says that it has loaded
-  Engine engine(executor, control);
-  std::optional<LossWatch> loss_watch;
-  if (control != nullptr) loss_watch.emplace(*control, engine, server);
-  signals.on_stop([&engine] { engine.stop(); });
+  Engine engine(executor, control, {&server.metrics(), server.trace()});
   server.start_serving(engine, {.name = model_name(engine_options),
-                                .backend = backend.description(),
+                                .backend = process.backend.description(),
                                 .num_ranks = communicator.size(),
                                 .chat_template = std::move(chat_template)});
+  end.serving(engine, server, [&liveness] { return liveness.peer_gone(); });
+  process.signals.on_stop([&end](StopRequest request) { end.request(request); });
   spdlog::info("listening on {}:{}, {} ranks, model {}", options.server.address, server.port(),
                communicator.size(), model_name(engine_options));
+  if (server.http_port() != 0) {
+    spdlog::info("metrics and probes on {}:{}", options.server.address, server.http_port());
+  }
+  if (process.launcher != nullptr) process.launcher->serving();
+  const auto ended = [&] {
+    end.engine_ended();
+    process.signals.on_stop({});
+  };
   try {
     engine.run();
   } catch (const std::exception& error) {
-    if (loss_watch) loss_watch->engine_ended();
-    signals.on_stop({});
+    ended();
+    alarm(kFailedEndTimeoutS);
     server.fail_calls(error.what());
     server.shutdown(kShutdownGrace);
     throw;
   }
-  if (loss_watch) loss_watch->engine_ended();
-  signals.on_stop({});
+  ended();
   spdlog::info("stopping");
+  liveness.goodbye();
   if (control != nullptr) control->goodbye();
+  alarm(kEndTimeoutS);
   server.shutdown(kShutdownGrace);
 }
 
 // Every other rank. It ends when rank 0 says so, or is gone; a signal to end is rank 0's to act on.
-void follow(const ServeOptions& options, Backend& backend, Communicator& communicator,
-            ControlClient& control, StopSignals& signals) {
-  Executor executor(options.engine, backend, communicator);
-  signals.on_stop({});
+void follow(const Process& process, Communicator& communicator, int rank, ControlClient& control) {
+  StepProgress progress;
+  std::atomic_flag told;
+  Liveness liveness(rank, control.take_heartbeats(), progress, [rank, &told](const Loss& loss) {
+    if (told.test_and_set()) return;
+    std::fprintf(stderr, "outrider: rank %d: rank %d is lost: %s\n", rank, loss.rank,
+                 loss.reason.c_str());
+    _exit(kExitFailed);  // the main thread may wait for that very rank inside MPI
+  });
+  Executor executor(process.options.engine, process.backend, communicator);
+  executor.report_to(progress);
+  process.signals.on_stop({});
   control.send({});
-  run_follower(executor, control);
+  try {
+    run_follower(executor, control);
+  } catch (const Error&) {
+    // The same loss, seen by both threads, is told once.
+    while (told.test_and_set()) pause();
+    throw;
+  }
+  liveness.goodbye();
+  alarm(kEndTimeoutS);
 }
 
-int serve_alone(const ServeOptions& options, Backend& backend, StopSignals& signals) {
+int serve_alone(const Process& process) {
   const auto communicator = make_self_communicator();
-  const auto server = listen(options);
-  lead(options, backend, *communicator, nullptr, *server, signals);
+  const auto server = listen(process.options);
+  lead(process, *communicator, nullptr, *server);
   return 0;
 }
 
 // Returns why the job could not start; empty after it has served.
-std::string serve_as_rank(const ServeOptions& options, Backend& backend, StopSignals& signals,
-                          World& world) {
+std::string serve_as_rank(const Process& process, World& world) {
+  const ServeOptions& options = process.options;
   std::unique_ptr<Server> server;
   std::string hello, error;
   try {
@@ -201,7 +209,7 @@ std::string serve_as_rank(const ServeOptions& options, Backend& backend, StopSig
       server = listen(options);
       check_files(options.engine);
     }
-    hello = serialise_hello(make_hello(options.engine, backend));
+    hello = serialise_hello(make_hello(options.engine, process.backend));
   } catch (const Error& failure) {
     error = failure.what();
   }
@@ -213,7 +221,7 @@ std::string serve_as_rank(const ServeOptions& options, Backend& backend, StopSig
     const std::string address = world.broadcast_string("");
     const std::string secret = world.broadcast_string("");
     ControlClient control(address, world.rank(), secret);
-    follow(options, backend, *communicator, control, signals);
+    follow(process, *communicator, world.rank(), control);
     return "";
   }
   const std::string secret = make_control_secret();
@@ -221,26 +229,29 @@ std::string serve_as_rank(const ServeOptions& options, Backend& backend, StopSig
   world.broadcast_string(control.address());
   world.broadcast_string(secret);
   control.accept_all(kConnectTimeout);
-  lead(options, backend, *communicator, &control, *server, signals);
+  lead(process, *communicator, &control, *server);
   return "";
 }
 
 int serve(const ServeOptions& options) {
-  StopSignals signals;
-  set_up_log(options);
+  StopSignals signals(launched_by_mpi());
+  set_up_log(options.server.log_format, options.log_level);
   const auto backend = make_cpu_backend();
-  if (!launched_by_mpi()) return serve_alone(options, *backend, signals);
+  if (!launched_by_mpi()) return serve_alone({options, *backend, signals, nullptr});
 
   die_with_parent();
+  std::unique_ptr<SupervisorLink> launcher;
   std::string error;
   int rank = 0;
   try {
     World world(nullptr, nullptr);
     rank = world.rank();
-    error = serve_as_rank(options, *backend, signals, world);
+    if (rank == 0) launcher = SupervisorLink::connect(signals);
+    error = serve_as_rank({options, *backend, signals, launcher.get()}, world);
     // While the others wait in MPI_Finalize: the first to exit makes mpirun end the rest.
     if (rank == 0 && !error.empty()) throw Error(error);
-  } catch (const Error& failure) {
+  } catch (const std::exception& failure) {
+    if (launcher != nullptr) launcher->failed(failure.what());
     throw Error((rank == 0 ? "" : "rank " + std::to_string(rank) + ": ") + failure.what());
   }
   return error.empty() ? 0 : kExitFailed;  // rank 0 says why
@@ -252,6 +263,7 @@ void add_serve_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<ServeOptions>();
   CLI::App* command = app.add_subcommand("serve", "Serve a model; under mpirun -np N on N ranks");
   add_model_flags(*command, options->engine);
+  add_batching_flags(*command, options->engine);
   add_policy_flags(*command, options->engine);
   command->add_option("--address", options->server.address,
                       "Where to listen (default 127.0.0.1: this machine alone)");
@@ -259,6 +271,32 @@ void add_serve_command(CLI::App& app, Action& action) {
       ->check(CLI::Range(0, 65535));
   command->add_flag("--insecure", options->insecure,
                     "Listen where other machines can connect, without TLS");
+  command->add_option("--tls-cert", options->server.tls.cert,
+                      "PEM of the server's certificate and its chain: TLS on every port");
+  command->add_option("--tls-key", options->server.tls.key, "PEM of its private key");
+  command->add_option("--tls-client-ca", options->server.tls.ca,
+                      "PEM of what clients' certificates must be signed by (mutual TLS)");
+  command->add_option("--auth-token-file", options->server.auth_token_file,
+                      "Bearer tokens, one a line; clients must show one");
+  command
+      ->add_option_function<int>(
+          "--http-port", [options](int port) { options->server.http_port = port; },
+          "/metrics, /healthz and /readyz on this port (default: no HTTP); 0: any free one")
+      ->check(CLI::Range(0, 65535));
+  command->add_option("--trace", options->server.trace_file,
+                      "Write Chrome trace events of steps and requests to this file");
+  command
+      ->add_option_function<std::string>(
+          "--log-format",
+          [options](const std::string& name) {
+            options->server.log_format = name == "json" ? LogFormat::json : LogFormat::text;
+          },
+          "text (default) or json: an object a line")
+      ->check(CLI::IsMember({"text", "json"}));
+  command
+      ->add_option("--drain-seconds", options->drain_seconds,
+                   "What running calls have to finish after SIGTERM (default 30)")
+      ->check(CLI::Range(0, 86'400));
   command->add_flag("--reflection", options->server.reflection, "gRPC server reflection");
   command->add_option("--log-level", options->log_level, "Default info")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));

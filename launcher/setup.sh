@@ -8,10 +8,11 @@ PACKAGES=(
   # tools
   g++ cmake ninja-build ccache pkgconf python3-venv procps
   # libraries
-  libabsl-dev libcli11-dev libgrpc++-dev libopenmpi-dev libpcre2-dev libprotobuf-dev libspdlog-dev
-  libtomlplusplus-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev
+  libabsl-dev libcli11-dev libcpp-httplib-dev libgrpc++-dev libopenmpi-dev libpcre2-dev
+  libprotobuf-dev libspdlog-dev libssl-dev libtomlplusplus-dev libutf8proc-dev libxxhash-dev
+  nlohmann-json3-dev prometheus-cpp-dev
   # programs that the build and the launcher run
-  openmpi-bin protobuf-compiler protobuf-compiler-grpc
+  openmpi-bin openssl protobuf-compiler protobuf-compiler-grpc
   # tests
   libgmock-dev libgtest-dev
 )

@@ -1,5 +1,4 @@
-// StopSignals: SIGINT, SIGTERM and SIGUSR1 (by which `outrider launch` asks rank 0 to stop), taken
-// by a thread of their own.
+// StopSignals: SIGINT and SIGTERM, taken by a thread of their own, and told apart by who sent them.
 #pragma once
 
 #include <atomic>
@@ -9,24 +8,37 @@
 
 namespace outrider {
 
+enum class StopRequest {
+  drain,  // running calls may finish; asked twice, it means now
+  now,    // running calls end with UNAVAILABLE
+};
+
 class StopSignals {
  public:
   // Make it before any other thread is started: they inherit that these signals are blocked. Until
   // on_stop, a signal ends the process at once.
-  StopSignals();
+  //
+  // parent_is_mpirun: a signal of this process's parent is mpirun's, which kills what has not ended
+  // a second later, so it means `now`. Every other signal means `drain`.
+  explicit StopSignals(bool parent_is_mpirun);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // From now on a signal calls `handler`, on the thread of the signals. Empty: signals are ignored.
-  void on_stop(std::function<void()> handler);
+  // From now on a request calls `handler`, on the thread of whoever brought it. Empty: requests are
+  // ignored.
+  void on_stop(std::function<void(StopRequest)> handler);
+
+  // What `outrider launch` asks for. Thread-safe.
+  void deliver(StopRequest request, int signal);
 
  private:
   void run();
 
+  const bool parent_is_mpirun_;
   std::mutex mutex_;  // guards has_handler_ and handler_
   bool has_handler_ = false;
-  std::function<void()> handler_;
+  std::function<void(StopRequest)> handler_;
   std::atomic<bool> ended_ = false;
   std::thread thread_;
 };

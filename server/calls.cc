@@ -29,6 +29,17 @@ void CallRegistry::fail_all(const absl::Status& status) {
   for (const auto& call : calls) call->on_error(status);
 }
 
+int CallRegistry::abort(const std::string& request_id) {
+  const std::lock_guard lock(mutex_);
+  int aborted = 0;
+  for (Call* call : calls_) {
+    if (call->request_id() != request_id) continue;
+    call->cancel();
+    ++aborted;
+  }
+  return aborted;
+}
+
 bool CallRegistry::wait_until_empty(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   return empty_.wait_for(lock, timeout, [this] { return calls_.empty(); });
@@ -40,7 +51,7 @@ void Call::hold() {
 }
 
 void Call::released() {
-  client_gone();
+  cancel();
   {
     const std::lock_guard lock(mutex_);
     released_ = true;
@@ -69,12 +80,14 @@ void StreamCall::push(v1::GenerateResponse response) {
   queue_.clear();
   cancelled_ = true;
   end_ = absl::ResourceExhaustedError("the client does not read its answer; generation was ended");
+  record_.end(*end_);
   start_collect_timer();
 }
 
 void StreamCall::on_chunk(Chunk chunk) {
   {
     const std::lock_guard lock(mutex_);
+    record_.chunk(chunk);
     v1::GenerateResponse response;
     *response.mutable_chunk() = to_proto(chunk);
     push(std::move(response));
@@ -85,17 +98,23 @@ void StreamCall::on_chunk(Chunk chunk) {
 void StreamCall::on_complete(Completion completion) {
   {
     const std::lock_guard lock(mutex_);
+    record_.complete(completion);
     v1::GenerateResponse response;
     *response.mutable_complete() = to_proto(completion);
     push(std::move(response));
   }
-  end(absl::OkStatus());
+  if (completion.last) {
+    end(absl::OkStatus());
+  } else {
+    advance();
+  }
 }
 
 void StreamCall::end(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (end_.has_value()) return;
+    record_.end(status);
     end_ = std::move(status);
     start_collect_timer();
   }
@@ -108,7 +127,7 @@ void StreamCall::OnWriteDone(bool ok) {
     writing_ = false;
     undelivered_bytes_ -= static_cast<int64_t>(current_.ByteSizeLong());
     if (!ok) {
-      client_gone();
+      cancel();
       queue_.clear();
     }
   }
@@ -136,23 +155,35 @@ void StreamCall::advance() {
 void UnaryCall::on_chunk(Chunk chunk) {
   const std::lock_guard lock(mutex_);
   if (ended_) return;
-  response_->mutable_text()->append(chunk.text);
-  response_->mutable_token_ids()->Add(chunk.token_ids.begin(), chunk.token_ids.end());
-  response_->mutable_drafted()->Add(chunk.drafted.begin(), chunk.drafted.end());
+  record_.chunk(chunk);
+  v1::GenerateOnceResponse& response = answer(chunk.index);
+  const v1::Chunk proto = to_proto(chunk);
+  response.mutable_text()->append(chunk.text);
+  response.mutable_token_ids()->MergeFrom(proto.token_ids());
+  response.mutable_drafted()->MergeFrom(proto.drafted());
+  response.mutable_logprobs()->MergeFrom(proto.logprobs());
+  response.mutable_prompt_logprobs()->MergeFrom(proto.prompt_logprobs());
+}
+
+v1::GenerateOnceResponse& UnaryCall::answer(int index) {
+  while (response_->others_size() < index) response_->add_others();
+  return index == 0 ? *response_ : *response_->mutable_others(index - 1);
 }
 
 void UnaryCall::on_complete(Completion completion) {
   {
     const std::lock_guard lock(mutex_);
-    if (!ended_) *response_->mutable_complete() = to_proto(completion);
+    record_.complete(completion);
+    if (!ended_) *answer(completion.index).mutable_complete() = to_proto(completion);
   }
-  end(absl::OkStatus());
+  if (completion.last) end(absl::OkStatus());
 }
 
 void UnaryCall::end(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (ended_) return;
+    record_.end(status);
     ended_ = true;
     start_collect_timer();
   }

@@ -14,10 +14,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "engine/request.h"
 #include "outrider/v1/generation.pb.h"
+#include "server/call_record.h"
 #include "server/server.h"
 
 namespace outrider {
@@ -31,6 +34,8 @@ class CallRegistry {
   void remove(Call* call);
   // Every call that has not ended does so with `status`; what was queued is still written.
   void fail_all(const absl::Status& status);
+  // Tells the engine to end the calls of that request; how many there are.
+  int abort(const std::string& request_id);
   // True once there is no call left; false after `timeout`.
   bool wait_until_empty(std::chrono::milliseconds timeout);
 
@@ -44,8 +49,13 @@ class CallRegistry {
 // dropped the sink: the engine may well speak to a call that is over.
 class Call : public RequestSink, public std::enable_shared_from_this<Call> {
  public:
-  Call(grpc::CallbackServerContext* context, CallRegistry& registry, CallLimits limits)
-      : limits_(limits), context_(context), registry_(registry) {}
+  Call(grpc::CallbackServerContext* context, CallRegistry& registry, CallLimits limits,
+       CallRecord record)
+      : limits_(limits), record_(std::move(record)), context_(context), registry_(registry) {}
+
+  const std::string& request_id() const { return record_.request_id(); }
+  // The engine drops the request at its next step.
+  void cancel() { cancelled_ = true; }
 
   // The call is gRPC's from now on, until released().
   void hold();
@@ -57,8 +67,7 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   // The call ends with `status` once what is queued was written; only the first end counts.
   virtual void end(absl::Status status) = 0;
 
-  // Both are called by gRPC's reactions.
-  void client_gone() { cancelled_ = true; }
+  // Called by gRPC's last reaction.
   void released();
 
   // Gives the client collect_timeout to read the rest. Call once, with mutex_ held.
@@ -66,6 +75,7 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
 
   const CallLimits limits_;
   std::mutex mutex_;
+  CallRecord record_;  // guarded by mutex_
   std::atomic<bool> cancelled_ = false;
 
  private:
@@ -84,7 +94,7 @@ class StreamCall final : public Call, public grpc::ServerWriteReactor<v1::Genera
   void on_complete(Completion completion) override;
 
   void OnWriteDone(bool ok) override;
-  void OnCancel() override { client_gone(); }
+  void OnCancel() override { cancel(); }
   void OnDone() override { released(); }
 
  private:
@@ -105,17 +115,18 @@ class StreamCall final : public Call, public grpc::ServerWriteReactor<v1::Genera
 class UnaryCall final : public Call, public grpc::ServerUnaryReactor {
  public:
   UnaryCall(grpc::CallbackServerContext* context, CallRegistry& registry, CallLimits limits,
-            v1::GenerateOnceResponse* response)
-      : Call(context, registry, limits), response_(response) {}
+            CallRecord record, v1::GenerateOnceResponse* response)
+      : Call(context, registry, limits, std::move(record)), response_(response) {}
 
   void on_chunk(Chunk chunk) override;
   void on_complete(Completion completion) override;
 
-  void OnCancel() override { client_gone(); }
+  void OnCancel() override { cancel(); }
   void OnDone() override { released(); }
 
  private:
   void end(absl::Status status) override;
+  v1::GenerateOnceResponse& answer(int index);  // mutex_ held
 
   v1::GenerateOnceResponse* response_;  // gRPC's; guarded by mutex_, until the end
   bool ended_ = false;                  // guarded by mutex_

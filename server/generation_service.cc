@@ -1,15 +1,35 @@
 // See generation_service.h.
 #include "server/generation_service.h"
 
+#include <iterator>
+#include <utility>
+
+#include "engine/field_error.h"
 #include "server/response_conversion.h"
 #include "server/status.h"
 
 namespace outrider {
+namespace {
+
+// The client's id, or a new one, which the client is told before the answer begins.
+std::string name_request(const v1::GenerateRequest& request, grpc::CallbackServerContext& context) {
+  if (!request.request_id().empty()) return request.request_id();
+  std::string id = new_request_id();
+  context.AddInitialMetadata("outrider-request-id", id);
+  return id;
+}
+
+}  // namespace
 
 void GenerationService::start(Engine& engine, ServedModel model) {
-  auto serving = std::make_unique<Serving>(engine, std::move(model), options_.max_waiting_requests);
+  auto serving = std::make_unique<Serving>(engine, std::move(model), options_, service_rate_);
   const std::lock_guard lock(mutex_);
   serving_ = std::move(serving);
+}
+
+void GenerationService::drain() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
 }
 
 void GenerationService::stop() {
@@ -19,17 +39,40 @@ void GenerationService::stop() {
   serving.swap(serving_);
 }
 
+std::optional<EngineStats> GenerationService::engine_stats() {
+  const std::lock_guard lock(mutex_);
+  if (serving_ == nullptr) return std::nullopt;
+  return serving_->engine.stats();
+}
+
 absl::Status GenerationService::not_serving() const {
   return absl::UnavailableError(stopped_ ? "the server is shutting down"
                                          : "the model is still being loaded");
 }
 
-void GenerationService::enqueue(const v1::GenerateRequest& request,
+absl::Status GenerationService::authenticate(const grpc::CallbackServerContext& context) const {
+  const auto& metadata = context.client_metadata();
+  const auto [first, last] = metadata.equal_range("authorization");
+  const auto count = std::distance(first, last);
+  const grpc::string_ref value = count == 1 ? first->second : grpc::string_ref();
+  if (tokens_.accepts({value.data(), value.size()})) return absl::OkStatus();
+  return absl::UnauthenticatedError(
+      count == 0 ? "no token; expected the metadata authorization: Bearer TOKEN"
+                 : "the token is not one of this server's; expected the metadata authorization: "
+                   "Bearer TOKEN, once");
+}
+
+void GenerationService::enqueue(const grpc::CallbackServerContext& context,
+                                const v1::GenerateRequest& request, std::string request_id,
                                 const std::shared_ptr<Call>& call) {
   call->hold();
+  if (absl::Status status = authenticate(context); !status.ok()) {
+    call->on_error(std::move(status));
+    return;
+  }
   const std::lock_guard lock(mutex_);
-  if (serving_ != nullptr) {
-    serving_->intake.enqueue(request, call);
+  if (serving_ != nullptr && !stopped_) {
+    serving_->intake.enqueue(request, std::move(request_id), call);
   } else {
     call->on_error(not_serving());
   }
@@ -37,25 +80,50 @@ void GenerationService::enqueue(const v1::GenerateRequest& request,
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerationService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  const auto call = std::make_shared<StreamCall>(context, calls_, options_.calls);
-  enqueue(*request, call);
+  const std::string request_id = name_request(*request, *context);
+  const auto call = std::make_shared<StreamCall>(context, calls_, options_.calls,
+                                                 CallRecord(observers_, request_id));
+  enqueue(*context, *request, request_id, call);
   return call.get();
 }
 
 grpc::ServerUnaryReactor* GenerationService::GenerateOnce(grpc::CallbackServerContext* context,
                                                           const v1::GenerateRequest* request,
                                                           v1::GenerateOnceResponse* response) {
-  const auto call = std::make_shared<UnaryCall>(context, calls_, options_.calls, response);
-  enqueue(*request, call);
+  const std::string request_id = name_request(*request, *context);
+  const auto call = std::make_shared<UnaryCall>(context, calls_, options_.calls,
+                                                CallRecord(observers_, request_id), response);
+  enqueue(*context, *request, request_id, call);
   return call.get();
+}
+
+grpc::ServerUnaryReactor* GenerationService::Abort(grpc::CallbackServerContext* context,
+                                                   const v1::AbortRequest* request,
+                                                   v1::AbortResponse* response) {
+  auto* reactor = context->DefaultReactor();
+  const std::string& id = request->request_id();
+  if (absl::Status status = authenticate(*context); !status.ok()) {
+    reactor->Finish(to_grpc(status));
+  } else if (id.empty()) {
+    reactor->Finish(to_grpc(field_error("request_id", "is empty; expected that of a call")));
+  } else if (const int aborted = calls_.abort(id); aborted > 0) {
+    response->set_num_aborted(aborted);
+    reactor->Finish(grpc::Status::OK);
+  } else {
+    reactor->Finish(to_grpc(absl::NotFoundError("no call has request_id \"" + id + "\"")));
+  }
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* GenerationService::GetModelInfo(grpc::CallbackServerContext* context,
                                                           const v1::GetModelInfoRequest* request,
                                                           v1::GetModelInfoResponse* response) {
   auto* reactor = context->DefaultReactor();
+  const absl::Status authenticated = authenticate(*context);
   const std::lock_guard lock(mutex_);
-  if (serving_ == nullptr) {
+  if (!authenticated.ok()) {
+    reactor->Finish(to_grpc(authenticated));
+  } else if (serving_ == nullptr) {
     reactor->Finish(to_grpc(not_serving()));
   } else {
     *response = model_info(serving_->model, serving_->engine.executor().config());
@@ -68,12 +136,16 @@ grpc::ServerUnaryReactor* GenerationService::GetServerInfo(grpc::CallbackServerC
                                                            const v1::GetServerInfoRequest* request,
                                                            v1::GetServerInfoResponse* response) {
   auto* reactor = context->DefaultReactor();
+  const absl::Status authenticated = authenticate(*context);
   const std::lock_guard lock(mutex_);
-  if (serving_ == nullptr) {
+  if (!authenticated.ok()) {
+    reactor->Finish(to_grpc(authenticated));
+  } else if (serving_ == nullptr) {
     reactor->Finish(to_grpc(not_serving()));
   } else {
     *response = server_info(serving_->model, serving_->engine);
     response->mutable_limits()->set_max_waiting_requests(options_.max_waiting_requests);
+    response->mutable_limits()->set_max_waiting_tokens(options_.max_waiting_tokens);
     response->mutable_limits()->set_max_message_bytes(options_.max_message_bytes);
     reactor->Finish(grpc::Status::OK);
   }

@@ -1,13 +1,16 @@
-// GenerationService: gRPC's reactions. They only look things up and enqueue, so that health checks
-// never wait behind them.
+// GenerationService: gRPC's reactions. They ask for the client's token, look things up and enqueue,
+// so that health checks never wait behind them.
 #pragma once
 
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "engine/engine.h"
 #include "outrider/v1/generation.grpc.pb.h"
+#include "server/auth_tokens.h"
 #include "server/calls.h"
 #include "server/intake.h"
 #include "server/served_model.h"
@@ -17,20 +20,32 @@ namespace outrider {
 
 class GenerationService final : public v1::GenerationService::CallbackService {
  public:
-  explicit GenerationService(const ServerOptions& options) : options_(options) {}
+  // What they refer to outlives the service. trace: null for none.
+  GenerationService(const ServerOptions& options, TokenCheck tokens, EngineMetrics& metrics,
+                    RequestLog& log, TraceWriter* trace)
+      : options_(options),
+        tokens_(std::move(tokens)),
+        observers_{metrics, log, service_rate_, trace} {}
 
   // Until then calls end with UNAVAILABLE. `engine` lives until stop().
   void start(Engine& engine, ServedModel model);
-  // From now on calls end with UNAVAILABLE; so do those that the engine has not seen yet.
+  // From now on new calls end with UNAVAILABLE.
+  void drain();
+  // The same; so do those that the engine has not seen yet.
   void stop();
 
   CallRegistry& calls() { return calls_; }
+  // nullopt while there is no engine.
+  std::optional<EngineStats> engine_stats();
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
   grpc::ServerUnaryReactor* GenerateOnce(grpc::CallbackServerContext* context,
                                          const v1::GenerateRequest* request,
                                          v1::GenerateOnceResponse* response) override;
+  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
+                                  const v1::AbortRequest* request,
+                                  v1::AbortResponse* response) override;
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
                                          const v1::GetModelInfoRequest* request,
                                          v1::GetModelInfoResponse* response) override;
@@ -41,10 +56,12 @@ class GenerationService final : public v1::GenerationService::CallbackService {
  private:
   // What exists while there is an engine.
   struct Serving {
-    Serving(Engine& engine, ServedModel model, int64_t max_waiting)
+    Serving(Engine& engine, ServedModel model, const ServerOptions& options,
+            const ServiceRate& service_rate)
         : engine(engine),
           model(std::move(model)),
-          intake(engine, this->model.chat_template, max_waiting) {}
+          intake(engine, this->model.chat_template, options.max_waiting_requests,
+                 options.max_waiting_tokens, service_rate) {}
 
     Engine& engine;
     ServedModel model;
@@ -53,13 +70,19 @@ class GenerationService final : public v1::GenerationService::CallbackService {
 
   // Why there is no engine to ask; mutex_ held.
   absl::Status not_serving() const;
-  void enqueue(const v1::GenerateRequest& request, const std::shared_ptr<Call>& call);
+  // OK, or Unauthenticated where the client has to show a token and shows none that is known.
+  absl::Status authenticate(const grpc::CallbackServerContext& context) const;
+  void enqueue(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
+               std::string request_id, const std::shared_ptr<Call>& call);
 
   const ServerOptions options_;
+  const TokenCheck tokens_;
+  ServiceRate service_rate_;
+  const CallObservers observers_;
   CallRegistry calls_;
-  std::mutex mutex_;  // guards serving_ and stopped_
+  std::mutex mutex_;  // guards all below
   std::unique_ptr<Serving> serving_;
-  bool stopped_ = false;
+  bool stopped_ = false;  // no new calls
 };
 
 }  // namespace outrider

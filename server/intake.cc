@@ -6,38 +6,64 @@
 #include <exception>
 #include <utility>
 
+#include "engine/retry_error.h"
+
 namespace outrider {
 
-Intake::Intake(Engine& engine, const ChatTemplate& chat_template, int64_t max_waiting)
+namespace {
+
+constexpr int kThreads = 2;
+// A waiting message's bytes stand for its tokens until they are known: a token has at least one.
+constexpr int64_t kBytesPerToken = 4;
+
+}  // namespace
+
+Intake::Intake(Engine& engine, const ChatTemplate& chat_template, int64_t max_waiting,
+               int64_t max_waiting_tokens, const ServiceRate& service_rate)
     : engine_(engine),
       context_(make_request_context(engine.tokenizer(), chat_template, engine.limits())),
       max_waiting_(max_waiting),
-      thread_([this] { run(); }) {}
+      max_waiting_tokens_(max_waiting_tokens),
+      service_rate_(service_rate) {
+  for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { run(); });
+}
 
 Intake::~Intake() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_one();
-  thread_.join();
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
   for (const Item& item : waiting_) {
     item.sink->on_error(absl::UnavailableError("the server is shutting down"));
   }
 }
 
-void Intake::enqueue(const v1::GenerateRequest& request, std::shared_ptr<RequestSink> sink) {
-  const int64_t in_engine = engine_.stats().num_requests_waiting;
+void Intake::enqueue(const v1::GenerateRequest& request, std::string request_id,
+                     std::shared_ptr<RequestSink> sink) {
+  const EngineStats stats = engine_.stats();
+  const auto bytes = static_cast<int64_t>(request.ByteSizeLong());
+  int64_t ahead = stats.num_requests_waiting;
+  std::string what;
   {
     const std::lock_guard lock(mutex_);
-    if (in_engine + static_cast<int64_t>(waiting_.size()) < max_waiting_) {
-      waiting_.push_back({&request, std::move(sink), std::chrono::steady_clock::now()});
+    ahead += static_cast<int64_t>(waiting_.size());
+    const int64_t tokens = stats.num_tokens_waiting + (waiting_bytes_ + bytes) / kBytesPerToken;
+    if (ahead >= max_waiting_) {
+      what = absl::StrCat(max_waiting_, " requests");
+    } else if (ahead > 0 && tokens > max_waiting_tokens_) {
+      what = absl::StrCat("prompts of about ", tokens, " tokens");
+    } else {
+      waiting_bytes_ += bytes;
+      waiting_.push_back(
+          {&request, std::move(request_id), std::move(sink), std::chrono::steady_clock::now()});
       wake_.notify_one();
       return;
     }
   }
-  sink->on_error(absl::ResourceExhaustedError(
-      absl::StrCat(max_waiting_, " requests are waiting already; try again later")));
+  sink->on_error(retry_error(absl::StrCat(what, " are waiting already; try again later"),
+                             service_rate_.retry_delay(ahead)));
 }
 
 void Intake::run() {
@@ -47,6 +73,7 @@ void Intake::run() {
     if (stopping_) return;
     const Item item = std::move(waiting_.front());
     waiting_.pop_front();
+    waiting_bytes_ -= static_cast<int64_t>(item.request->ByteSizeLong());
     lock.unlock();
     process(item);
     lock.lock();
@@ -69,6 +96,7 @@ void Intake::process(const Item& item) {
     item.sink->on_error(request.status());
     return;
   }
+  request->request_id = item.request_id;
   request->received = item.received;
   engine_.submit(*std::move(request), item.sink);
 }

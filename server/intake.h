@@ -1,5 +1,5 @@
-// Intake: between gRPC's reactions, which only enqueue, and the engine. A thread of its own
-// renders, tokenises, validates and submits, in order of arrival.
+// Intake: between gRPC's reactions, which only enqueue, and the engine. A few threads render,
+// tokenise, validate and submit, so that a long prompt does not hold up the short ones.
 #pragma once
 
 #include <chrono>
@@ -8,30 +8,37 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "engine/engine.h"
 #include "outrider/v1/generation.pb.h"
 #include "server/request_conversion.h"
+#include "server/service_rate.h"
 
 namespace outrider {
 
 class Intake {
  public:
-  // max_waiting: requests that may wait here and in the engine together.
-  Intake(Engine& engine, const ChatTemplate& chat_template, int64_t max_waiting);
+  // What may wait here and in the engine together: requests, and the tokens of their prompts.
+  // service_rate: says when a refused one is worth another try.
+  Intake(Engine& engine, const ChatTemplate& chat_template, int64_t max_waiting,
+         int64_t max_waiting_tokens, const ServiceRate& service_rate);
   // Whatever still waits ends with UNAVAILABLE.
   ~Intake();
   Intake(const Intake&) = delete;
   Intake& operator=(const Intake&) = delete;
 
   // Never waits. RESOURCE_EXHAUSTED at once where too many wait. `request` lives until the sink has
-  // heard the end.
-  void enqueue(const v1::GenerateRequest& request, std::shared_ptr<RequestSink> sink);
+  // heard the end. request_id: the client's, or the one that the server gave it.
+  void enqueue(const v1::GenerateRequest& request, std::string request_id,
+               std::shared_ptr<RequestSink> sink);
 
  private:
   struct Item {
     const v1::GenerateRequest* request;
+    std::string request_id;
     std::shared_ptr<RequestSink> sink;
     std::chrono::steady_clock::time_point received;
   };
@@ -41,12 +48,14 @@ class Intake {
 
   Engine& engine_;
   RequestContext context_;
-  int64_t max_waiting_;
+  int64_t max_waiting_, max_waiting_tokens_;
+  const ServiceRate& service_rate_;
   std::mutex mutex_;  // guards waiting_ and stopping_
   std::condition_variable wake_;
   std::deque<Item> waiting_;
   bool stopping_ = false;
-  std::thread thread_;
+  int64_t waiting_bytes_ = 0;  // of the messages in waiting_
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace outrider

@@ -47,19 +47,14 @@ absl::Status check_unsupported(const v1::GenerateRequest& proto) {
   if (s.has_frequency_penalty() && s.frequency_penalty() != 0) {
     return not_supported("sampling_params.frequency_penalty", s.frequency_penalty(), "0 (off)");
   }
-  if (s.has_n() && s.n() != 1) return not_supported("sampling_params.n", s.n(), "1");
   if (s.has_min_tokens() && s.min_tokens() != 0) {
     return not_supported("sampling_params.min_tokens", s.min_tokens(), "0");
   }
   if (speculation.has_lenience() && speculation.lenience() != 1) {
     return not_supported("speculation.lenience", speculation.lenience(), "1 (exact)");
   }
-  if (proto.priority() != 0) return not_supported("priority", proto.priority(), "0");
   const std::pair<absl::string_view, bool> set_fields[] = {
-      {"emitted_token_ids", !proto.emitted_token_ids().empty()},
       {"sampling_params.logit_bias", !s.logit_bias().empty()},
-      {"sampling_params.logprobs", s.has_logprobs()},
-      {"sampling_params.prompt_logprobs", s.has_prompt_logprobs()},
       {"stream_stats", proto.stream_stats()},
   };
   for (const auto& [field, is_set] : set_fields) {
@@ -93,6 +88,9 @@ void read_sampling(const v1::SamplingParams& proto, SamplingParams& sampling) {
   sampling.stop.assign(proto.stop().begin(), proto.stop().end());
   sampling.stop_token_ids.assign(proto.stop_token_ids().begin(), proto.stop_token_ids().end());
   sampling.ignore_eos = proto.ignore_eos();
+  if (proto.has_n()) sampling.n = proto.n();
+  if (proto.has_logprobs()) sampling.logprobs = proto.logprobs();
+  if (proto.has_prompt_logprobs()) sampling.prompt_logprobs = proto.prompt_logprobs();
 }
 
 // gRPC refuses ill-formed text by itself; requests that are made in this process come here first.
@@ -161,6 +159,8 @@ absl::StatusOr<Request> to_request(const v1::GenerateRequest& proto,
   if (auto status = check_unsupported(proto); !status.ok()) return status;
   Request request;
   request.request_id = proto.request_id();
+  request.emitted.assign(proto.emitted_token_ids().begin(), proto.emitted_token_ids().end());
+  request.priority = proto.priority();
   read_sampling(proto.sampling_params(), request.sampling);
   if (auto status = read_mode(proto.speculation().mode(), request.speculation); !status.ok()) {
     return status;

@@ -32,19 +32,37 @@ std::string mode_name(SpeculationMode mode) {
   return "";
 }
 
+void add_logprobs(const std::vector<TokenLogprobs>& logprobs,
+                  google::protobuf::RepeatedPtrField<v1::TokenLogprobs>& out) {
+  for (const TokenLogprobs& token : logprobs) {
+    v1::TokenLogprobs& proto = *out.Add();
+    proto.set_token_id(token.token.token);
+    proto.set_logprob(token.token.logprob);
+    for (const Logprob& top : token.top) {
+      v1::TopLogprob& best = *proto.add_top();
+      best.set_token_id(top.token);
+      best.set_logprob(top.logprob);
+    }
+  }
+}
+
 }  // namespace
 
 v1::Chunk to_proto(const Chunk& chunk) {
   v1::Chunk proto;
+  proto.set_index(chunk.index);
   proto.set_text(chunk.text);
   proto.mutable_token_ids()->Add(chunk.token_ids.begin(), chunk.token_ids.end());
   proto.mutable_drafted()->Add(chunk.drafted.begin(), chunk.drafted.end());
   proto.mutable_text_ends()->Add(chunk.text_ends.begin(), chunk.text_ends.end());
+  add_logprobs(chunk.logprobs, *proto.mutable_logprobs());
+  add_logprobs(chunk.prompt_logprobs, *proto.mutable_prompt_logprobs());
   return proto;
 }
 
 v1::Complete to_proto(const Completion& completion) {
   v1::Complete proto;
+  proto.set_index(completion.index);
   proto.set_finish_reason(to_proto(completion.finish_reason));
   proto.set_prompt_tokens(completion.prompt_tokens);
   proto.set_cached_tokens(completion.cached_tokens);
@@ -112,6 +130,9 @@ v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& en
   out.set_max_stop_strings(limits.max_stop_strings);
   out.set_max_stop_bytes(limits.max_stop_bytes);
   out.set_max_stop_token_ids(limits.max_stop_token_ids);
+  out.set_max_choices(limits.max_choices);
+  out.set_max_logprobs(limits.max_logprobs);
+  out.set_max_kv_tokens(limits.max_kv_tokens);
 
   const EngineStats stats = engine.stats();
   v1::ServerStats& totals = *proto.mutable_stats();
@@ -123,6 +144,12 @@ v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& en
   totals.set_num_draft_tokens(stats.num_draft_tokens);
   totals.set_num_accepted_draft_tokens(stats.num_accepted_draft_tokens);
   totals.set_num_completion_tokens(stats.num_completion_tokens);
+  totals.set_num_tokens_waiting(stats.num_tokens_waiting);
+  totals.set_num_preemptions(stats.num_preemptions);
+  totals.set_kv_pages_used(stats.kv_pages_used);
+  totals.set_kv_pages(stats.kv_pages);
+  totals.set_prefix_cache_queries(stats.prefix_cache_queries);
+  totals.set_prefix_cache_hits(stats.prefix_cache_hits);
   return proto;
 }
 

@@ -1,21 +1,21 @@
 // See server.h.
 #include "server/server.h"
 
-#include <arpa/inet.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <grpcpp/security/server_credentials.h>
 
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "server/address.h"
+#include "server/auth_tokens.h"
 #include "server/generation_service.h"
+#include "server/http_server.h"
 
 namespace outrider {
 namespace {
@@ -48,83 +48,86 @@ class Reflection final : public grpc::ServerBuilderOption {
   bool on_;
 };
 
-std::string host_and_port(const std::string& address, int port) {
-  const bool is_ipv6 = address.find(':') != std::string::npos;
-  return (is_ipv6 ? "[" + address + "]" : address) + ":" + std::to_string(port);
+std::shared_ptr<grpc::ServerCredentials> credentials(const TlsMaterial& tls) {
+  if (tls.cert.empty()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options(
+      tls.ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                     : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = tls.ca;
+  options.pem_key_cert_pairs.push_back({tls.key, tls.cert});
+  return grpc::SslServerCredentials(options);
 }
 
-// Everything that `address` stands for.
-std::vector<sockaddr_storage> resolve(const std::string& address, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
-    throw Error("--address " + address + " cannot be resolved: " + gai_strerror(error));
+TlsMaterial load_server_tls(const TlsFiles& files) {
+  if (files.cert.empty() && files.key.empty() && !files.ca.empty()) {
+    throw Error("--tls-client-ca is given without --tls-cert and --tls-key; expected all three");
   }
-  std::vector<sockaddr_storage> addresses;
-  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
-    std::memcpy(&addresses.emplace_back(), info->ai_addr, info->ai_addrlen);
-  }
-  freeaddrinfo(found);
-  return addresses;
+  return load_tls(files, "--tls-client-ca");
 }
 
-// gRPC does not say why it cannot have a port, and is content with one address of several.
-void check_port_is_free(const std::string& address, int port) {
-  for (const sockaddr_storage& socket_address : resolve(address, port)) {
-    const int fd = socket(socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;  // an address family that this machine does not have
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    const socklen_t size =
-        socket_address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-    const bool free = bind(fd, reinterpret_cast<const sockaddr*>(&socket_address), size) == 0 &&
-                      listen(fd, 1) == 0;
-    const int error = errno;
-    close(fd);
-    if (!free) {
-      throw Error("cannot listen on " + host_and_port(address, port) + ": " + std::strerror(error));
-    }
+TokenCheck load_tokens(const ServerOptions& options) {
+  if (options.auth_token_file.empty()) return {};
+  if (options.reflection) {
+    throw Error(
+        "--reflection and --auth-token-file exclude each other: reflection asks nobody for "
+        "a token");
   }
+  return TokenCheck(read_token_file(options.auth_token_file));
 }
 
 }  // namespace
 
-bool is_loopback(const std::string& address) {
-  for (const sockaddr_storage& socket_address : resolve(address, 0)) {
-    if (socket_address.ss_family == AF_INET) {
-      const auto& v4 = reinterpret_cast<const sockaddr_in&>(socket_address);
-      if (ntohl(v4.sin_addr.s_addr) >> 24 != 127) return false;
-    } else {
-      const auto& v6 = reinterpret_cast<const sockaddr_in6&>(socket_address);
-      if (!IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr)) return false;
-    }
-  }
-  return true;
-}
-
 struct Server::Impl {
-  explicit Impl(const ServerOptions& options) : service(options) {}
+  explicit Impl(const ServerOptions& options)
+      : tls(load_server_tls(options.tls)),
+        tokens(load_tokens(options)),
+        log(options.log_format),
+        trace(options.trace_file.empty() ? nullptr
+                                         : std::make_unique<TraceWriter>(options.trace_file)),
+        service(options, tokens, metrics, log, trace.get()) {}
 
-  void set_health(bool serving) {
+  // reason: why it does not serve; empty: it does.
+  void set_health(const std::string& reason) {
+    {
+      const std::lock_guard lock(mutex);
+      not_ready = reason;
+    }
     auto& health = *server->GetHealthCheckService();
-    health.SetServingStatus(serving);  // those asked for by name, and "", the server as a whole
-    health.SetServingStatus(v1::GenerationService::service_full_name(), serving);
+    health.SetServingStatus(reason.empty());  // those asked for by name, and "", the whole server
+    health.SetServingStatus(v1::GenerationService::service_full_name(), reason.empty());
   }
 
+  std::string why_not_ready() {
+    const std::lock_guard lock(mutex);
+    return not_ready;
+  }
+
+  std::string metrics_text() {
+    const EngineStats stats = service.engine_stats().value_or(EngineStats{});
+    metrics.set_requests(stats.num_requests_running, stats.num_requests_waiting);
+    return metrics.text();
+  }
+
+  const TlsMaterial tls;
+  const TokenCheck tokens;
+  EngineMetrics metrics;
+  RequestLog log;
+  std::unique_ptr<TraceWriter> trace;
   GenerationService service;
   int port = 0;
   std::unique_ptr<grpc::Server> server;
   bool is_shut_down = false;
+  std::mutex mutex;  // guards not_ready
+  std::string not_ready = "the model is still being loaded";
+  std::unique_ptr<HttpServer> http;
 };
 
 Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(options)) {
   check_port_is_free(options.address, options.port);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(host_and_port(options.address, options.port),
-                           grpc::InsecureServerCredentials(), &impl_->port);
+  builder.AddListeningPort(host_and_port(options.address, options.port), credentials(impl_->tls),
+                           &impl_->port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
@@ -140,26 +143,49 @@ Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(opti
   if (impl_->server == nullptr || impl_->port == 0) {
     throw Error("cannot listen on " + host_and_port(options.address, options.port));
   }
-  impl_->set_health(false);
+  impl_->set_health(impl_->why_not_ready());
+  if (options.http_port) {
+    impl_->http = std::make_unique<HttpServer>(
+        options.address, *options.http_port, impl_->tls, impl_->tokens,
+        HttpSources{.metrics = [impl = impl_.get()] { return impl->metrics_text(); },
+                    .not_ready = [impl = impl_.get()] { return impl->why_not_ready(); }},
+        options.http_limits);
+  }
 }
 
 Server::~Server() { shutdown(std::chrono::milliseconds(0)); }
 
 int Server::port() const { return impl_->port; }
 
+int Server::http_port() const { return impl_->http == nullptr ? 0 : impl_->http->port(); }
+
+EngineMetrics& Server::metrics() { return impl_->metrics; }
+
+TraceWriter* Server::trace() { return impl_->trace.get(); }
+
 void Server::start_serving(Engine& engine, ServedModel model) {
+  for (int rank = 0; rank < model.num_ranks; ++rank) impl_->metrics.set_rank_up(rank, true);
   impl_->service.start(engine, std::move(model));
-  impl_->set_health(true);
+  impl_->set_health("");
 }
 
 void Server::fail_calls(const std::string& reason) {
-  impl_->set_health(false);
+  impl_->set_health(reason);
   impl_->service.calls().fail_all(absl::UnavailableError(reason));
+}
+
+void Server::drain() {
+  impl_->set_health("the server is draining");
+  impl_->service.drain();
+}
+
+bool Server::wait_for_calls(std::chrono::milliseconds timeout) {
+  return impl_->service.calls().wait_until_empty(timeout);
 }
 
 void Server::shutdown(std::chrono::milliseconds grace) {
   if (std::exchange(impl_->is_shut_down, true)) return;
-  impl_->set_health(false);
+  impl_->set_health("the server is shutting down");
   impl_->service.stop();
   CallRegistry& calls = impl_->service.calls();
   if (!calls.wait_until_empty(grace)) {

@@ -15,7 +15,7 @@
 
 namespace outrider {
 
-// A weight matrix [n, k] (or embedding table) in the backend's own layout.
+// A weight matrix [n, k] (or embedding table) in the backend's own layout; ends before the backend.
 struct PackedWeight {
   Buffer data;
   int64_t n = 0;

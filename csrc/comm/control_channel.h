@@ -6,27 +6,18 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "comm/greeting.h"
+#include "comm/liveness.h"
 #include "comm/socket.h"
 
 namespace outrider {
 
-// A new secret for one job: 32 random bytes in hexadecimal.
-std::string make_control_secret();
-
-// The address of this host for ControlServer: 127.0.0.1 where all ranks are on one host, else the
-// one that the host's name resolves to (or its first interface that is not loopback).
-// Throws Error where there is none.
-std::string control_host(bool all_ranks_on_this_host);
-
-// Rank 0's end. One thread uses it; only the watcher is a thread of its own.
+// Rank 0's end. One thread uses it.
 class ControlServer {
  public:
   // Listens on a free port of `host`, for ranks 1 … num_peers.
@@ -37,15 +28,15 @@ class ControlServer {
   ControlServer& operator=(const ControlServer&) = delete;
 
   // "host:port", where the peers connect to.
-  std::string address() const { return address_; }
+  std::string address() const { return listener_->address(); }
 
-  // Waits until every peer has connected, then stops listening. A connection that does not present
-  // the secret is dropped. Throws Error naming the ranks that are missing after `timeout`.
+  // Waits until every peer has connected, for plans and for heartbeats, then stops listening. A
+  // connection that does not present the secret is dropped. Throws Error naming the ranks that are
+  // missing after `timeout`.
   void accept_all(std::chrono::milliseconds timeout);
 
-  // From now on calls on_peer_lost(rank, reason) when a connection ends, within milliseconds, once
-  // a rank, on a thread of its own. Call it after accept_all, at most once.
-  void watch(std::function<void(int rank, const std::string& reason)> on_peer_lost);
+  // The heartbeat connections, for a Liveness. Call it after accept_all, at most once.
+  std::vector<Liveness::Peer> take_heartbeats();
 
   // To every peer. Throws Error naming the rank where one is gone.
   void publish(std::span<const uint8_t> message);
@@ -54,21 +45,17 @@ class ControlServer {
   // that have said nothing after `timeout`.
   std::vector<std::vector<uint8_t>> gather(std::chrono::milliseconds timeout);
 
-  // The orderly end: the watcher stops, the receive() of every peer that is left returns nullopt.
+  // The orderly end: the receive() of every peer that is left returns nullopt.
   void goodbye();
 
  private:
-  struct Watcher;
-
   void throw_if_peer_gone();
 
   int num_peers_;
-  std::string secret_;
-  std::string address_;
-  FileDescriptor listener_;
+  std::optional<GreetingListener> listener_;
   std::vector<FrameSocket> peers_;  // [rank - 1]
   std::vector<pollfd> polls_;       // [rank - 1], for the end of a connection
-  std::unique_ptr<Watcher> watcher_;
+  std::vector<Liveness::Peer> heartbeats_;
 };
 
 // Every other rank's end. One thread uses it.
@@ -76,6 +63,9 @@ class ControlClient {
  public:
   // Throws Error where rank 0 cannot be reached.
   ControlClient(const std::string& address, int rank, const std::string& secret);
+
+  // The heartbeat connection to rank 0, for a Liveness. At most once.
+  std::vector<Liveness::Peer> take_heartbeats();
 
   // The next message; nullopt once rank 0 has said goodbye. Polls busily until `spin` has passed
   // since the last message, then sleeps in the kernel (no CPU time). Throws Error where the
@@ -86,6 +76,7 @@ class ControlClient {
 
  private:
   FrameSocket server_;
+  FileDescriptor heartbeats_;
   std::chrono::steady_clock::time_point last_message_;
 };
 

@@ -1,13 +1,20 @@
 // MPI_Allreduce is not used: it changes its order of addition with the size of the message.
 #include "comm/mpi_communicator.h"
 
+#include <fcntl.h>
 #include <mpi.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/ordered_sum.h"
+#include "comm/shared_memory_sum.h"
 #include "core/buffer.h"
 
 namespace outrider {
@@ -22,6 +29,45 @@ namespace {
 //   3 on two cores    8 rows 42 / 51 / 48     16 rows 61 / 46 / 53     64 rows 212 / 80 / 78
 constexpr int64_t kGatherMaxElements = 6144;
 
+// Memory that all ranks of one host map; none where they stand on several, or the host has no room
+// for it. Its name is gone once all have it, so nothing outlives the job.
+Buffer map_shared_memory(int rank, int size, size_t bytes) {
+  MPI_Comm host = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+            "MPI_Comm_split_type");
+  int host_size = 0;
+  check_mpi(MPI_Comm_size(host, &host_size), "MPI_Comm_size");
+  check_mpi(MPI_Comm_free(&host), "MPI_Comm_free");
+  if (host_size != size) return {};
+
+  // Rank 0 makes a file in memory, and the others open it before it goes.
+  char name[] = "/dev/shm/outrider-XXXXXX";
+  int descriptor = -1;
+  if (rank == 0) {
+    descriptor = mkostemp(name, O_CLOEXEC);
+    if (descriptor >= 0 && posix_fallocate(descriptor, 0, static_cast<off_t>(bytes)) != 0) {
+      close(descriptor);
+      descriptor = -1;
+    }
+  }
+  check_mpi(MPI_Bcast(name, sizeof name, MPI_CHAR, 0, MPI_COMM_WORLD), "MPI_Bcast");
+  if (rank != 0) descriptor = open(name, O_RDWR | O_CLOEXEC);
+  void* data = MAP_FAILED;
+  if (descriptor >= 0) {
+    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    close(descriptor);
+  }
+  int mapped = data != MAP_FAILED ? 1 : 0;
+  int all_mapped = 0;
+  check_mpi(MPI_Allreduce(&mapped, &all_mapped, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
+            "MPI_Allreduce");
+  if (rank == 0) unlink(name);
+  if (mapped == 0) return {};
+  Buffer buffer(data, bytes, [](void* p, size_t n) { munmap(p, n); });
+  if (all_mapped == 0) return {};
+  return buffer;
+}
+
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator() {
@@ -30,6 +76,8 @@ class MpiCommunicator final : public Communicator {
     for (std::vector<int>* v : {&block_counts_, &block_offsets_, &part_counts_, &part_offsets_}) {
       v->resize(size_);
     }
+    if (size_ > 1) shared_memory_ = map_shared_memory(rank_, size_, SharedMemorySum::bytes(size_));
+    if (shared_memory_.data() != nullptr) shared_sum_.emplace(shared_memory_.data(), rank_, size_);
   }
 
   int rank() const override { return rank_; }
@@ -38,7 +86,9 @@ class MpiCommunicator final : public Communicator {
   void all_reduce_sum(TensorView x, Stream&) override {
     CHECK(x.dtype() == DType::f32 && x.contiguous() && x.size() <= INT_MAX);
     if (size_ == 1 || x.size() == 0) return;
-    if (x.size() <= kGatherMaxElements) {
+    if (shared_sum_ && (size_ == 2 || x.size() <= kGatherMaxElements)) {
+      shared_sum_->sum(x.data<float>(), x.size());
+    } else if (x.size() <= kGatherMaxElements) {
       sum_gathered(x.data<float>(), static_cast<int>(x.size()));
     } else {
       sum_in_blocks(x.data<float>(), static_cast<int>(x.size()));
@@ -101,6 +151,8 @@ class MpiCommunicator final : public Communicator {
   }
 
   int rank_ = 0, size_ = 1;
+  Buffer shared_memory_;
+  std::optional<SharedMemorySum> shared_sum_;  // on one host
   Buffer scratch_;
   std::vector<int> block_counts_, block_offsets_, part_counts_, part_offsets_;  // [size]
 };

@@ -121,8 +121,7 @@ FileDescriptor connect_to(const std::string& address, Deadline deadline) {
   FileDescriptor fd(socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int error = fd.valid() ? connect_until(fd.get(), *list, deadline) : errno;
   if (error != 0) {
-    throw Error("control channel: cannot connect to rank 0 at " + address + ": " +
-                errno_text(error));
+    throw Error("control channel: cannot connect to " + address + ": " + errno_text(error));
   }
   return fd;
 }
@@ -151,11 +150,6 @@ FrameSocket::FrameSocket(FileDescriptor fd, std::string peer)
     throw Error("control channel: fcntl failed: " + errno_text(errno));
   }
   set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-  // An idle connection whose other host has vanished ends after 2 + 3 * 1 s.
-  set_option(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, 2);
-  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
 void FrameSocket::send(FrameKind kind, std::span<const uint8_t> bytes) {

@@ -55,8 +55,8 @@ struct Frame {
 };
 
 // A connection that carries frames: a header (magic, version, kind, number, length) and a body.
-// Frames are numbered from 0 in each direction; one that is missing is an error. No delay (Nagle),
-// keep-alive on. Throws Error naming the peer ("rank 1") for whatever goes wrong.
+// Frames are numbered from 0 in each direction; one that is missing is an error. No delay (Nagle).
+// Throws Error naming the peer ("rank 1") for whatever goes wrong.
 class FrameSocket {
  public:
   // A longer frame is refused before memory is taken for it.

@@ -1,25 +1,28 @@
 #include "engine/engine.h"
 
+#include <absl/strings/str_cat.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <random>
 #include <span>
+#include <utility>
 
 #include "core/float_environment.h"
-#include "engine/scheduler.h"
 
 namespace outrider {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr float kGreedyTemperature = 1e-5f;
-
-double ms_between(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double, std::milli>(to - from).count();
-}
+// A request's priority is worth so much waiting.
+constexpr double kSecondsPerPriority = 10;
+// A step with prompt rows may take so much longer than one without, so that the streams that run
+// stay smooth.
+constexpr double kPrefillSlowdown = 1.5;
+// So many requests that fail with NaN within so many steps are no accident of theirs.
+constexpr size_t kMaxNonFinite = 3;
+constexpr uint64_t kNonFiniteSteps = 16;
 
 Processors processors_of(const SamplingParams& sampling) {
   if (sampling.temperature < kGreedyTemperature) return {};
@@ -34,55 +37,156 @@ uint64_t draw_seed() {
   return uint64_t{device()} << 32 | device();
 }
 
+// Milliseconds of a step of `rows` rows, between the measured points and beyond them.
+double cost_of(const Executor::RowCosts& costs, double rows) {
+  const auto& steps = costs.steps;
+  size_t i = 1;
+  while (i + 1 < steps.size() && static_cast<double>(steps[i].rows) < rows) ++i;
+  const auto& a = steps[i - 1];
+  const auto& b = steps[i];
+  const double slope = (b.ms - a.ms) / static_cast<double>(b.rows - a.rows);
+  return std::max(a.ms, a.ms + slope * (rows - static_cast<double>(a.rows)));
+}
+
+// Fills in what the streams that run can bear of a neighbour's prompt.
+void limit_prefill(const EngineOptions& options, const Executor::RowCosts& costs,
+                   SchedulerLimits& limits) {
+  const auto chunk = static_cast<int32_t>(options.prefill_chunk);
+  limits.prefill_rows_beside = {chunk};
+  if (options.prefill_beside > 0 || costs.steps.size() < 2) {
+    const auto beside = static_cast<int32_t>(options.prefill_beside);
+    limits.prefill_rows_beside.push_back(beside > 0 ? std::min(beside, chunk) : chunk);
+    return;
+  }
+  for (int64_t decode = 1; decode <= options.max_rows; ++decode) {
+    const double most = kPrefillSlowdown * cost_of(costs, static_cast<double>(decode));
+    int32_t rows = 1;
+    while (rows < chunk && cost_of(costs, static_cast<double>(decode + rows + 1)) <= most) ++rows;
+    limits.prefill_rows_beside.push_back(rows);
+  }
+  // In rows of a short context: what one more of them costs beside few.
+  const int64_t more = costs.steps.back().rows - 1;
+  const double row_ms =
+      (costs.steps.back().ms - costs.steps.front().ms) / static_cast<double>(more);
+  if (row_ms > 0) limits.rows_per_position = costs.ms_per_row_position / row_ms;
+}
+
+SchedulerLimits scheduler_limits(const Executor& executor) {
+  const EngineOptions& options = executor.options();
+  SchedulerLimits limits{.num_slots = options.max_sequences,
+                         .num_pages = executor.num_pages(),
+                         .num_draft_pages = executor.num_draft_pages(),
+                         .max_rows = options.max_rows,
+                         .prefix_cache = options.prefix_cache};
+  limit_prefill(options, executor.row_costs(), limits);
+  return limits;
+}
+
+TokenLogprobs to_logprobs(const LogprobRow& row, int32_t token, float logit) {
+  const auto logprob = [&](float l) { return static_cast<float>(l - row.log_sum_exp); };
+  TokenLogprobs result{.token = {token, logprob(logit)}, .top = {}};
+  for (int i = 0; i < row.num_top; ++i) {
+    result.top.push_back({row.top[i].token, logprob(row.top[i].logit)});
+  }
+  return result;
+}
+
 }  // namespace
 
-Engine::Engine(Executor& executor, ControlServer* control)
-    : executor_(executor), control_(control), fingerprint_(executor.numerics_fingerprint()) {
+Engine::Engine(Executor& executor, ControlServer* control, StepObservers observers)
+    : executor_(executor),
+      control_(control),
+      observers_(observers),
+      fingerprint_(executor.numerics_fingerprint()),
+      scheduler_(scheduler_limits(executor)),
+      delivery_(std::in_place) {
   limits_.vocab_size = executor.config().vocab_size;
   limits_.max_positions = executor.max_positions();
+  limits_.max_kv_tokens = (executor.num_pages() - 1) * kPageTokens;
   limits_.drafters = executor.drafters();
   limits_.default_drafter = executor.default_drafter();
 }
 
+Engine::~Engine() {
+  for (Submission* s = close_inbox(); s != nullptr;) delete std::exchange(s, s->next);
+}
+
+Engine::Submission* Engine::closed() {
+  static Submission mark;
+  return &mark;
+}
+
+Engine::Submission* Engine::close_inbox() {
+  Submission* const head = inbox_.exchange(closed());
+  return head == closed() ? nullptr : head;
+}
+
+void Engine::wake() {
+  wakeups_.fetch_add(1);
+  wakeups_.notify_one();
+}
+
 void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
-  std::string reason;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!stopping_) {
-      waiting_.push_back({std::move(request), std::move(sink)});
-      ++stats_.num_requests_waiting;
-      wake_.notify_one();
+  const auto tokens = static_cast<int64_t>(request.prompt.size());
+  auto submission = std::make_unique<Submission>(Submission{std::move(request), std::move(sink)});
+  inbox_size_ += 1;
+  inbox_tokens_ += tokens;
+  Submission* head = inbox_.load();
+  do {
+    if (head == closed()) {
+      inbox_size_ -= 1;
+      inbox_tokens_ -= tokens;
+      std::string reason = "the server is shutting down";
+      {
+        const std::lock_guard lock(failure_mutex_);
+        reason = failure_.value_or(reason);
+      }
+      submission->sink->on_error(absl::UnavailableError(reason));
       return;
     }
-    reason = failure_.value_or("the server is shutting down");
-  }
-  sink->on_error(absl::UnavailableError(reason));
+    submission->next = head;
+  } while (!inbox_.compare_exchange_weak(head, submission.get()));
+  submission.release();
+  wake();
 }
 
 void Engine::stop() {
-  const std::lock_guard lock(mutex_);
   stopping_ = true;
-  wake_.notify_one();
+  wake();
 }
 
 void Engine::fail(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  stopping_ = true;
-  if (!failure_) failure_ = reason;
-  wake_.notify_one();
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (!failure_) failure_ = reason;
+  }
+  stop();
 }
 
 EngineStats Engine::stats() const {
-  const std::lock_guard lock(mutex_);
-  return stats_;
+  const Delivery::Totals& totals = delivery_->totals();
+  return {.num_requests_running = shared_stats_.running,
+          .num_requests_waiting = shared_stats_.waiting + inbox_size_,
+          .num_tokens_waiting = shared_stats_.waiting_tokens + inbox_tokens_,
+          .num_requests_finished = totals.num_requests_finished,
+          .num_requests_failed = totals.num_requests_failed,
+          .num_steps = shared_stats_.steps,
+          .num_draft_tokens = totals.num_draft_tokens,
+          .num_accepted_draft_tokens = totals.num_accepted_draft_tokens,
+          .num_completion_tokens = totals.num_completion_tokens,
+          .num_preemptions = shared_stats_.preemptions,
+          .kv_pages_used = shared_stats_.pages_used,
+          .kv_pages = executor_.num_pages(),
+          .prefix_cache_queries = shared_stats_.prefix_queries,
+          .prefix_cache_hits = shared_stats_.prefix_hits};
 }
 
 void Engine::run() {
   set_float_environment();
   try {
-    while (take_submission()) step();
+    while (wait_for_work()) step();
   } catch (const DisagreementError& error) {
-    const std::string what = "step " + std::to_string(next_step_ - 1) + ": " + error.what();
+    const std::string what = absl::StrCat("step ", next_step_ - 1, ": ", error.what());
     fail(what);
     fail_all(absl::InternalError(what));
     throw Error(what);
@@ -93,32 +197,51 @@ void Engine::run() {
   }
   std::optional<std::string> failure;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(failure_mutex_);
     failure = failure_;
   }
   fail_all(absl::UnavailableError(failure.value_or("the server is shutting down")));
   if (failure) throw Error(*failure);
 }
 
-bool Engine::take_submission() {
-  std::unique_lock lock(mutex_);
-  while (!stopping_ && !running_ && waiting_.empty()) wake_.wait(lock);
-  if (stopping_) return false;
-  if (running_) return true;
-  Submission next = std::move(waiting_.front());
-  waiting_.pop_front();
-  --stats_.num_requests_waiting;
-  stats_.num_requests_running = 1;
-  lock.unlock();
-  running_.emplace(start(std::move(next)));
-  return true;
+bool Engine::wait_for_work() {
+  while (true) {
+    const uint32_t seen = wakeups_;
+    if (stopping_) return false;
+    take_submissions();
+    drop_ended();
+    if (!sequences_.empty()) return true;
+    delivery_->push(delivered_);
+    publish_stats();
+    wakeups_.wait(seen);
+  }
 }
 
-Engine::Running Engine::start(Submission submission) const {
+void Engine::take_submissions() {
+  Submission* newest = inbox_.load(std::memory_order_relaxed);
+  if (newest == nullptr || newest == closed()) return;
+  newest = inbox_.exchange(nullptr);
+  Submission* oldest = nullptr;
+  while (newest != nullptr) {
+    Submission* const next = std::exchange(newest->next, oldest);
+    oldest = std::exchange(newest, next);
+  }
+  while (oldest != nullptr) {
+    const std::unique_ptr<Submission> submission(std::exchange(oldest, oldest->next));
+    inbox_size_ -= 1;
+    inbox_tokens_ -= static_cast<int64_t>(submission->request.prompt.size());
+    start(*submission);
+  }
+}
+
+// The request's n answers wait for their turn.
+void Engine::start(Submission& submission) {
   const Request& request = submission.request;
+  const SamplingParams& sampling = request.sampling;
   const auto prompt_length = static_cast<int64_t>(request.prompt.size());
-  const int64_t max_tokens =
-      request.sampling.max_tokens.value_or(limits_.max_positions - prompt_length);
+  const int64_t room =
+      std::min(limits_.max_positions, limits_.max_kv_tokens / sampling.n - kMaxDraftTokens - 1);
+  const int64_t max_tokens = sampling.max_tokens.value_or(room - prompt_length);
   const SpeculationParams& speculation = request.speculation;
   const int lookahead =
       speculation.off
@@ -127,187 +250,274 @@ Engine::Running Engine::start(Submission submission) const {
   const DrafterKind drafter = lookahead == 0        ? DrafterKind::none
                               : speculation.drafter ? *drafter_from_name(*speculation.drafter)
                                                     : limits_.default_drafter;
-  Running running{
-      .submission = {},
-      .output = OutputStream(executor_.tokenizer(), request.sampling,
-                             executor_.config().eos_token_ids, max_tokens),
-      .max_length = prompt_length + max_tokens,
-      .seed = request.sampling.seed ? *request.sampling.seed : draw_seed(),
-      .drafter = drafter,
-      .lookahead = lookahead,
-      .speculation = {.drafter = drafter},
-      .started = Clock::now(),
-  };
-  running.submission = std::move(submission);
-  return running;
+  const uint64_t seed = sampling.seed ? *sampling.seed : draw_seed();
+  const SpeculationMode mode = lookahead == 0 ? SpeculationMode::off
+                               : processors_of(sampling).mode == VerifyMode::greedy
+                                   ? SpeculationMode::greedy
+                                   : SpeculationMode::rejection;
+  auto progress = std::make_shared<RequestProgress>();
+  progress->sink = std::move(submission.sink);
+  progress->request_id = request.request_id;
+  progress->choices_left = sampling.n;
+  std::vector<int32_t> tokens = request.prompt;
+  tokens.insert(tokens.end(), request.emitted.begin(), request.emitted.end());
+  const double arrival = std::chrono::duration<double>(request.received - epoch_).count();
+  const int64_t first_id = next_id_;
+  for (int32_t choice = 0; choice < sampling.n; ++choice) {
+    auto answer = std::make_shared<Answer>(
+        progress, OutputStream(executor_.tokenizer(), sampling, executor_.config().eos_token_ids,
+                               max_tokens));
+    answer->received = request.received;
+    Completion& completion = answer->completion;
+    completion.index = choice;
+    completion.prompt_tokens = prompt_length;
+    completion.speculation.drafter = drafter;
+    completion.mode = mode;
+    completion.seed = seed;
+    completion.numerics_fingerprint = fingerprint_;
+    answer->output.resume(request.emitted);
+    if (answer->output.finished()) {
+      answer->started = EngineClock::now();
+      Delivered done{.answer = std::move(answer)};
+      done.finished_already = true;
+      delivered_.push_back(std::move(done));
+      return;
+    }
+    std::vector<int32_t> stop_ids = sampling.stop_token_ids;
+    if (!sampling.ignore_eos) {
+      const auto& eos = executor_.config().eos_token_ids;
+      stop_ids.insert(stop_ids.end(), eos.begin(), eos.end());
+    }
+    const int64_t id = next_id_++;
+    sequences_.emplace(
+        id, Sequence{.answer = std::move(answer),
+                     .stop_ids = std::move(stop_ids),
+                     .tokens_left = max_tokens - static_cast<int64_t>(request.emitted.size()),
+                     .top_logprobs = sampling.logprobs.value_or(-1),
+                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
+    tokens_waiting_ += prompt_length;
+    scheduler_.add({.id = id,
+                    .request = first_id,
+                    .choice = choice,
+                    .order = arrival - kSecondsPerPriority * request.priority,
+                    .prompt = tokens,
+                    .max_length = prompt_length + max_tokens,
+                    .processors = processors_of(sampling),
+                    .seed = seed,
+                    .drafter = drafter,
+                    .lookahead = lookahead,
+                    .lookahead_is_exact =
+                        speculation.num_speculative_tokens.has_value() || sampling.seed.has_value(),
+                    .max_draft_positions = executor_.max_draft_positions(drafter),
+                    .prompt_logits = sampling.prompt_logprobs.has_value(),
+                    .salt = 0});
+  }
+}
+
+void Engine::drop_ended() {
+  for (auto it = sequences_.begin(); it != sequences_.end();) {
+    Answer& answer = *it->second.answer;
+    const bool cancelled = answer.request->sink->cancelled();
+    if (!cancelled && !answer.over && !answer.request->over) {
+      ++it;
+      continue;
+    }
+    if (cancelled) {
+      Delivered end{.answer = it->second.answer};
+      if (it->second.started) {
+        end.cancelled = true;
+      } else {
+        end.error = absl::CancelledError("cancelled while waiting");
+      }
+      delivered_.push_back(std::move(end));
+    }
+    if (!it->second.started) tokens_waiting_ -= answer.completion.prompt_tokens;
+    scheduler_.remove(it->first);
+    it = sequences_.erase(it);
+  }
 }
 
 void Engine::step() {
-  if (running_->submission.sink->cancelled()) {
-    complete(FinishReason::cancelled);
-    return;
-  }
-  const std::vector<uint8_t> plan = next_plan().serialise();
-  if (control_ != nullptr) control_->publish(plan);
-  const auto outcomes = executor_.execute(plan);
-  {
-    const std::lock_guard lock(mutex_);
-    ++stats_.num_steps;
-  }
-  for (const SlotOutcome& outcome : outcomes) apply(outcome);
-  drop_cancelled();
+  const auto begin = EngineClock::now();
+  StepPlan plan = scheduler_.plan();
+  plan.step = next_step_++;
+  note_admissions(plan);
+  propose(plan);
+  const std::vector<uint8_t> bytes = plan.serialise();
+  if (control_ != nullptr) control_->publish(bytes);
+  delivery_->push(delivered_);
+  publish_stats();
+  const auto executed = EngineClock::now();
+  for (const SlotOutcome& outcome : executor_.execute(bytes)) apply(outcome);
+  observe_step(begin, executed);
 }
 
-void Engine::drop_cancelled() {
-  std::vector<Submission> dropped;
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto it = waiting_.begin(); it != waiting_.end();) {
-      if (it->sink->cancelled()) {
-        dropped.push_back(std::move(*it));
-        it = waiting_.erase(it);
-        --stats_.num_requests_waiting;
-      } else {
-        ++it;
-      }
+// executed: when the step's plan was made and sent.
+void Engine::observe_step(EngineClock::time_point begin, EngineClock::time_point executed) {
+  const auto end = EngineClock::now();
+  const StepPhases& times = executor_.step_times();
+  if (EngineMetrics* const metrics = observers_.metrics; metrics != nullptr) {
+    const std::chrono::duration<double> all = end - begin;
+    metrics->step_phase(StepPhase::draft, times.draft);
+    metrics->step_phase(StepPhase::target, times.target);
+    metrics->step_phase(StepPhase::verify, times.verify);
+    metrics->step_phase(StepPhase::exchange, times.exchange);
+    metrics->step_phase(StepPhase::host,
+                        all.count() - times.draft - times.target - times.verify - times.exchange);
+    const SchedulerStats stats = scheduler_.stats();
+    metrics->set_kv_cache_usage(static_cast<double>(stats.pages_used) /
+                                static_cast<double>(stats.num_pages));
+  }
+  if (TraceWriter* const trace = observers_.trace; trace != nullptr) {
+    const uint64_t step = next_step_ - 1;
+    auto from = executed;
+    const auto span = [&](const char* name, double seconds) {
+      const auto to = from + std::chrono::duration_cast<EngineClock::duration>(
+                                 std::chrono::duration<double>(seconds));
+      trace->phase(name, step, from, to);
+      from = to;
+    };
+    trace->phase("plan", step, begin, executed);
+    span("draft", times.draft);
+    span("target", times.target);
+    span("verify", times.verify + times.exchange);
+    trace->phase("apply", step, from, end);
+  }
+}
+
+// What copy drafters add to the plan.
+void Engine::propose(StepPlan& plan) {
+  for (PlannedWork& work : plan.work) {
+    if (work.num_draft_tokens == 0) continue;
+    const int64_t id = scheduler_.sequence_at(work.slot);
+    if (sequences_.at(id).answer->completion.speculation.drafter != DrafterKind::prompt_lookup) {
+      continue;
     }
-  }
-  for (const Submission& submission : dropped) {
-    submission.sink->on_error(absl::CancelledError("cancelled while waiting"));
-  }
-}
-
-StepPlan Engine::next_plan() {
-  Running& running = *running_;
-  const Request& request = running.submission.request;
-  StepPlan plan{.step = next_step_++};
-  ScheduledSequence sequence{.slot = 0,
-                             .length = static_cast<int64_t>(request.prompt.size()),
-                             .max_length = running.max_length,
-                             .max_draft_positions = executor_.max_draft_positions(running.drafter),
-                             .lookahead = running.lookahead};
-  std::span<const int32_t> tokens = request.prompt;
-  if (running.admitted) {
-    const SequenceState& slot = executor_.slot(0);
-    tokens = slot.tokens;
-    sequence.length = static_cast<int64_t>(tokens.size());
-    sequence.num_cached = slot.num_cached;
-  } else {
-    if (slot_used_) plan.released.push_back(0);
-    plan.admitted.push_back({.slot = 0,
-                             .prompt = request.prompt,
-                             .processors = processors_of(request.sampling),
-                             .seed = running.seed,
-                             .drafter = running.drafter});
-    running.admitted = slot_used_ = true;
-  }
-  PlannedWork work = plan_work(sequence, executor_.options().prefill_chunk);
-  if (running.drafter == DrafterKind::prompt_lookup) {
-    work.proposed = prompt_lookup(tokens, work.num_draft_tokens);
+    work.proposed = prompt_lookup(scheduler_.tokens(id), work.num_draft_tokens);
     work.num_draft_tokens = static_cast<int32_t>(work.proposed.size());
   }
-  plan.work.push_back(std::move(work));
-  return plan;
+}
+
+void Engine::note_admissions(StepPlan& plan) {
+  const auto now = EngineClock::now();
+  for (Admission& admission : plan.admitted) {
+    Sequence& sequence = sequences_.at(scheduler_.sequence_at(admission.slot));
+    admission.top_logprobs = sequence.top_logprobs;
+    admission.top_prompt_logprobs = sequence.top_prompt_logprobs;
+    if (std::exchange(sequence.started, true)) continue;  // it was preempted
+    tokens_waiting_ -= sequence.answer->completion.prompt_tokens;
+    sequence.answer->started = now;
+    sequence.answer->completion.cached_tokens = admission.num_cached;
+    if (observers_.metrics != nullptr) {
+      observers_.metrics->prefix_lookup(sequence.answer->completion.prompt_tokens,
+                                        admission.num_cached);
+    }
+  }
 }
 
 void Engine::apply(const SlotOutcome& outcome) {
-  Running& running = *running_;
-  if (outcome.verdict.non_finite) {
-    running.submission.sink->on_error(
-        absl::InternalError("the model's logits hold a NaN or an infinity at position " +
-                            std::to_string(executor_.slot(outcome.slot).tokens.size()) + ", step " +
-                            std::to_string(next_step_ - 1)));
-    retire(true);
+  const int64_t id = scheduler_.sequence_at(outcome.slot);
+  Sequence& sequence = sequences_.at(id);
+  if (outcome.decoded && outcome.verdict.non_finite) return fail_non_finite(id, outcome);
+
+  Delivered item{.answer = sequence.answer};
+  const std::span<const int32_t> state = executor_.slot(outcome.slot).tokens;
+  for (size_t i = 0; i < outcome.prompt_logprobs.size(); ++i) {
+    const int64_t row = outcome.first_prompt_row + static_cast<int64_t>(i);
+    if (row < sequence.next_prompt_row) continue;  // told before a preemption
+    if (row + 1 >= sequence.answer->completion.prompt_tokens) break;
+    const LogprobRow& logprobs = outcome.prompt_logprobs[i];
+    item.prompt_logprobs.push_back(to_logprobs(logprobs, state[row + 1], logprobs.token_logit));
+    sequence.next_prompt_row = row + 1;
+  }
+  if (!outcome.decoded) {
+    if (!item.prompt_logprobs.empty()) delivered_.push_back(std::move(item));
     return;
   }
-  running.last_token = Clock::now();
-  if (running.output.num_tokens() == 0) running.first_token = running.last_token;
-  const auto& tokens = executor_.slot(outcome.slot).tokens;
-  int num_emitted = 0;
-  for (const int32_t token : std::span(tokens).last(outcome.verdict.num_accepted + 1)) {
-    const bool drafted = num_emitted < outcome.verdict.num_accepted;
-    ++num_emitted;
-    if (!running.output.push(token, drafted)) break;
-  }
-  count(outcome, num_emitted);
-  Chunk chunk = running.output.take();
-  if (!chunk.token_ids.empty() || !chunk.text.empty()) {
-    running.submission.sink->on_chunk(std::move(chunk));
-  }
-  if (running.output.finished()) complete(running.output.finish_reason());
-}
-
-// What lies behind the end of an answer inside a step is not counted.
-void Engine::count(const SlotOutcome& outcome, int num_emitted) {
   const Verdict& verdict = outcome.verdict;
-  SpeculationStats& stats = running_->speculation;
-  const bool whole = num_emitted == verdict.num_accepted + 1;
-  const int drafted = whole ? outcome.num_drafted : num_emitted;
-  const int accepted = std::min(verdict.num_accepted, num_emitted);
-  ++stats.num_decode_steps;
-  if (drafted > 0) ++stats.num_spec_steps;
-  stats.num_draft_tokens += drafted;
-  stats.num_accepted_draft_tokens += accepted;
-  for (int i = 0; i < drafted; ++i) ++stats.drafted_per_position[i];
-  for (int i = 0; i < accepted; ++i) ++stats.accepted_per_position[i];
-  if (whole) {
-    stats.alpha_sum += verdict.alpha_sum;
-    stats.alpha_rows += verdict.alpha_rows;
+  const auto tokens = state.last(verdict.num_accepted + 1);
+  item.tokens.assign(tokens.begin(), tokens.end());
+  for (size_t i = 0; i < tokens.size() && !outcome.logprobs.empty(); ++i) {
+    const LogprobRow& row = outcome.logprobs[i];
+    const bool extra = static_cast<int>(i) == verdict.num_accepted;
+    item.logprobs.push_back(
+        to_logprobs(row, tokens[i], extra ? verdict.extra_logit : row.token_logit));
   }
-  const std::lock_guard lock(mutex_);
-  stats_.num_draft_tokens += drafted;
-  stats_.num_accepted_draft_tokens += accepted;
-  stats_.num_completion_tokens += num_emitted;
+  item.num_drafted = outcome.num_drafted;
+  item.alpha_sum = verdict.alpha_sum;
+  item.alpha_rows = verdict.alpha_rows;
+  delivered_.push_back(std::move(item));
+  if (observers_.metrics != nullptr) {
+    observers_.metrics->verified(outcome.num_drafted, verdict.num_accepted);
+  }
+
+  bool ended = false;
+  for (const int32_t token : tokens) {
+    const auto& stop_ids = sequence.stop_ids;
+    ended |= --sequence.tokens_left == 0;
+    ended |= std::find(stop_ids.begin(), stop_ids.end(), token) != stop_ids.end();
+    if (ended) break;
+  }
+  scheduler_.commit(id, tokens);
+  if (!ended) return;
+  scheduler_.remove(id);
+  sequences_.erase(id);
 }
 
-void Engine::complete(FinishReason reason) {
-  Running& running = *running_;
-  const Request& request = running.submission.request;
-  const auto now = Clock::now();
-  const bool any = running.output.num_tokens() > 0;
-  Completion completion;
-  completion.finish_reason = reason;
-  completion.prompt_tokens = static_cast<int64_t>(request.prompt.size());
-  completion.completion_tokens = running.output.num_tokens();
-  completion.timings = {.queue_ms = ms_between(request.received, running.started),
-                        .prefill_ms = ms_between(running.started, any ? running.first_token : now),
-                        .decode_ms = any ? ms_between(running.first_token, running.last_token) : 0,
-                        .total_ms = ms_between(request.received, now),
-                        .ttft_ms = any ? ms_between(request.received, running.first_token) : 0};
-  completion.speculation = running.speculation;
-  completion.mode = running.lookahead == 0 ? SpeculationMode::off
-                    : processors_of(request.sampling).mode == VerifyMode::greedy
-                        ? SpeculationMode::greedy
-                        : SpeculationMode::rejection;
-  completion.seed = running.seed;
-  completion.numerics_fingerprint = fingerprint_;
-  spdlog::debug("request {}: {} prompt tokens, {} tokens, {:.1f} ms", request.request_id,
-                completion.prompt_tokens, completion.completion_tokens,
-                completion.timings.total_ms);
-  running.submission.sink->on_complete(std::move(completion));
-  retire(false);
+// One request's bad luck ends that request; several at once mean that something is broken here.
+void Engine::fail_non_finite(int64_t id, const SlotOutcome& outcome) {
+  const uint64_t step = next_step_ - 1;
+  Delivered item{.answer = sequences_.at(id).answer};
+  item.error = absl::InternalError(
+      absl::StrCat("the model's logits hold a NaN or an infinity at position ",
+                   executor_.slot(outcome.slot).tokens.size(), ", step ", step));
+  delivered_.push_back(std::move(item));
+  scheduler_.remove(id);
+  sequences_.erase(id);
+  non_finite_steps_.push_back(step);
+  if (non_finite_steps_.size() < kMaxNonFinite) return;
+  if (step - non_finite_steps_.front() < kNonFiniteSteps) {
+    throw Error(absl::StrCat("the model's logits were not finite for ", kMaxNonFinite,
+                             " requests within ", kNonFiniteSteps, " steps"));
+  }
+  non_finite_steps_.erase(non_finite_steps_.begin());
 }
 
-void Engine::retire(bool failed) {
-  running_.reset();
-  const std::lock_guard lock(mutex_);
-  stats_.num_requests_running = 0;
-  ++(failed ? stats_.num_requests_failed : stats_.num_requests_finished);
+void Engine::publish_stats() {
+  const SchedulerStats stats = scheduler_.stats();
+  shared_stats_.running = stats.num_running;
+  shared_stats_.waiting = stats.num_waiting;
+  shared_stats_.waiting_tokens = tokens_waiting_;
+  shared_stats_.steps = static_cast<int64_t>(next_step_ - 1);
+  shared_stats_.preemptions = stats.num_preemptions;
+  shared_stats_.pages_used = stats.pages_used;
+  shared_stats_.prefix_queries = stats.prefix_queries;
+  shared_stats_.prefix_hits = stats.prefix_hits;
 }
 
 void Engine::fail_all(const absl::Status& status) {
-  std::deque<Submission> waiting;
-  {
-    const std::lock_guard lock(mutex_);
-    waiting.swap(waiting_);
-    stats_.num_requests_waiting = 0;
-    stats_.num_requests_failed += static_cast<int64_t>(waiting.size());
+  delivery_->push(delivered_);
+  for (Submission* s = close_inbox(); s != nullptr;) {
+    const std::unique_ptr<Submission> submission(std::exchange(s, s->next));
+    auto progress = std::make_shared<RequestProgress>();
+    progress->sink = std::move(submission->sink);
+    Delivered end{.answer = std::make_shared<Answer>(
+                      progress, OutputStream(executor_.tokenizer(), {}, {}, 1))};
+    end.error = status;
+    delivered_.push_back(std::move(end));
   }
-  if (running_) {
-    running_->submission.sink->on_error(status);
-    retire(true);
+  inbox_size_ = inbox_tokens_ = 0;
+  for (auto& [id, sequence] : sequences_) {
+    scheduler_.remove(id);
+    Delivered end{.answer = std::move(sequence.answer)};
+    end.error = status;
+    delivered_.push_back(std::move(end));
   }
-  for (const Submission& submission : waiting) submission.sink->on_error(status);
+  sequences_.clear();
+  tokens_waiting_ = 0;
+  delivery_->push(delivered_);
+  delivery_->drain();
+  publish_stats();
 }
 
 }  // namespace outrider

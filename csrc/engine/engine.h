@@ -1,44 +1,58 @@
-// Engine: rank 0's step loop. Takes submissions, plans, publishes the plan, executes it and hands
-// the tokens to their sinks. One request runs at a time; further ones wait in order.
+// Engine: rank 0's step loop. Takes submissions in, lets the scheduler plan, publishes the plan,
+// executes it and hands the tokens to delivery.
 #pragma once
 
-#include <condition_variable>
+#include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "comm/control_channel.h"
+#include "engine/delivery.h"
 #include "engine/executor.h"
-#include "engine/output_stream.h"
+#include "engine/metrics.h"
 #include "engine/request.h"
+#include "engine/scheduler.h"
+#include "engine/trace.h"
 #include "model/tokenizer.h"
 
 namespace outrider {
 
 // Live totals since the start; what GetServerInfo reports.
 struct EngineStats {
-  int64_t num_requests_running = 0;
+  int64_t num_requests_running = 0;  // answers, where requests ask for several
   int64_t num_requests_waiting = 0;
+  int64_t num_tokens_waiting = 0;  // of the prompts that wait
   int64_t num_requests_finished = 0;
   int64_t num_requests_failed = 0;
   int64_t num_steps = 0;
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_draft_tokens = 0;
   int64_t num_completion_tokens = 0;
+  int64_t num_preemptions = 0;
+  int64_t kv_pages_used = 0, kv_pages = 0;
+  int64_t prefix_cache_queries = 0, prefix_cache_hits = 0;  // tokens
+};
+
+// Who hears of each step; null for nobody. They outlive the engine.
+struct StepObservers {
+  EngineMetrics* metrics = nullptr;
+  TraceWriter* trace = nullptr;
 };
 
 class Engine {
  public:
   // control: the connection to the other ranks; null where this rank is alone. Both outlive the
   // engine.
-  Engine(Executor& executor, ControlServer* control);
+  Engine(Executor& executor, ControlServer* control, StepObservers observers = {});
+  ~Engine();
 
-  // Thread-safe; never waits for a step. The request was validated against limits(). Refused
-  // (sink->on_error, UNAVAILABLE) once the engine is stopping.
+  // Thread-safe; takes no lock and never waits for a step. The request was validated against
+  // limits(). Refused (sink->on_error, UNAVAILABLE) once the engine is stopping.
   void submit(Request request, std::shared_ptr<RequestSink> sink);
 
   // Runs steps on the calling thread, which is the one that may call MPI, until stop(); the caller
@@ -60,49 +74,67 @@ class Engine {
   struct Submission {
     Request request;
     std::shared_ptr<RequestSink> sink;
+    Submission* next = nullptr;
   };
-  // The request that runs; its sequence holds slot 0.
-  struct Running {
-    Submission submission;
-    OutputStream output;
-    int64_t max_length;
-    uint64_t seed;
-    DrafterKind drafter;
-    int lookahead;
-    bool admitted = false;  // a plan has said so
-    SpeculationStats speculation;
-    std::chrono::steady_clock::time_point started, first_token, last_token;
+  // A sequence from its submission to its end.
+  struct Sequence {
+    std::shared_ptr<Answer> answer;
+    std::vector<int32_t> stop_ids;
+    int64_t tokens_left = 0;      // until max_tokens
+    int64_t next_prompt_row = 0;  // whose log-probabilities were not delivered yet
+    int32_t top_logprobs = -1, top_prompt_logprobs = 0;
+    bool started = false;  // was admitted once
   };
 
-  // Waits until there is a request to run; false once the engine is stopping.
-  bool take_submission();
-  Running start(Submission submission) const;
+  // Waits until there is something to do; false once the engine is stopping.
+  bool wait_for_work();
+  // What was submitted since the last call, in order.
+  void take_submissions();
+  void start(Submission& submission);
+  // Sequences whose clients are gone, or whose stop string delivery has found.
+  void drop_ended();
   void step();
-  StepPlan next_plan();
+  void propose(StepPlan& plan);
+  // What the scheduler need not know of those that are admitted.
+  void note_admissions(StepPlan& plan);
   void apply(const SlotOutcome& outcome);
-  void count(const SlotOutcome& outcome, int num_emitted);
-  void complete(FinishReason reason);
-  // Waiting requests whose clients are gone make room.
-  void drop_cancelled();
-  // The running request is over.
-  void retire(bool failed);
+  void fail_non_finite(int64_t id, const SlotOutcome& outcome);
+  void observe_step(EngineClock::time_point begin, EngineClock::time_point executed);
+  void publish_stats();
   // Every request ends with `status`.
   void fail_all(const absl::Status& status);
+  static Submission* closed();  // the inbox's head once nothing is taken any more
+  Submission* close_inbox();
+  void wake();
 
   Executor& executor_;
   ControlServer* control_;
+  StepObservers observers_;
   Limits limits_;
   std::string fingerprint_;
+  Scheduler scheduler_;
+  std::unordered_map<int64_t, Sequence> sequences_;
+  int64_t next_id_ = 0;
+  int64_t tokens_waiting_ = 0;  // of prompts that were never admitted
   uint64_t next_step_ = 1;
-  std::optional<Running> running_;
-  bool slot_used_ = false;  // by a request that has ended: the next admission releases it first
+  std::vector<uint64_t> non_finite_steps_;  // of the latest requests that failed for it
+  std::vector<Delivered> delivered_;        // of the last step, until the next is published
+  const EngineClock::time_point epoch_ = EngineClock::now();
 
-  mutable std::mutex mutex_;  // guards all below; held for moments only
-  std::condition_variable wake_;
-  std::deque<Submission> waiting_;
-  bool stopping_ = false;
+  // A stack that submit() pushes to and the engine takes whole; closed at the end.
+  std::atomic<Submission*> inbox_ = nullptr;
+  std::atomic<int64_t> inbox_size_ = 0, inbox_tokens_ = 0;
+  std::atomic<uint32_t> wakeups_ = 0;
+  std::atomic<bool> stopping_ = false;
+  mutable std::mutex failure_mutex_;
   std::optional<std::string> failure_;
-  EngineStats stats_;
+
+  struct SharedStats {
+    std::atomic<int64_t> running = 0, waiting = 0, waiting_tokens = 0, steps = 0, preemptions = 0;
+    std::atomic<int64_t> pages_used = 0, prefix_queries = 0, prefix_hits = 0;
+  };
+  SharedStats shared_stats_;
+  std::optional<Delivery> delivery_;  // ends first: it speaks of all the others
 };
 
 }  // namespace outrider

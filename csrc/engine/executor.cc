@@ -1,23 +1,50 @@
 #include "engine/executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 
 #include "core/digest.h"
+#include "core/float_environment.h"
 #include "core/version.h"
+#include "model/shard.h"
 #include "model/weights.h"
 
 namespace outrider {
 
 namespace {
 
-constexpr int64_t kNumSlots = 1;  // sequences that run at once
+constexpr int64_t kKvCacheBytes = int64_t{1} << 30;  // of a rank, where nothing else was asked for
+constexpr int kCostRepeats = 3;
+constexpr int64_t kCostRows = 8;  // with which the cost of a long context is measured
 
 int64_t pages_for(int64_t positions) { return (positions + kPageTokens - 1) / kPageTokens; }
 
-// Rows of the largest step: a prompt chunk, and the decode rows behind it.
-int64_t rows_per_step(const EngineOptions& options) {
-  return kNumSlots * (options.prefill_chunk + kMaxDraftTokens + 1);
+int64_t max_positions_of(const EngineOptions& options, const ModelConfig& config) {
+  return options.max_positions > 0 ? options.max_positions : config.max_position_embeddings;
+}
+
+// Pages of the target's cache: the same on all ranks, whose shares of a page differ in bytes.
+int64_t num_pages(const EngineOptions& options, const ModelConfig& config, int num_ranks) {
+  // The longest sequence, the rows of a step behind it, and a page that admission keeps spare.
+  const int64_t least = pages_for(max_positions_of(options, config) + kMaxDraftTokens + 1) + 1;
+  if (options.kv_cache_tokens > 0) {
+    const int64_t pages = pages_for(options.kv_cache_tokens);
+    if (pages < least) {
+      throw Error("--kv-cache-tokens is " + std::to_string(options.kv_cache_tokens) +
+                  "; expected at least " + std::to_string(least * kPageTokens) +
+                  ", for one sequence of --max-positions");
+    }
+    return pages;
+  }
+  int64_t page_bytes = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    page_bytes = std::max(
+        page_bytes,
+        KvCache::page_bytes(config.num_layers, Shard::of(config, rank, num_ranks).attention));
+  }
+  const int64_t most = options.max_sequences * least;
+  return std::clamp(kKvCacheBytes / page_bytes, least, most);
 }
 
 std::function<void(double)> progress_of(const EngineOptions& options, const std::string& what) {
@@ -76,22 +103,22 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
       backend_(backend),
       num_ranks_(communicator.size()),
       tokenizer_(Tokenizer::load(options_.model)),
-      target_(options_.model, backend, communicator, rows_per_step(options_),
-              options_.max_positions, progress_of(options_, "model")),
-      max_positions_(options_.max_positions > 0 ? options_.max_positions
-                                                : target_.config().max_position_embeddings),
-      cache_(target_.make_kv_cache(kNumSlots * pages_for(max_positions_), kNumSlots)),
+      target_(options_.model, backend, communicator, options_.max_rows, options_.max_positions,
+              progress_of(options_, "model")),
+      max_positions_(max_positions_of(options_, target_.config())),
+      cache_(target_.make_kv_cache(outrider::num_pages(options_, target_.config(), num_ranks_),
+                                   options_.max_sequences)),
       random_drafter_(backend, target_.config().vocab_size),
-      step_(backend, communicator, target_, cache_, kNumSlots, rows_per_step(options_)),
+      step_(backend, communicator, target_, cache_, options_.max_sequences, options_.max_rows),
       model_hash_(checkpoint_hash(options_.model)),
-      slots_(kNumSlots),
-      token_digests_(kNumSlots, 0) {
+      slots_(options_.max_sequences),
+      token_digests_(options_.max_sequences, 0) {
   if (options_.draft) {
     check_same_vocabulary(options_, tokenizer_, target_.config(),
                           ModelConfig::load(*options_.draft));
-    model_drafter_ =
-        std::make_unique<ModelDrafter>(*options_.draft, backend, kNumSlots, rows_per_step(options_),
-                                       progress_of(options_, "draft"));
+    model_drafter_ = std::make_unique<ModelDrafter>(*options_.draft, backend, cache_.num_pages(),
+                                                    options_.max_sequences, options_.max_rows,
+                                                    progress_of(options_, "draft"));
     draft_hash_ = checkpoint_hash(*options_.draft);
   }
   check_tokenizer(options_.model, tokenizer_, target_.config());
@@ -99,6 +126,44 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
     throw Error("--drafter model needs a checkpoint: expected --draft DIR, found none");
   }
   for (SequenceState& slot : slots_) slot.tokens.reserve(max_positions_ + kMaxDraftTokens + 1);
+  work_.reserve(slots_.size());
+  if (options_.prefill_beside == 0) row_costs_ = measure_row_costs();
+}
+
+int64_t Executor::num_draft_pages() const {
+  return model_drafter_ == nullptr ? 0 : model_drafter_->cache().num_pages();
+}
+
+// Of rows of slot 0 from `position` on, whatever they and the pages hold: nobody reads either.
+double Executor::measure_ms(int64_t rows, int64_t position) {
+  double best = 0;
+  for (int i = 0; i < kCostRepeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    step_.run_target(rows, position, stream_);
+    backend_.synchronize(stream_);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+    best = i == 0 ? took.count() : std::min(best, took.count());
+  }
+  return best;
+}
+
+Executor::RowCosts Executor::measure_row_costs() {
+  set_float_environment();
+  cache_.deal_pages(stream_);
+  RowCosts costs;
+  const int64_t most = std::min({options_.max_rows, options_.prefill_chunk, cache_.capacity(0)});
+  for (int64_t rows = 1; rows <= most; rows = rows < 16 ? rows + (rows < 4 ? 1 : 4) : rows * 2) {
+    const double least = costs.steps.empty() ? 0 : costs.steps.back().ms;
+    costs.steps.push_back({rows, std::max(measure_ms(rows, 0), least)});
+  }
+  if (const int64_t far = cache_.capacity(0) - kCostRows; most >= kCostRows && far > kCostRows) {
+    const double ms = measure_ms(kCostRows, far) - measure_ms(kCostRows, 0);
+    costs.ms_per_row_position = std::max(0.0, ms / static_cast<double>(kCostRows * far));
+  }
+  for (int64_t slot = 0; slot < options_.max_sequences; ++slot) {
+    cache_.set_pages(slot, 0, {}, stream_);
+  }
+  return costs;
 }
 
 DrafterKind Executor::default_drafter() const {
@@ -140,23 +205,44 @@ std::string Executor::numerics_fingerprint() const {
   return hex;
 }
 
+void Executor::report_to(StepProgress& progress) {
+  progress_ = &progress;
+  progress.ready();
+}
+
 std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
   const StepPlan plan = StepPlan::parse(bytes);
   const uint64_t agreed = digest(bytes.data(), bytes.size(), state_digest());
-  for (int32_t slot : plan.released) {
-    slots_[slot].tokens.clear();
-    cache_.truncate(slot, 0);
-    if (model_drafter_ != nullptr) model_drafter_->truncate(slot, 0);
+  // What stood in a page that is not the slot's any more is forgotten.
+  for (const PageGrant& grant : plan.draft_pages) {
+    model_drafter_->truncate(grant.slot, grant.first * kPageTokens);
   }
   for (const Admission& admission : plan.admitted) admit(admission);
-
-  std::vector<SlotWork> work;
-  for (const PlannedWork& w : plan.work) {
-    work.push_back({w.slot, w.prefill_end, w.decode != 0, w.num_draft_tokens, w.proposed});
+  for (const PageGrant& grant : plan.target_pages) {
+    cache_.set_pages(grant.slot, grant.first, grant.pages, stream_);
   }
-  const auto outcomes = step_.run(slots_, work, agreed, stream_);
+  for (const PageGrant& grant : plan.draft_pages) {
+    model_drafter_->cache().set_pages(grant.slot, grant.first, grant.pages, stream_);
+  }
+
+  work_.clear();
+  int64_t rows = 0;
+  for (const PlannedWork& w : plan.work) {
+    rows += std::max<int64_t>(w.prefill_end - slots_[w.slot].num_cached, 0) + w.draft_prefill_end +
+            w.num_draft_tokens + 1;
+    work_.push_back({.slot = w.slot,
+                     .prefill_end = w.prefill_end,
+                     .draft_prefill_end = w.draft_prefill_end,
+                     .prompt_logits = w.prompt_logits != 0,
+                     .decode = w.decode != 0,
+                     .num_draft_tokens = w.num_draft_tokens,
+                     .proposed = w.proposed});
+  }
+  if (progress_ != nullptr) progress_->begin_step(rows);
+  const auto outcomes = step_.run(slots_, work_, agreed, stream_);
+  if (progress_ != nullptr) progress_->end_step();
   for (const SlotOutcome& outcome : outcomes) {
-    if (outcome.verdict.non_finite) continue;
+    if (!outcome.decoded || outcome.verdict.non_finite) continue;
     const auto& tokens = slots_[outcome.slot].tokens;
     token_digests_[outcome.slot] = chain(std::span(tokens).last(outcome.verdict.num_accepted + 1),
                                          token_digests_[outcome.slot]);
@@ -166,12 +252,15 @@ std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
 
 void Executor::admit(const Admission& admission) {
   SequenceState& slot = slots_[admission.slot];
-  CHECK(slot.tokens.empty());
-  slot.tokens.assign(admission.prompt.begin(), admission.prompt.end());
-  slot.num_cached = 0;
+  slot.tokens.assign(admission.tokens.begin(), admission.tokens.end());
+  slot.num_cached = admission.num_cached;
   slot.processors = admission.processors;
   slot.seed = admission.seed;
+  slot.choice = static_cast<uint32_t>(admission.choice);
+  slot.top_logprobs = admission.top_logprobs;
+  slot.top_prompt_logprobs = admission.top_prompt_logprobs;
   slot.drafter = logit_drafter(admission.drafter);
+  if (slot.drafter != nullptr) slot.drafter->admit(admission.slot, admission.num_draft_cached);
   token_digests_[admission.slot] = chain(slot.tokens, 0);
 }
 

@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
+#include "comm/step_progress.h"
 #include "engine/request.h"
 #include "engine/step_plan.h"
 #include "model/tokenizer.h"
@@ -26,8 +27,13 @@ struct EngineOptions {
   std::optional<DrafterKind>
       drafter;  // where a request names none; unset: model with a draft, else prompt_lookup
   int num_speculative_tokens = 4;  // K where a request gives none: --lookahead fixed:K
-  int64_t prefill_chunk = 256;     // most prompt tokens of a sequence in one pass
   int64_t max_positions = 0;       // longest prompt and answer; 0: what the model allows
+  int64_t max_sequences = 64;      // that run at once
+  int64_t max_rows = 512;          // rows of a step: prompt rows, and K + 1 a decoding sequence
+  int64_t prefill_chunk = 256;     // most prompt rows of a step
+  int64_t prefill_beside = 0;      // the same while somebody decodes; 0: measured at the start
+  int64_t kv_cache_tokens = 0;     // positions of the KV cache; 0: what 1 GiB a rank holds
+  bool prefix_cache = true;        // prompts that begin alike share pages
   std::function<void(const std::string& what, double done)>
       progress;  // loading, 0 … 1; may be empty
 };
@@ -42,9 +48,26 @@ class Executor {
   // another vocabulary.
   Executor(EngineOptions options, Backend& backend, Communicator& communicator);
 
-  // Throws Error where the ranks disagree on the plan or on the state before it. Valid until the
-  // next call.
+  // From now on each step's begin and end are told to `progress`, which outlives this.
+  void report_to(StepProgress& progress);
+
+  // Throws Error where the ranks disagree on the plan or on the state before it. An outcome for
+  // each work of the plan, in its order; valid until the next call.
   std::span<const SlotOutcome> execute(std::span<const uint8_t> plan);
+
+  // What rows cost, measured at the start; nothing where prefill_beside is given.
+  struct RowCosts {
+    struct Point {
+      int64_t rows;
+      double ms;
+    };
+    std::vector<Point> steps;        // of one pass over so many rows of a short context, rising
+    double ms_per_row_position = 0;  // beyond that, of a row for each position before it
+  };
+  const RowCosts& row_costs() const { return row_costs_; }
+  const StepPhases& step_times() const { return step_.times(); }
+  int64_t num_pages() const { return cache_.num_pages(); }
+  int64_t num_draft_pages() const;  // 0: no drafter has a cache
 
   const SequenceState& slot(int64_t index) const { return slots_[index]; }
   const EngineOptions& options() const { return options_; }
@@ -66,6 +89,8 @@ class Executor {
 
  private:
   void admit(const Admission& admission);
+  double measure_ms(int64_t rows, int64_t position);
+  RowCosts measure_row_costs();
   LogitDrafter* logit_drafter(DrafterKind kind);
 
   EngineOptions options_;
@@ -80,8 +105,11 @@ class Executor {
   RandomDrafter random_drafter_;
   SpeculativeStep step_;
   std::string model_hash_, draft_hash_;
+  StepProgress* progress_ = nullptr;
   std::vector<SequenceState> slots_;
   std::vector<uint64_t> token_digests_;  // [slots]: of the tokens, chained as they come
+  std::vector<SlotWork> work_;           // of the step
+  RowCosts row_costs_;
 };
 
 }  // namespace outrider

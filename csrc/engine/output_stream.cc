@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "core/error.h"
 
@@ -19,20 +20,30 @@ OutputStream::OutputStream(const Tokenizer& tokenizer, const SamplingParams& sam
   }
 }
 
-bool OutputStream::push(int32_t token, bool drafted) {
+void OutputStream::resume(const std::vector<int32_t>& emitted) {
+  for (const int32_t token : emitted) {
+    if (!push(token, false)) break;
+  }
+  take();
+  tokens_.clear();
+  resumed_ = held_.size();
+}
+
+bool OutputStream::push(int32_t token, bool drafted, std::optional<TokenLogprobs> logprobs) {
   CHECK(!finished_);
   ++num_tokens_;
   if (std::find(stop_ids_.begin(), stop_ids_.end(), token) != stop_ids_.end()) {
     // The token that ends the answer is counted and sent, its text is not.
-    tokens_.push_back({token, drafted, text_length_});
+    tokens_.push_back({token, drafted, text_length_, std::move(logprobs)});
     append(detokenizer_.finish());
     finish(FinishReason::stop);
     return false;
   }
   const std::string text = detokenizer_.push(token);
   const bool holds_bytes = text.empty() && !tokenizer_->token_bytes(token).empty();
-  tokens_.push_back(
-      {token, drafted, text_length_ + static_cast<int64_t>(text.size()) + (holds_bytes ? 1 : 0)});
+  tokens_.push_back({token, drafted,
+                     text_length_ + static_cast<int64_t>(text.size()) + (holds_bytes ? 1 : 0),
+                     std::move(logprobs)});
   if (append(text)) {
     finish(FinishReason::stop);
   } else if (num_tokens_ == max_tokens_) {
@@ -83,11 +94,17 @@ Chunk OutputStream::take() {
   while (!tokens_.empty() && (finished_ || tokens_.front().text_end <= sent)) {
     chunk.token_ids.push_back(tokens_.front().id);
     chunk.drafted.push_back(tokens_.front().drafted);
+    if (tokens_.front().logprobs) chunk.logprobs.push_back(*std::move(tokens_.front().logprobs));
     const int64_t behind = sent - std::min(sent, tokens_.front().text_end);  // bytes after it
     chunk.text_ends.push_back(static_cast<int32_t>(
         std::max<int64_t>(0, static_cast<int64_t>(chunk.text.size()) - behind)));
     tokens_.pop_front();
   }
+  // What was held at a resume goes out a second time, for the client not to see.
+  const size_t again = std::min(resumed_, chunk.text.size());
+  resumed_ -= again;
+  chunk.text.erase(0, again);
+  for (int32_t& end : chunk.text_ends) end = std::max(0, end - static_cast<int32_t>(again));
   return chunk;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,13 @@ class OutputStream {
   OutputStream(const Tokenizer& tokenizer, const SamplingParams& sampling,
                std::vector<int32_t> eos_token_ids, int64_t max_tokens);
 
+  // Tokens that the client has already, text and all: the answer goes on behind them, unless it
+  // ends with them (finished()). Before any push().
+  void resume(const std::vector<int32_t>& emitted);
+
   // Takes the next token; false once the answer has ended (with this token: it counts). Not to be
-  // called after that.
-  bool push(int32_t token, bool drafted);
+  // called after that. logprobs: sent with the token; empty where none are wanted.
+  bool push(int32_t token, bool drafted, std::optional<TokenLogprobs> logprobs = {});
 
   // What may be sent since the last call: whole UTF-8 that no stop string can claim, and the tokens
   // whose text it completes.
@@ -37,6 +42,7 @@ class OutputStream {
     int32_t id;
     bool drafted;
     int64_t text_end;  // sent with the text up to here
+    std::optional<TokenLogprobs> logprobs;
   };
 
   void finish(FinishReason reason);
@@ -53,6 +59,7 @@ class OutputStream {
   std::string held_;         // text not sent yet
   size_t sendable_ = 0;      // bytes of held_ that no stop string can claim
   int64_t text_length_ = 0;  // bytes of all text so far
+  size_t resumed_ = 0;       // bytes at the front of held_ that the client has already
   std::deque<HeldToken> tokens_;
   bool finished_ = false;
   FinishReason finish_reason_ = FinishReason::length;

@@ -31,6 +31,9 @@ struct SamplingParams {
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
+  int32_t n = 1;                           // answers to the one prompt
+  std::optional<int32_t> logprobs;         // of each token of an answer, and the best so many
+  std::optional<int32_t> prompt_logprobs;  // the same of the prompt's tokens but the first
 };
 
 struct SpeculationParams {
@@ -41,18 +44,34 @@ struct SpeculationParams {
 
 struct Request {
   std::string request_id;
-  std::vector<int32_t> prompt;  // token ids
+  std::vector<int32_t> prompt;   // token ids
+  std::vector<int32_t> emitted;  // of the answer, from a call that failed: it goes on behind them
+  int32_t priority = 0;          // higher ones are admitted first; waiting makes up for it
   SamplingParams sampling;
   SpeculationParams speculation;
   std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();
 };
 
+struct Logprob {
+  int32_t token = 0;
+  float logprob = 0;  // under the model itself: before temperature and filters
+};
+
+// One token and the best ones in its place.
+struct TokenLogprobs {
+  Logprob token;
+  std::vector<Logprob> top;  // best first
+};
+
 struct Chunk {
+  int32_t index = 0;  // which of the n answers
   std::string
       text;  // whole UTF-8; may be empty while a character or a possible stop string is held
-  std::vector<int32_t> token_ids;  // a closing EOS included
-  std::vector<bool> drafted;       // for each token: it was proposed by the drafter
-  std::vector<int32_t> text_ends;  // for each token: bytes of `text` up to its end
+  std::vector<int32_t> token_ids;              // a closing EOS included
+  std::vector<bool> drafted;                   // for each token: it was proposed by the drafter
+  std::vector<int32_t> text_ends;              // for each token: bytes of `text` up to its end
+  std::vector<TokenLogprobs> logprobs;         // for each token, where they were asked for
+  std::vector<TokenLogprobs> prompt_logprobs;  // of the prompt's next tokens, likewise
 };
 
 enum class FinishReason { stop, length, cancelled };
@@ -82,6 +101,8 @@ struct SpeculationStats {
 };
 
 struct Completion {
+  int32_t index = 0;  // which of the n answers
+  bool last = true;   // of the request's: nothing follows
   FinishReason finish_reason = FinishReason::stop;
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
@@ -93,8 +114,9 @@ struct Completion {
   std::string numerics_fingerprint;
 };
 
-// Where a request's tokens go. Called by the engine thread: implementations only enqueue and never
-// block. Exactly one of on_complete and on_error ends the request.
+// Where a request's tokens go. Called by one thread, the engine's delivery: implementations only
+// enqueue and never block. on_complete comes once for each of the n answers; the last one, or
+// on_error, ends the request.
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
@@ -102,7 +124,7 @@ class RequestSink {
   virtual void on_complete(Completion completion) = 0;
   virtual void on_error(absl::Status status) = 0;
   // The client is gone or its deadline has passed: the engine drops the request at the next step
-  // and calls on_complete with FinishReason::cancelled.
+  // and calls on_complete with FinishReason::cancelled. Called by the engine's thread too.
   virtual bool cancelled() const = 0;
 };
 
@@ -113,7 +135,11 @@ struct Limits {
   int32_t max_draft_tokens = kMaxDraftTokens;
   int32_t max_stop_strings = 16;
   int32_t max_stop_token_ids = 64;
-  int32_t max_stop_bytes = 256;       // of one stop string
+  int32_t max_stop_bytes = 256;  // of one stop string
+  int32_t max_choices = 16;      // n
+  int32_t max_logprobs = 20;
+  int32_t max_priority = 100;         // and least, negated
+  int64_t max_kv_tokens = INT64_MAX;  // n answers of prompt, max_tokens and a step's rows
   std::vector<DrafterKind> drafters;  // at hand
   DrafterKind default_drafter = DrafterKind::none;
 };

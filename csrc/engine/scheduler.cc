@@ -1,23 +1,407 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <cmath>
+#include <tuple>
 
+#include "core/digest.h"
 #include "core/error.h"
+#include "engine/scheduled_sequence.h"
 
 namespace outrider {
 
-PlannedWork plan_work(const ScheduledSequence& sequence, int64_t prefill_chunk) {
-  CHECK(sequence.num_cached < sequence.length && sequence.length < sequence.max_length);
-  const int64_t last = sequence.length - 1;  // the last token is a decode row
-  const int64_t prefill_end = std::min(last, sequence.num_cached + prefill_chunk);
-  if (prefill_end < last) return {.slot = sequence.slot, .prefill_end = prefill_end};
-  const int64_t most = std::min(sequence.max_length - sequence.length - 1,
-                                sequence.max_draft_positions - sequence.length);
-  return {.slot = sequence.slot,
-          .decode = 1,
-          .prefill_end = prefill_end,
-          .num_draft_tokens = static_cast<int32_t>(
-              std::clamp<int64_t>(sequence.lookahead, 0, std::max<int64_t>(most, 0)))};
+namespace {
+
+constexpr uint64_t kPrivateSalt = 0x70726976;  // sets salts of requests apart from tenants'
+
+// Whether `length` positions fit where `spare` pages are to be left. Pages in use that would be
+// shared cost nothing.
+bool fits(const PagePool& pool, std::span<const int32_t> known, uint64_t salt, int64_t length,
+          int64_t spare) {
+  return PagePool::pages_for(length) - pool.find_prefix(known, salt).in_use + spare <=
+         pool.num_available();
+}
+
+bool holds_draft_pages(const ScheduledSequence* s) { return !s->draft.table.pages.empty(); }
+
+}  // namespace
+
+bool Scheduler::InOrder::operator()(const ScheduledSequence* a, const ScheduledSequence* b) const {
+  return std::tie(a->spec.order, a->spec.id) < std::tie(b->spec.order, b->spec.id);
+}
+
+Scheduler::Scheduler(SchedulerLimits limits)
+    : limits_(std::move(limits)),
+      target_pool_(limits_.num_pages),
+      draft_pool_(limits_.num_draft_pages),
+      slots_(limits_.num_slots, nullptr) {
+  CHECK(limits_.num_slots > 0 && limits_.num_pages > 0);
+  CHECK(limits_.max_rows >= kMaxDraftTokens + 2 && !limits_.prefill_rows_beside.empty());
+  for (const int32_t rows : limits_.prefill_rows_beside) CHECK(rows > 0);
+  for (auto slot = static_cast<int32_t>(limits_.num_slots) - 1; slot >= 0; --slot) {
+    free_slots_.push_back(slot);
+  }
+}
+
+Scheduler::~Scheduler() = default;
+
+bool Scheduler::can_ever_fit(int64_t prompt_length, int64_t max_length, int32_t n,
+                             int64_t draft_positions) const {
+  if (prompt_length < 1 || prompt_length >= max_length) return false;
+  const int64_t most = max_length + kMaxDraftTokens + 1;
+  if (n * PagePool::pages_for(most) > limits_.num_pages) return false;
+  return limits_.num_draft_pages == 0 ||
+         n * PagePool::pages_for(std::min(most, draft_positions)) <= limits_.num_draft_pages;
+}
+
+void Scheduler::add(SequenceSpec spec) {
+  CHECK(!spec.prompt.empty() && static_cast<int64_t>(spec.prompt.size()) < spec.max_length);
+  CHECK(spec.lookahead >= 0 && spec.lookahead <= kMaxDraftTokens && !std::isnan(spec.order));
+  CHECK(spec.drafter != DrafterKind::model || limits_.num_draft_pages > 0);
+  const auto [at, is_new] = sequences_.try_emplace(spec.id);
+  CHECK(is_new);
+  at->second = std::make_unique<ScheduledSequence>(std::move(spec));
+  ScheduledSequence& s = *at->second;
+  if (s.spec.choice == 0) siblings_.try_emplace(s.spec.request);
+  const auto leader = siblings_.find(s.spec.request);
+  if (s.spec.choice > 0 && leader != siblings_.end()) {
+    leader->second.push_back(&s);
+  } else {
+    waiting_.insert(&s);
+  }
+}
+
+void Scheduler::remove(int64_t id) {
+  ScheduledSequence& s = find(id);
+  if (s.slot != ScheduledSequence::kNoSlot) {
+    if (!s.work.decode) publish(s);
+    leave_slot(s);
+  } else if (waiting_.erase(&s) == 0) {
+    std::erase(siblings_.at(s.spec.request), &s);
+  }
+  if (s.spec.choice == 0) free_siblings(s);
+  sequences_.erase(id);
+}
+
+StepPlan Scheduler::plan() {
+  for (ScheduledSequence* s : running_) {
+    CHECK(!s->work.decode && s->length() < s->spec.max_length);
+    publish(*s);
+    s->begin_step();
+  }
+  StepPlan plan{.step = step_};
+  rows_ = {.all = limits_.max_rows};
+  plan_decodes();
+  const auto& beside = limits_.prefill_rows_beside;
+  const auto decode_rows = static_cast<size_t>(limits_.max_rows - rows_.all);
+  rows_.decoding = decode_rows > 0;
+  rows_.prefill = std::min<int64_t>(rows_.all, beside[std::min(decode_rows, beside.size() - 1)]);
+  rows_.prompt_logits = kMaxPromptLogitRows;
+  for (ScheduledSequence* s : running_) plan_prefill(*s);
+  while (rows_.prefill > 0 && !free_slots_.empty() && !waiting_.empty()) {
+    ScheduledSequence& s = **waiting_.begin();
+    if (!admit(s, plan)) break;
+    plan_prefill(s);
+  }
+  for (ScheduledSequence* s : running_) emit(*s, plan);
+  CHECK(running_.empty() || !plan.work.empty());
+  if (!plan.work.empty()) ++step_;
+  return plan;
+}
+
+// What the last step has fed can be found from now on.
+void Scheduler::publish(ScheduledSequence& s) {
+  target_pool_.publish(s.target.table, s.tokens, s.target.num_cached);
+  draft_pool_.publish(s.draft.table, s.tokens, s.draft.num_cached);
+  if (s.spec.choice == 0 && s.target.num_cached == s.length() - 1) free_siblings(s);
+}
+
+// Those that waited longest first. Whoever need not draft exactly K leaves a row for each behind;
+// all together leave one to the prompts, so that they cannot shut them out.
+void Scheduler::plan_decodes() {
+  std::vector<ScheduledSequence*> ready;
+  int64_t owed = 0;  // rows that the sequences to come take at least
+  const auto least = [](const ScheduledSequence& s) {
+    return s.exact() ? 1 + s.lookahead_now() : 1;
+  };
+  for (ScheduledSequence* s : running_) {
+    if (!s->ready_to_decode()) continue;
+    ready.push_back(s);
+    s->considered = true;
+    owed += least(*s);
+  }
+  const bool prompts_wait =
+      ready.size() < running_.size() || (!waiting_.empty() && !free_slots_.empty());
+  rows_.all -= prompts_wait;
+  std::stable_sort(ready.begin(), ready.end(),
+                   [](const auto* a, const auto* b) { return a->last_served < b->last_served; });
+  for (ScheduledSequence* s : ready) {
+    owed -= least(*s);
+    if (s->slot == ScheduledSequence::kNoSlot) continue;  // preempted for one before it
+    int64_t k = s->lookahead_now();
+    if (!s->exact()) k = std::clamp<int64_t>(rows_.all - owed - 1, 0, k);
+    if (1 + k > rows_.all) continue;
+    k = make_target_room(*s, make_draft_room(*s, k));
+    if (s->slot != ScheduledSequence::kNoSlot) decode(*s, k);
+  }
+  rows_.all += prompts_wait;
+}
+
+void Scheduler::decode(ScheduledSequence& s, int64_t num_draft_tokens) {
+  s.work.decode = 1;
+  s.work.num_draft_tokens = static_cast<int32_t>(num_draft_tokens);
+  s.last_served = step_;
+  s.in_step = true;
+  rows_.all -= 1 + num_draft_tokens;
+  rows_.prefill = std::min(rows_.prefill, rows_.all);
+}
+
+// Returns how many tokens it can draft. It may have lost its slot.
+int64_t Scheduler::make_draft_room(ScheduledSequence& s, int64_t k) {
+  if (!s.needs_draft_cache()) return k;
+  while (k > 0 && !draft_pool_.reserve(s.draft.table, s.draft_positions(k))) {
+    if (reclaim_draft(s)) continue;
+    if (!s.exact()) return 0;
+    preempt(**std::find_if(running_.rbegin(), running_.rend(), holds_draft_pages));
+    if (s.slot == ScheduledSequence::kNoSlot) return 0;
+  }
+  return k;
+}
+
+// The same for the target, where the last token's row is needed too.
+int64_t Scheduler::make_target_room(ScheduledSequence& s, int64_t k) {
+  while (s.slot != ScheduledSequence::kNoSlot &&
+         !target_pool_.reserve(s.target.table, s.target_positions(k))) {
+    const int64_t room = s.target.table.capacity() - s.length();
+    if (!s.exact() && room >= 0) return room;  // fewer drafts rather than a preemption
+    preempt(*running_.back());
+  }
+  return k;
+}
+
+// From the last in order that can do without; one that can do without itself takes from none that
+// goes before it.
+bool Scheduler::reclaim_draft(const ScheduledSequence& for_whom) {
+  for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
+    ScheduledSequence& s = **it;
+    if (&s == &for_whom && !s.exact()) return false;
+    if (s.exact() || !holds_draft_pages(&s)) continue;
+    rows_.all += s.work.num_draft_tokens;
+    s.work.num_draft_tokens = 0;
+    drop_draft(s);
+    return true;
+  }
+  return false;
+}
+
+void Scheduler::drop_draft(ScheduledSequence& s) {
+  draft_pool_.release(s.draft.table);
+  s.draft = {.restarted = true};
+  draft_pool_.take_prefix(s.draft.table, {}, salt_of(s));
+}
+
+int64_t Scheduler::num_draft_users() const {
+  return std::count_if(running_.begin(), running_.end(), holds_draft_pages);
+}
+
+// Room for the drafter to catch up, where nobody has to give pages for it.
+bool Scheduler::find_draft_room(ScheduledSequence& s) {
+  PageTable& table = s.draft.table;
+  const int64_t positions = s.draft_positions(s.usable_lookahead());
+  if (positions <= table.capacity()) return true;
+  return fits(draft_pool_, {}, 0, positions - table.capacity(), num_draft_users()) &&
+         draft_pool_.reserve(table, positions);
+}
+
+void Scheduler::plan_prefill(ScheduledSequence& s) {
+  const int64_t last = s.length() - 1;  // the last token is a decode row
+  const auto feed = [&](CacheShare& share, int64_t end) {
+    const int64_t rows = end - share.num_cached;
+    if (rows == 0) return;
+    share.feed(end);
+    rows_.all -= rows;
+    rows_.prefill -= rows;
+    s.in_step = true;
+  };
+
+  // Rows at the end of a long context cost more, and take more of what the streams that run can
+  // bear; there is always room for one.
+  const double weight =
+      rows_.decoding ? 1 + limits_.rows_per_position * static_cast<double>(s.target.num_cached) : 1;
+  const auto weighted = static_cast<int64_t>(static_cast<double>(rows_.prefill) / weight);
+  const int64_t room = std::min(rows_.prefill, std::max<int64_t>(weighted, 1));
+  int64_t end = std::min(last, s.target.num_cached + room);
+  if (s.target.num_cached < s.prompt_logits_done) {
+    end = std::min(end, s.prompt_logits_done);
+  } else if (s.target.num_cached < s.num_prompt_logits) {
+    end = std::min({end, s.num_prompt_logits, s.target.num_cached + rows_.prompt_logits});
+    rows_.prompt_logits -= end - s.target.num_cached;
+    s.work.prompt_logits = end > s.target.num_cached;
+    s.prompt_logits_done = end;
+  }
+  const int64_t more = end - s.target.num_cached;
+  feed(s.target, end);
+  rows_.prefill -=
+      std::min(rows_.prefill, static_cast<int64_t>(static_cast<double>(more) * (weight - 1)));
+  if (!s.draft_caught_up() && find_draft_room(s)) {
+    feed(s.draft, std::min(last, s.draft.num_cached + rows_.prefill));
+  }
+
+  // Nobody is preempted for a sequence that has just got so far: it has its room, or waits.
+  if (s.considered || !s.ready_to_decode()) return;
+  int64_t k = s.lookahead_now();
+  if (!s.exact()) k = std::clamp<int64_t>(rows_.all - 1, 0, k);
+  if (k > 0 && s.needs_draft_cache() && !draft_pool_.reserve(s.draft.table, s.draft_positions(k))) {
+    if (s.exact()) return;
+    k = 0;
+  }
+  if (1 + k <= rows_.all && target_pool_.reserve(s.target.table, s.target_positions(k))) {
+    decode(s, k);
+  }
+}
+
+// Pages for the whole prompt and one step are taken at once, so that a prefill never stops
+// half-way.
+bool Scheduler::admit(ScheduledSequence& s, StepPlan& plan) {
+  const int64_t k = s.usable_lookahead();
+  const uint64_t salt = salt_of(s);
+  const auto known = s.shareable();
+  if (!running_.empty()) {
+    const auto spare = static_cast<int64_t>(running_.size());
+    if (!fits(target_pool_, known, salt, s.target_positions(k), spare)) return false;
+    if (s.needs_draft_cache() &&
+        !fits(draft_pool_, known, salt, s.draft_positions(k), num_draft_users())) {
+      return false;
+    }
+  }
+  s.target.num_cached = target_pool_.take_prefix(s.target.table, known, salt);
+  CHECK(target_pool_.reserve(s.target.table, s.target_positions(k)));
+  if (s.needs_draft_cache()) {
+    s.draft.num_cached = draft_pool_.take_prefix(s.draft.table, known, salt);
+    if (!draft_pool_.reserve(s.draft.table, s.draft_positions(k))) {
+      CHECK(!s.exact());
+      drop_draft(s);
+    }
+  }
+  if (s.found_at_admission < 0) {
+    s.found_at_admission = s.target.num_cached;
+    if (uses_prefix_cache(s)) {
+      counts_.prefix_queries += s.length();
+      counts_.prefix_hits += s.target.num_cached;
+    }
+  }
+  s.slot = free_slots_.back();
+  free_slots_.pop_back();
+  slots_[s.slot] = &s;
+  s.last_served = step_;
+  s.begin_step();
+  waiting_.erase(&s);
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &s, InOrder()), &s);
+  plan.admitted.push_back({.slot = s.slot,
+                           .choice = s.spec.choice,
+                           .tokens = s.tokens,
+                           .processors = s.spec.processors,
+                           .seed = s.spec.seed,
+                           .drafter = s.spec.drafter,
+                           .num_cached = s.target.num_cached,
+                           .num_draft_cached = s.draft.num_cached});
+  return true;
+}
+
+void Scheduler::emit(ScheduledSequence& s, StepPlan& plan) {
+  s.target.grant(s.slot, plan.target_pages);
+  s.draft.grant(s.slot, plan.draft_pages);
+  if (!s.in_step) return;
+  s.work.prefill_end = s.target.num_cached;
+  s.work.draft_prefill_end = s.draft.num_cached;
+  plan.work.push_back(s.work);
+}
+
+void Scheduler::commit(int64_t id, std::span<const int32_t> tokens) {
+  ScheduledSequence& s = find(id);
+  const int64_t k = s.work.num_draft_tokens;
+  CHECK(s.work.decode && !tokens.empty() && static_cast<int64_t>(tokens.size()) <= k + 1);
+  const int64_t seen = k > 0 ? s.draft_positions(k) : s.draft.num_cached;
+  const bool drafted_from_cache = s.needs_draft_cache();
+  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  CHECK(s.length() <= s.spec.max_length);
+  s.work.decode = 0;
+  const int64_t verified = s.length() - 1;
+  s.target.num_cached = verified;
+  s.target.truncate(target_pool_, verified);
+  if (drafted_from_cache) {
+    s.draft.num_cached = std::min(seen, verified);
+    s.draft.truncate(draft_pool_, verified);
+  }
+  publish(s);
+  if (drafted_from_cache && !s.needs_draft_cache()) drop_draft(s);  // it cannot draft any more
+}
+
+// It gives up its slot and pages, and waits to be computed anew.
+void Scheduler::preempt(ScheduledSequence& s) {
+  CHECK(running_.size() > 1);  // what runs alone has room: can_ever_fit
+  if (s.work.decode) rows_.all += 1 + s.work.num_draft_tokens;
+  leave_slot(s);
+  waiting_.insert(&s);
+  ++counts_.num_preemptions;
+}
+
+void Scheduler::leave_slot(ScheduledSequence& s) {
+  target_pool_.release(s.target.table);
+  draft_pool_.release(s.draft.table);
+  s.target = {};
+  s.draft = {};
+  s.work = {};
+  running_.erase(std::lower_bound(running_.begin(), running_.end(), &s, InOrder()));
+  slots_[s.slot] = nullptr;
+  free_slots_.push_back(s.slot);
+  s.slot = ScheduledSequence::kNoSlot;
+}
+
+// Choice 0 has its prompt's pages published, or is gone.
+void Scheduler::free_siblings(ScheduledSequence& s) {
+  const auto siblings = siblings_.find(s.spec.request);
+  if (siblings == siblings_.end()) return;
+  waiting_.insert(siblings->second.begin(), siblings->second.end());
+  siblings_.erase(siblings);
+}
+
+bool Scheduler::uses_prefix_cache(const ScheduledSequence& s) const {
+  return limits_.prefix_cache && !s.spec.prompt_logits;
+}
+
+// Tenants share nothing with each other; without the prefix cache, requests neither.
+uint64_t Scheduler::salt_of(const ScheduledSequence& s) const {
+  if (uses_prefix_cache(s)) return s.spec.salt;
+  return digest(&s.spec.request, sizeof s.spec.request, kPrivateSalt);
+}
+
+int64_t Scheduler::sequence_at(int32_t slot) const {
+  const ScheduledSequence* s = slots_.at(slot);
+  return s == nullptr ? -1 : s->spec.id;
+}
+
+std::span<const int32_t> Scheduler::tokens(int64_t id) const { return find(id).tokens; }
+
+int64_t Scheduler::num_cached_at_admission(int64_t id) const {
+  return std::max<int64_t>(find(id).found_at_admission, 0);
+}
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats stats = counts_;
+  stats.num_running = static_cast<int64_t>(running_.size());
+  stats.num_waiting = static_cast<int64_t>(sequences_.size() - running_.size());
+  stats.pages_used = target_pool_.num_used();
+  stats.num_pages = target_pool_.num_pages();
+  stats.draft_pages_used = draft_pool_.num_used();
+  stats.num_draft_pages = draft_pool_.num_pages();
+  return stats;
+}
+
+ScheduledSequence& Scheduler::find(int64_t id) const {
+  const auto at = sequences_.find(id);
+  CHECK(at != sequences_.end());
+  return *at->second;
 }
 
 }  // namespace outrider

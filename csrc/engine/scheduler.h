@@ -1,24 +1,143 @@
-// Scheduler: a pure function from where a sequence stands to what the next step does for it.
+// Scheduler: decides what the next step does for whom. No clock, no I/O, no threads: the same calls
+// give the same plans.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <vector>
 
+#include "engine/page_pool.h"
 #include "engine/step_plan.h"
 
 namespace outrider {
 
-// One running sequence as the scheduler sees it; lengths in tokens.
-struct ScheduledSequence {
-  int32_t slot = 0;
-  int64_t length = 0;               // prompt and emitted
-  int64_t num_cached = 0;           // positions in the target's cache, < length
-  int64_t max_length = 0;           // prompt and max_tokens: length stays ≤ this
-  int64_t max_draft_positions = 0;  // the drafter's longest context
-  int lookahead = 0;                // K as the request or the server's policy has it
+struct ScheduledSequence;
+
+constexpr int64_t kMaxPromptLogitRows = 64;  // rows of a step whose prompt logits are wanted
+
+struct SchedulerLimits {
+  int64_t num_slots = 1;        // sequences that run at once
+  int64_t num_pages = 0;        // of the target's KV cache
+  int64_t num_draft_pages = 0;  // of the drafter's; 0: no drafter has a cache
+  int64_t max_rows = 0;         // of a step, draft prefill rows included; ≥ kMaxDraftTokens + 2
+  // [d]: most prefill rows beside d decode rows, so that the streams that run stay smooth; beyond
+  // the last entry, the last one. Element 0: with nobody decoding. Each at least 1.
+  std::vector<int32_t> prefill_rows_beside;
+  // Beside decode rows, a prefill row at position p counts as 1 + p * this many: what its longer
+  // context costs.
+  double rows_per_position = 0;
+  bool prefix_cache = true;
 };
 
-// Prompt tokens in chunks of at most prefill_chunk; the last chunk and the first decode rows share
-// a step. K is cut to what max_tokens and the drafter's context can use.
-PlannedWork plan_work(const ScheduledSequence& sequence, int64_t prefill_chunk);
+// One answer that is to be made: a request, or one of its n choices.
+struct SequenceSpec {
+  int64_t id = 0;       // the caller's, never used twice
+  int64_t request = 0;  // choices of one request share it, and their prompt's pages
+  int32_t choice = 0;   // 0 is added first: the others wait for its pages
+  // Order of admission: smaller first. Arrival in seconds, less priority times the ageing period:
+  // so a high priority goes first, and nobody waits for ever.
+  double order = 0;
+  std::vector<int32_t> prompt;  // with emitted tokens that the client already has
+  int64_t max_length = 0;       // prompt and max_tokens: length stays ≤ this
+  Processors processors;
+  uint64_t seed = 0;
+  DrafterKind drafter = DrafterKind::none;
+  int32_t lookahead = 0;            // K
+  bool lookahead_is_exact = false;  // K is the request's own: never less because of budget or pages
+  int64_t max_draft_positions = 0;  // the drafter's longest context
+  // Logits of the prompt's rows are wanted: the prefix cache of others is not used. Given to all
+  // choices of a request; choice 0 computes the rows, the others share its pages.
+  bool prompt_logits = false;
+  uint64_t salt = 0;  // of the prefix cache
+};
+
+struct SchedulerStats {
+  int64_t num_running = 0, num_waiting = 0;
+  int64_t pages_used = 0, num_pages = 0;
+  int64_t draft_pages_used = 0, num_draft_pages = 0;
+  int64_t prefix_queries = 0, prefix_hits = 0;  // tokens asked for and found, at first admissions
+  int64_t num_preemptions = 0;
+};
+
+class Scheduler {
+ public:
+  explicit Scheduler(SchedulerLimits limits);
+  ~Scheduler();
+
+  // Whether such a sequence could ever run in the pools, with `n` choices. draft_positions: the
+  // longest context of its drafter's cache; 0: it has none.
+  bool can_ever_fit(int64_t prompt_length, int64_t max_length, int32_t n,
+                    int64_t draft_positions = INT64_MAX) const;
+
+  // The caller has asked can_ever_fit.
+  void add(SequenceSpec sequence);
+  // The sequence is over, wherever it stands (finished, cancelled, failed). Frees slot and pages.
+  // What a decoding step left that was not committed is not kept for the prefix cache.
+  void remove(int64_t id);
+
+  // The next step; empty work where there is nothing to do. `proposed` of copy drafters is left to
+  // the caller, who may also lower their num_draft_tokens. After it, commit() is called for each
+  // sequence of the plan that decodes, or remove().
+  StepPlan plan();
+
+  // `tokens` were emitted for a decoding sequence: accepted drafts and the extra one.
+  void commit(int64_t id, std::span<const int32_t> tokens);
+
+  // The running sequence of a slot, as the plan names it; -1 where the slot is free.
+  int64_t sequence_at(int32_t slot) const;
+  std::span<const int32_t> tokens(int64_t id) const;
+  // Positions found in the prefix cache at the first admission; 0 before it.
+  int64_t num_cached_at_admission(int64_t id) const;
+  SchedulerStats stats() const;
+
+ private:
+  struct InOrder {
+    bool operator()(const ScheduledSequence* a, const ScheduledSequence* b) const;
+  };
+  struct RowsLeft {
+    int64_t all = 0;      // of the step
+    int64_t prefill = 0;  // of those, for prompts of target and drafter
+    int64_t prompt_logits = 0;
+    bool decoding = false;  // somebody does
+  };
+
+  ScheduledSequence& find(int64_t id) const;
+  bool uses_prefix_cache(const ScheduledSequence& s) const;
+  uint64_t salt_of(const ScheduledSequence& s) const;
+
+  // The parts of plan(), in this order.
+  void publish(ScheduledSequence& s);
+  void plan_decodes();
+  void plan_prefill(ScheduledSequence& s);
+  bool admit(ScheduledSequence& s, StepPlan& plan);
+  void emit(ScheduledSequence& s, StepPlan& plan);
+
+  void decode(ScheduledSequence& s, int64_t num_draft_tokens);
+  int64_t make_draft_room(ScheduledSequence& s, int64_t num_draft_tokens);
+  int64_t make_target_room(ScheduledSequence& s, int64_t num_draft_tokens);
+  bool reclaim_draft(const ScheduledSequence& for_whom);
+  void drop_draft(ScheduledSequence& s);
+  bool find_draft_room(ScheduledSequence& s);
+  int64_t num_draft_users() const;
+  void preempt(ScheduledSequence& s);
+  void leave_slot(ScheduledSequence& s);
+  void free_siblings(ScheduledSequence& s);
+
+  SchedulerLimits limits_;
+  PagePool target_pool_, draft_pool_;
+  std::unordered_map<int64_t, std::unique_ptr<ScheduledSequence>> sequences_;  // by id
+  std::vector<ScheduledSequence*> running_;                                    // in order
+  std::set<ScheduledSequence*, InOrder> waiting_;
+  // Requests whose choice 0 has not finished its prompt, and the choices that wait for that.
+  std::unordered_map<int64_t, std::vector<ScheduledSequence*>> siblings_;
+  std::vector<ScheduledSequence*> slots_;  // null: free
+  std::vector<int32_t> free_slots_;        // a stack
+  RowsLeft rows_;                          // of the step that is planned
+  uint64_t step_ = 0;
+  SchedulerStats counts_;  // prefix_* and num_preemptions
+};
 
 }  // namespace outrider

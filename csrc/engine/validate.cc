@@ -4,7 +4,9 @@
 #include <absl/strings/string_view.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/field_error.h"
@@ -49,7 +51,40 @@ absl::Status validate_prompt(const Request& request, const Limits& limits) {
                       absl::StrCat("1 … ", room, " (", limits.max_positions,
                                    " positions less the prompt's ", length, ")"));
   }
+  // What could never run is told now.
+  const int32_t n = request.sampling.n;
+  const int64_t each = limits.max_kv_tokens / n - kMaxDraftTokens - 1;
+  if (max_tokens.has_value() && length + *max_tokens > each) {
+    return unexpected(
+        "sampling_params.max_tokens", *max_tokens,
+        absl::StrCat("at most ", each - length, ": ", n,
+                     " answers of prompt and max_tokens must fit into the KV cache's ",
+                     limits.max_kv_tokens, " tokens"));
+  }
+  if (length >= each) {
+    return unexpected("sampling_params.n", n,
+                      absl::StrCat("fewer answers to a prompt of ", length,
+                                   " tokens: together they must fit into the KV cache's ",
+                                   limits.max_kv_tokens, " tokens"));
+  }
   return absl::OkStatus();
+}
+
+absl::Status validate_emitted(const Request& request, const Limits& limits) {
+  const auto emitted = static_cast<int64_t>(request.emitted.size());
+  if (emitted == 0) return absl::OkStatus();
+  if (request.sampling.n != 1) {
+    return field_error("emitted_token_ids",
+                       absl::StrCat("needs sampling_params.n 1; found ", request.sampling.n));
+  }
+  const auto room = limits.max_positions - static_cast<int64_t>(request.prompt.size());
+  const int64_t most = request.sampling.max_tokens.value_or(room) - 1;
+  if (emitted > most) {
+    return field_error("emitted_token_ids",
+                       absl::StrCat("has ", emitted, " tokens; expected at most ", most,
+                                    ", fewer than max_tokens"));
+  }
+  return validate_ids("emitted_token_ids", request.emitted, limits.vocab_size);
 }
 
 absl::Status validate_sampling(const SamplingParams& sampling, const Limits& limits) {
@@ -62,6 +97,16 @@ absl::Status validate_sampling(const SamplingParams& sampling, const Limits& lim
   }
   if (sampling.top_k < 0) {
     return unexpected("sampling_params.top_k", sampling.top_k, "at least 0 (0: off)");
+  }
+  if (sampling.n < 1 || sampling.n > limits.max_choices) {
+    return unexpected("sampling_params.n", sampling.n, absl::StrCat("1 … ", limits.max_choices));
+  }
+  for (const auto& [field, wanted] :
+       {std::pair{"sampling_params.logprobs", sampling.logprobs},
+        std::pair{"sampling_params.prompt_logprobs", sampling.prompt_logprobs}}) {
+    if (wanted.has_value() && (*wanted < 0 || *wanted > limits.max_logprobs)) {
+      return unexpected(field, *wanted, absl::StrCat("0 … ", limits.max_logprobs));
+    }
   }
   if (sampling.stop.size() > static_cast<size_t>(limits.max_stop_strings)) {
     return field_error("sampling_params.stop",
@@ -116,13 +161,18 @@ absl::Status validate_parameters(const Request& request, const Limits& limits) {
     return field_error("request_id", absl::StrCat("has ", request.request_id.size(),
                                                   " bytes; expected at most ", kMaxRequestIdBytes));
   }
+  if (std::abs(request.priority) > limits.max_priority) {
+    return unexpected("priority", request.priority,
+                      absl::StrCat(-limits.max_priority, " … ", limits.max_priority));
+  }
   if (auto status = validate_sampling(request.sampling, limits); !status.ok()) return status;
   return validate_speculation(request.speculation, limits);
 }
 
 absl::Status validate(const Request& request, const Limits& limits) {
   if (auto status = validate_parameters(request, limits); !status.ok()) return status;
-  return validate_prompt(request, limits);
+  if (auto status = validate_prompt(request, limits); !status.ok()) return status;
+  return validate_emitted(request, limits);
 }
 
 }  // namespace outrider

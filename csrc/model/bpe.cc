@@ -10,6 +10,8 @@
 namespace outrider {
 namespace {
 
+constexpr size_t kShortPiece = 48;  // symbols: up to here merge_short is the faster one
+
 uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
 }
@@ -60,7 +62,7 @@ Bpe::Bpe(const JsonNode& node, const Vocabulary& vocabulary) {
 
 void Bpe::read_merges(const JsonNode& merges, const Vocabulary& vocabulary) {
   const std::vector<JsonNode> nodes = merges.elements();
-  merges_.reserve(nodes.size());
+  ranks_.reserve(nodes.size());
   for (size_t rank = 0; rank < nodes.size(); ++rank) {
     const auto [left, right] = read_pair(nodes[rank]);
     const auto id_of = [&](std::string_view token) {
@@ -71,15 +73,14 @@ void Bpe::read_merges(const JsonNode& merges, const Vocabulary& vocabulary) {
       return found->second;
     };
     const int32_t left_id = id_of(left), right_id = id_of(right);
-    const int32_t merged_id = id_of(std::string(left) + std::string(right));
-    merges_.insert_or_assign(pair_key(left_id, right_id),
-                             Merge{static_cast<int32_t>(rank), merged_id});
+    merged_ids_.push_back(id_of(std::string(left) + std::string(right)));
+    ranks_.insert_or_assign(pair_key(left_id, right_id), static_cast<int32_t>(rank));
   }
 }
 
-const Bpe::Merge* Bpe::find_merge(int32_t left, int32_t right) const {
-  const auto found = merges_.find(pair_key(left, right));
-  return found == merges_.end() ? nullptr : &found->second;
+int32_t Bpe::rank_of(int32_t left, int32_t right) const {
+  const auto found = ranks_.find(pair_key(left, right));
+  return found == ranks_.end() ? kNone : found->second;
 }
 
 void Bpe::read_symbols(std::string_view piece, Scratch& scratch) const {
@@ -96,17 +97,67 @@ void Bpe::read_symbols(std::string_view piece, Scratch& scratch) const {
     }
     behind_unknown = unknown;
     const auto index = static_cast<int32_t>(symbols.size());
-    symbols.push_back({id, index - 1, index + 1});
+    if (index > 0) symbols.back().rank = rank_of(symbols.back().id, id);
+    symbols.push_back({id, kNone, index - 1, index + 1});
   }
   if (!symbols.empty()) symbols.back().next = kNone;
 }
 
-// Enters the pair that begins at `position`, where it has a rank.
-void Bpe::consider(int32_t position, Scratch& scratch) const {
-  const auto& left = scratch.symbols[position];
-  if (left.next == kNone) return;
-  if (const Merge* merge = find_merge(left.id, scratch.symbols[left.next].id)) {
-    scratch.heap.push_back({merge->rank, position, merge->merged_id});
+// Looks for the lowest rank over and over, and closes the gap: for few symbols nothing is faster.
+void Bpe::merge_short(Scratch& scratch) const {
+  auto& symbols = scratch.symbols;
+  while (true) {
+    int32_t best = kNone;
+    for (size_t i = 0; i < symbols.size(); ++i) {
+      const bool lower = best == kNone || symbols[i].rank < symbols[best].rank;
+      if (symbols[i].rank != kNone && lower) best = static_cast<int32_t>(i);
+    }
+    if (best == kNone) return;
+    symbols[best].id = merged_ids_[symbols[best].rank];
+    symbols.erase(symbols.begin() + best + 1);
+    for (const int32_t i : {best - 1, best}) {
+      if (i < 0) continue;
+      const bool last = i + 1 == static_cast<int32_t>(symbols.size());
+      symbols[i].rank = last ? kNone : rank_of(symbols[i].id, symbols[i + 1].id);
+    }
+  }
+}
+
+// Takes the pairs of one rank at a time, left to right. A position whose pair has changed since it
+// was queued is told by its rank: a pair at one position only grows, so no rank comes back.
+void Bpe::merge_long(Scratch& scratch) const {
+  auto& [symbols, queue, positions] = scratch;
+  queue.start(merged_ids_.size());
+  for (size_t i = 0; i < symbols.size(); ++i) {
+    if (symbols[i].rank != kNone) queue.push(symbols[i].rank, static_cast<int32_t>(i));
+  }
+  while (true) {
+    const int32_t rank = queue.take_lowest(&positions);
+    if (rank == kNone) break;
+    for (size_t taken = 0; taken < positions.size(); ++taken) {
+      const int32_t position = positions[taken];
+      auto& left = symbols[position];
+      if (left.rank != rank) continue;
+      auto& right = symbols[left.next];
+      left.id = merged_ids_[rank];
+      left.next = right.next;
+      right.rank = kNone;
+      if (left.next != kNone) symbols[left.next].prev = position;
+      bool lower = false;  // a pair of lower rank has come up, which goes first
+      for (const int32_t changed : {left.prev, position}) {
+        if (changed == kNone) continue;
+        auto& symbol = symbols[changed];
+        symbol.rank = symbol.next == kNone ? kNone : rank_of(symbol.id, symbols[symbol.next].id);
+        if (symbol.rank == kNone) continue;
+        queue.push(symbol.rank, changed);
+        lower |= symbol.rank < rank;
+      }
+      if (!lower) continue;
+      for (size_t rest = taken + 1; rest < positions.size(); ++rest) {
+        queue.push(rank, positions[rest]);
+      }
+      break;
+    }
   }
 }
 
@@ -117,39 +168,14 @@ void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>*
     if (whole != whole_pieces_.end()) return ids->push_back(whole->second);
   }
   read_symbols(piece, scratch);
-  auto& symbols = scratch.symbols;
-  auto& heap = scratch.heap;
-  const auto later = [](const Scratch::Candidate& a, const Scratch::Candidate& b) {
-    return std::pair(a.rank, a.position) > std::pair(b.rank, b.position);
-  };
-  heap.clear();
-  for (size_t i = 0; i < symbols.size(); ++i) consider(static_cast<int32_t>(i), scratch);
-  std::make_heap(heap.begin(), heap.end(), later);
-
-  while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), later);
-    const Scratch::Candidate best = heap.back();
-    heap.pop_back();
-    auto& left = symbols[best.position];
-    if (left.id == kRemoved || left.next == kNone) continue;
-    auto& right = symbols[left.next];
-    // Either side may have been merged since the pair was entered.
-    const Merge* merge = find_merge(left.id, right.id);
-    if (merge == nullptr || merge->merged_id != best.merged_id) continue;
-    left.id = best.merged_id;
-    left.next = right.next;
-    right.id = kRemoved;
-    if (left.next != kNone) symbols[left.next].prev = best.position;
-    for (int32_t position : {left.prev, best.position}) {
-      if (position == kNone) continue;
-      const size_t before = heap.size();
-      consider(position, scratch);
-      if (heap.size() > before) std::push_heap(heap.begin(), heap.end(), later);
-    }
+  const auto& symbols = scratch.symbols;
+  if (symbols.size() <= kShortPiece) {
+    merge_short(scratch);
+    for (const auto& symbol : symbols) ids->push_back(symbol.id);
+    return;
   }
-  for (const auto& symbol : symbols) {
-    if (symbol.id != kRemoved) ids->push_back(symbol.id);
-  }
+  merge_long(scratch);
+  for (int32_t i = 0; i != kNone; i = symbols[i].next) ids->push_back(symbols[i].id);
 }
 
 }  // namespace outrider

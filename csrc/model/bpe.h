@@ -13,6 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "model/json_node.h"
+#include "model/rank_queue.h"
 
 namespace outrider {
 
@@ -33,36 +34,34 @@ class Bpe {
   class Scratch {
     friend class Bpe;
     struct Symbol {
-      int32_t id;          // kRemoved: merged into one to the left
+      int32_t id;
+      int32_t rank;        // of the pair that begins here; kNone: there is none, or the symbol was
+                           // merged into the one before it
       int32_t prev, next;  // neighbours, or kNone
     };
-    struct Candidate {
-      int32_t rank, position, merged_id;
-    };
     std::vector<Symbol> symbols;
-    std::vector<Candidate> heap;
+    RankQueue queue;
+    std::vector<int32_t> positions;  // of one rank
   };
 
   // Appends the tokens of one pre-tokenized piece, of at most 2^31 - 1 bytes. O(n log n) for n
-  // bytes.
+  // bytes, where merges stand behind those that make their parts, as training leaves them.
   void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>* ids) const;
 
  private:
-  struct Merge {
-    int32_t rank, merged_id;
-  };
   static constexpr int32_t kNone = -1;
-  static constexpr int32_t kRemoved = -2;
 
   void read_merges(const JsonNode& merges, const Vocabulary& vocabulary);
-  const Merge* find_merge(int32_t left, int32_t right) const;
+  int32_t rank_of(int32_t left, int32_t right) const;
   void read_symbols(std::string_view piece, Scratch& scratch) const;
-  void consider(int32_t position, Scratch& scratch) const;
+  void merge_short(Scratch& scratch) const;
+  void merge_long(Scratch& scratch) const;
 
-  std::array<int32_t, 256> byte_ids_;            // kNone: a byte without a token
-  std::optional<int32_t> unknown_id_;            // for such bytes; without it they are dropped
-  bool fuse_unknown_ = false;                    // one unknown_id_ for a run of them
-  absl::flat_hash_map<uint64_t, Merge> merges_;  // by left id << 32 | right id
+  std::array<int32_t, 256> byte_ids_;             // kNone: a byte without a token
+  std::optional<int32_t> unknown_id_;             // for such bytes; without it they are dropped
+  bool fuse_unknown_ = false;                     // one unknown_id_ for a run of them
+  absl::flat_hash_map<uint64_t, int32_t> ranks_;  // by left id << 32 | right id
+  std::vector<int32_t> merged_ids_;               // by rank
   // ignore_merges: a piece that is a token, here by its bytes, is not merged from them. Empty where
   // it is not set.
   Vocabulary whole_pieces_;

@@ -30,35 +30,28 @@ KvCache::KvCache(Backend& backend, int64_t num_layers, const AttentionShape& sha
   CHECK(num_layers > 0 && num_pages > 0 && num_pages <= INT32_MAX && num_slots > 0 &&
         max_positions > 0);
   for (auto& table : tables_) table.reserve(max_pages_);
-  free_pages_.reserve(num_pages);
-  for (int64_t page = num_pages - 1; page >= 0; --page) {
-    free_pages_.push_back(static_cast<int32_t>(page));  // page 0 is taken first
-  }
 }
 
-bool KvCache::reserve(int64_t slot, int64_t length) {
+void KvCache::set_pages(int64_t slot, int64_t first, std::span<const int32_t> pages,
+                        Stream& stream) {
   std::vector<int32_t>& table = tables_.at(slot);
-  const int64_t held = static_cast<int64_t>(table.size());
-  const int64_t wanted = pages_for(length);
-  CHECK(0 <= length && wanted <= max_pages_);
-  if (wanted - held > num_free_pages()) return false;
-  if (wanted <= held) return true;
-  for (int64_t i = held; i < wanted; ++i) {
-    table.push_back(free_pages_.back());
-    free_pages_.pop_back();
-  }
-  const TensorView row = page_tables().rows(slot, slot + 1).slice(1, held, wanted);
-  Stream stream;
-  backend_.copy_from_host(row, table.data() + held, stream);
-  return true;
+  const auto count = static_cast<int64_t>(pages.size());
+  CHECK(0 <= first && first <= static_cast<int64_t>(table.size()) && first + count <= max_pages_);
+  for (const int32_t page : pages) CHECK(0 <= page && page < num_pages_);
+  table.resize(first);
+  table.insert(table.end(), pages.begin(), pages.end());
+  const TensorView row = page_tables().rows(slot, slot + 1).slice(1, first, first + count);
+  backend_.copy_from_host(row, table.data() + first, stream);
 }
 
-void KvCache::truncate(int64_t slot, int64_t length) {
-  std::vector<int32_t>& table = tables_.at(slot);
-  CHECK(length >= 0);
-  while (static_cast<int64_t>(table.size()) > pages_for(length)) {
-    free_pages_.push_back(table.back());
-    table.pop_back();
+void KvCache::deal_pages(Stream& stream) {
+  const auto num_slots = static_cast<int64_t>(tables_.size());
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    std::vector<int32_t> pages;
+    for (int64_t i = 0; i < max_pages_ && i * num_slots + slot < num_pages_; ++i) {
+      pages.push_back(static_cast<int32_t>(i * num_slots + slot));
+    }
+    set_pages(slot, 0, pages, stream);
   }
 }
 

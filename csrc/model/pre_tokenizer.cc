@@ -82,12 +82,11 @@ void PreTokenizer::apply(size_t rule, std::vector<std::optional<Regex::Matcher>>
   size_t from = 0;   // where the search goes on
   size_t after = 0;  // the end of the last match
   bool matched = false;
-  while (from <= text.size()) {
+  while (from < text.size()) {  // an empty match at the end would change no piece
     const auto match = matchers[rule]->find(text, from);
     if (!match.has_value()) break;
     // No empty match right behind another.
     if (matched && match->begin == match->end && match->end == after) {
-      if (from == text.size()) break;
       from += first_utf8_piece(text.substr(from)).bytes;
       continue;
     }

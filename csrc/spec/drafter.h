@@ -31,9 +31,14 @@ class LogitDrafter {
   // Longest context that it can extend, in tokens.
   virtual int64_t max_positions() const = 0;
 
+  // A new sequence holds the slot; its first `num_cached` positions stand in the cache's pages.
+  virtual void admit(int64_t slot, int64_t num_cached) = 0;
+
+  // Feeds whatever of the contexts was not seen before.
+  virtual void prefill(std::span<const DraftContext> contexts, Stream& stream) = 0;
+
   // logits: f32 [contexts, vocab_size], a row for each context's next token. Whatever of a context
-  // was not seen before (a prompt, the tokens of steps without drafting, the last accepted token)
-  // is fed first.
+  // was not seen before (the last accepted tokens) is fed first.
   virtual void next_logits(std::span<const DraftContext> contexts, TensorView logits,
                            Stream& stream) = 0;
 
@@ -45,18 +50,26 @@ class LogitDrafter {
 // 4).
 class ModelDrafter final : public LogitDrafter {
  public:
-  // max_rows: the most rows of one of its passes. Throws Error where the checkpoint cannot be
-  // loaded.
-  ModelDrafter(const std::filesystem::path& directory, Backend& backend, int64_t num_slots,
-               int64_t max_rows, const std::function<void(double)>& progress);
+  // num_pages: of its KV cache. max_rows: the most rows of one of its passes. Throws Error where
+  // the checkpoint cannot be loaded.
+  ModelDrafter(const std::filesystem::path& directory, Backend& backend, int64_t num_pages,
+               int64_t num_slots, int64_t max_rows, const std::function<void(double)>& progress);
 
   const ModelConfig& config() const { return model_.config(); }
+  KvCache& cache() { return cache_; }  // its pages must reach as far as what is fed
   int64_t max_positions() const override { return model_.config().max_position_embeddings; }
+  void admit(int64_t slot, int64_t num_cached) override { seen_[slot] = num_cached; }
+  void prefill(std::span<const DraftContext> contexts, Stream& stream) override;
   void next_logits(std::span<const DraftContext> contexts, TensorView logits,
                    Stream& stream) override;
   void truncate(int64_t slot, int64_t length) override;
 
  private:
+  // Rows for what was not seen; wants_logits: of the last of each context. Passes run as they fill,
+  // `flush` runs the last.
+  template <typename Flush>
+  void feed(std::span<const DraftContext> contexts, bool wants_logits, const Flush& flush);
+
   std::unique_ptr<Communicator> self_;
   Transformer model_;
   KvCache cache_;
@@ -71,6 +84,8 @@ class RandomDrafter final : public LogitDrafter {
   RandomDrafter(Backend& backend, int64_t vocab_size) : backend_(backend), zeros_(vocab_size) {}
 
   int64_t max_positions() const override { return INT64_MAX; }
+  void admit(int64_t, int64_t) override {}
+  void prefill(std::span<const DraftContext>, Stream&) override {}
   void next_logits(std::span<const DraftContext> contexts, TensorView logits,
                    Stream& stream) override;
   void truncate(int64_t, int64_t) override {}

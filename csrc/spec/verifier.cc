@@ -3,8 +3,10 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kernels/cpu/distribution.h"
 #include "kernels/cpu/verify.h"
@@ -68,7 +70,7 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
     throw Error(absl::StrCat("vocabulary shards hold ", covered, " tokens, expected ", vocab_size));
   }
 
-  const size_t message = Message::bytes(max_rows, max_rows);
+  const size_t message = Message::bytes(2 * max_rows, 2 * max_rows);
   mine_ = backend.allocate(message);
   all_ = backend.allocate(ranks * message);
   my_race_ = backend.allocate(max_sequences * sizeof(RaceResult));
@@ -76,19 +78,27 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
   my_logits_ = backend.allocate(largest_shard_ * sizeof(float));
   all_logits_ = backend.allocate(ranks * largest_shard_ * sizeof(float));
   whole_row_.resize(vocab_size);
-  rows_.reserve(max_rows);
+  rows_.reserve(2 * max_rows);
   p_.resize(max_rows);
-  q_.resize(max_rows);
   work_.reserve(max_sequences);
   verdicts_.reserve(max_sequences);
+  logprobs_.reserve(max_rows);
 }
 
 std::span<const Verdict> Verifier::verify(std::span<const SequenceToVerify> sequences,
-                                          TensorView logits, uint64_t digest, Stream& stream) {
-  CHECK(static_cast<int64_t>(sequences.size()) <= max_sequences_);
-  const float* target = sequences.empty() ? nullptr : logits.data<float>();
-  exchange_summaries(sequences, target, digest, stream);
-  for (size_t row = 0; row < rows_.size(); ++row) combine(static_cast<int64_t>(row));
+                                          std::span<const LogprobQuery> queries, TensorView logits,
+                                          uint64_t digest, Stream& stream) {
+  CHECK(static_cast<int64_t>(sequences.size()) <= max_sequences_ &&
+        static_cast<int64_t>(queries.size()) <= max_rows_);
+  exchange_seconds_ = 0;
+  const float* rows = sequences.empty() && queries.empty() ? nullptr : logits.data<float>();
+  exchange_summaries(sequences, queries, rows, digest, stream);
+  const auto num_rows = static_cast<int64_t>(rows_.size() - queries.size());
+  for (int64_t row = 0; row < num_rows; ++row) combine(row);
+  logprobs_.clear();
+  for (const LogprobQuery& query : queries) {
+    logprobs_.push_back(combine_logprobs(query, num_rows + static_cast<int64_t>(logprobs_.size())));
+  }
 
   verdicts_.clear();
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -98,6 +108,7 @@ std::span<const Verdict> Verifier::verify(std::span<const SequenceToVerify> sequ
     verdict.num_accepted = n;
     verdict.non_finite = work.rows.p[n].non_finite != 0;
     verdict.extra_token = work.rows.p[n].argmax;
+    verdict.extra_logit = work.rows.p[n].max;
     if (!verdict.non_finite) {
       verdict.alpha_rows = std::min(n + 1, work.rows.num_drafted);
       verdict.alpha_sum = n;
@@ -108,8 +119,16 @@ std::span<const Verdict> Verifier::verify(std::span<const SequenceToVerify> sequ
   return verdicts_;
 }
 
+void Verifier::all_gather(TensorView mine, TensorView all, Stream& stream) {
+  const auto start = std::chrono::steady_clock::now();
+  communicator_.all_gather(mine, all, stream);
+  exchange_seconds_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 // Exchange A, and what ends the job where the ranks do not agree on the step.
-void Verifier::exchange_summaries(std::span<const SequenceToVerify> sequences, const float* logits,
+void Verifier::exchange_summaries(std::span<const SequenceToVerify> sequences,
+                                  std::span<const LogprobQuery> queries, const float* logits,
                                   uint64_t digest, Stream& stream) {
   rows_.clear();
   work_.clear();
@@ -129,12 +148,20 @@ void Verifier::exchange_summaries(std::span<const SequenceToVerify> sequences, c
                               .draft_logits = has_q ? sequence.draft_logits.data<float>() : nullptr,
                               .drafted = sequence.drafted.data(),
                               .p = p_.data() + first,
-                              .q = q_.data() + first,
+                              .q = sequence.draft_rows.data(),
                               .num_drafted = num_drafted,
                               .first_token = static_cast<int32_t>(first_token_),
                               .shard_size = static_cast<int32_t>(shard_size_),
-                              .vocab_size = static_cast<int32_t>(vocab_size_)},
+                              .vocab_size = static_cast<int32_t>(vocab_size_),
+                              .draft_stride = has_q ? sequence.draft_logits.stride(0) : 0},
                      .first_summary = first});
+  }
+  for (const LogprobQuery& query : queries) {
+    CHECK(query.top_n <= kMaxTopLogprobs);
+    rows_.push_back({.logits_row = static_cast<int32_t>(query.row),
+                     .draft_token = query.token,
+                     .candidates_slot = query.top_n > 0 ? num_filtered++ : -1,
+                     .processors = {.mode = VerifyMode::rejection}});
   }
   const auto num_rows = static_cast<int64_t>(rows_.size());
   message_bytes_ = Message::bytes(num_rows, num_filtered);
@@ -144,8 +171,7 @@ void Verifier::exchange_summaries(std::span<const SequenceToVerify> sequences, c
                       num_rows, mine.summaries(), mine.candidates(), isa_);
 
   const int ranks = communicator_.size();
-  communicator_.all_gather(bytes_of(mine_, message_bytes_), bytes_of(all_, ranks * message_bytes_),
-                           stream);
+  all_gather(bytes_of(mine_, message_bytes_), bytes_of(all_, ranks * message_bytes_), stream);
   std::string differing;
   for (int r = 0; r < ranks; ++r) {
     const Message message{static_cast<std::byte*>(all_.data()) + r * message_bytes_, num_rows};
@@ -174,6 +200,48 @@ void Verifier::combine(int64_t row) {
   p_[row] = cpu::combine_summaries(summaries, candidates, ranks, rows_[row].processors);
 }
 
+LogprobRow Verifier::combine_logprobs(const LogprobQuery& query, int64_t row) const {
+  const int ranks = communicator_.size();
+  LogprobRow result;
+  double max = -std::numeric_limits<double>::infinity();
+  result.token_logit = -std::numeric_limits<float>::infinity();
+  const auto message = [&](int rank) {
+    return Message{static_cast<std::byte*>(all_.data()) + rank * message_bytes_,
+                   static_cast<int64_t>(rows_.size())};
+  };
+  for (int r = 0; r < ranks; ++r) {
+    const ShardSummary& summary = message(r).summaries()[row];
+    max = std::max(max, static_cast<double>(summary.max));
+    result.token_logit = std::max(result.token_logit, summary.draft_logit);
+  }
+  double sum = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const ShardSummary& summary = message(r).summaries()[row];
+    sum += summary.sum_exp * std::exp(summary.max - max);
+  }
+  result.log_sum_exp = max + std::log(sum);
+
+  // A merge of the ranks' offers, each best first; ranks own ascending tokens: a tie stays with the
+  // smaller.
+  std::array<int, kMaxRanks> taken{};
+  for (; result.num_top < query.top_n; ++result.num_top) {
+    int from = -1;
+    Candidate best{};
+    for (int r = 0; r < ranks; ++r) {
+      if (taken[r] == message(r).summaries()[row].num_candidates) continue;
+      const Candidate& offer =
+          message(r).candidates()[int64_t{rows_[row].candidates_slot} * kCandidates + taken[r]];
+      if (from >= 0 && offer.logit <= best.logit) continue;
+      from = r;
+      best = offer;
+    }
+    if (from < 0) break;
+    ++taken[from];
+    result.top[result.num_top] = best;
+  }
+  return result;
+}
+
 // The length of the accepted prefix. A row that is not resolved refuses: where the prefix ends at
 // one, it is gathered, and the test goes on.
 int Verifier::accept(const SequenceToVerify& sequence, Work& work, bool& gathered, Stream& stream) {
@@ -181,9 +249,6 @@ int Verifier::accept(const SequenceToVerify& sequence, Work& work, bool& gathere
   const bool greedy = sequence.processors.mode == VerifyMode::greedy;
   for (int i = 0; i < rows.num_drafted; ++i) {
     work.u[i] = greedy ? 0.0 : accept_uniform(sequence.key, i);
-    if (greedy || rows.draft_logits == nullptr) continue;
-    q_[work.first_summary + i] = cpu::process_row(rows.draft_logits + i * vocab_size_, vocab_size_,
-                                                  sequence.processors, isa_);
   }
   for (;;) {
     cpu::draft_probabilities(rows, sequence.processors, work.p_draft, work.q_draft);
@@ -202,8 +267,8 @@ void Verifier::resolve(const SequenceToVerify& sequence, const Work& work, int p
   auto* const mine = static_cast<float*>(my_logits_.data());
   const float* row = work.rows.target_logits + position * shard_size_;
   std::copy_n(row, shard_size_, mine);
-  communicator_.all_gather(my_logits_.view(DType::f32, {largest_shard_}),
-                           all_logits_.view(DType::f32, {ranks, largest_shard_}), stream);
+  all_gather(my_logits_.view(DType::f32, {largest_shard_}),
+             all_logits_.view(DType::f32, {ranks, largest_shard_}), stream);
   for (int r = 0; r < ranks; ++r) {
     std::copy_n(static_cast<const float*>(all_logits_.data()) + r * largest_shard_, shards_[r].size,
                 whole_row_.data() + shards_[r].first_token);
@@ -228,7 +293,7 @@ void Verifier::exchange_extra_tokens(std::span<const SequenceToVerify> sequences
 
   const int ranks = communicator_.size();
   const size_t bytes = num_races * sizeof(RaceResult);
-  communicator_.all_gather(bytes_of(my_race_, bytes), bytes_of(all_races_, ranks * bytes), stream);
+  all_gather(bytes_of(my_race_, bytes), bytes_of(all_races_, ranks * bytes), stream);
   const auto* const all = static_cast<const RaceResult*>(all_races_.data());
   int64_t race = 0;
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -241,7 +306,16 @@ void Verifier::exchange_extra_tokens(std::span<const SequenceToVerify> sequences
       verdict.alpha_sum += results[r].overlap;
     }
     ++race;
-    verdict.extra_token = cpu::verify_commit(results, ranks, work_[i].rows, verdict.num_accepted);
+    const SequenceRows& rows = work_[i].rows;
+    const int n = verdict.num_accepted;
+    verdict.extra_token = cpu::verify_commit(results, ranks, rows, n);
+    // Where no rank had a token of weight, the refused one (or the arg max) came back.
+    verdict.extra_logit = n < rows.num_drafted ? rows.p[n].draft_logit : rows.p[n].max;
+    for (int r = 0; r < ranks; ++r) {
+      if (results[r].token == verdict.extra_token && std::isfinite(results[r].time)) {
+        verdict.extra_logit = results[r].logit;
+      }
+    }
   }
 }
 

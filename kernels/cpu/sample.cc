@@ -152,11 +152,10 @@ RaceRow draft_row(const float* logits, int64_t vocab_size, const RowDistribution
           .size = static_cast<int32_t>(vocab_size)};
 }
 
-int32_t sample_draft(const float* logits, int64_t vocab_size, const Processors& processors,
-                     const RandomKey& key, int offset, Isa isa) {
-  const RowDistribution q = process_row(logits, vocab_size, processors, isa);
+int32_t sample_draft(const float* logits, int64_t vocab_size, const RowDistribution& q,
+                     VerifyMode mode, const RandomKey& key, int offset, Isa isa) {
   if (q.non_finite != 0) return 0;
-  if (processors.mode == VerifyMode::greedy) return q.argmax;
+  if (mode == VerifyMode::greedy) return q.argmax;
   return race(draft_row(logits, vocab_size, q), key, offset, Purpose::draft, isa).token;
 }
 

@@ -21,13 +21,12 @@ void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w);
 // Bound: compute, ~50 instructions a token. No sums, so no order.
 RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa);
 
-// Draws a drafted token from the whole row, processed; greedy: its arg max. Token 0 where the row
-// has a NaN or an infinity (its q is then no distribution, and verification refuses the token
-// unseen).
+// Draws a drafted token from the whole row; greedy: its arg max. Token 0 where the row has a NaN or
+// an infinity (its q is then no distribution, and verification refuses the token unseen).
 // offset: the token's position within the step, from 0
-int32_t sample_draft(const float* logits,  // [vocab_size]
-                     int64_t vocab_size, const Processors& processors, const RandomKey& key,
-                     int offset, Isa isa);
+int32_t sample_draft(const float* logits,                           // [vocab_size]
+                     int64_t vocab_size, const RowDistribution& q,  // process_row of it
+                     VerifyMode mode, const RandomKey& key, int offset, Isa isa);
 
 // What sample_draft draws from, for a row that is not greedy.
 RaceRow draft_row(const float* logits,  // [vocab_size]

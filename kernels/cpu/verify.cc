@@ -54,7 +54,7 @@ OUTRIDER_MULTIVERSION(double, overlap,
 
 // This rank's part of row i of the draft's logits.
 const float* draft_shard(const SequenceRows& sequence, int i) {
-  return sequence.draft_logits + int64_t{i} * sequence.vocab_size + sequence.first_token;
+  return sequence.draft_logits + i * sequence.draft_stride + sequence.first_token;
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ void draft_probabilities(const SequenceRows& sequence, const Processors& process
     q_draft[i] = 1.0;
     if (!sampled) continue;
     const RowDistribution& q = sequence.q[i];
-    const float logit = sequence.draft_logits[int64_t{i} * sequence.vocab_size + token];
+    const float logit = sequence.draft_logits[i * sequence.draft_stride + token];
     q_draft[i] = q.non_finite == 0 ? probability(q, logit, token) : kNaN;
   }
 }

@@ -106,6 +106,17 @@ TEST(Digest, ChainsAndDiffers) {
   EXPECT_NE(digest(b, 3, digest(a, 3)), digest(a, 3, digest(b, 3)));
 }
 
+TEST(Digest, Of128BitsChainsThroughAllOfThem) {
+  const char a[] = "one", b[] = "two";
+  const Digest128 first = digest128(a, 3);
+  EXPECT_EQ(first, digest128("one", 3));
+  EXPECT_NE(first, digest128(b, 3));
+  EXPECT_NE(first.low, first.high);
+  EXPECT_NE(digest128(b, 3, first), digest128(a, 3, digest128(b, 3)));
+  EXPECT_NE(digest128(b, 3, first), digest128(b, 3, {first.low ^ 1, first.high}));
+  EXPECT_NE(digest128(b, 3, first), digest128(b, 3, {first.low, first.high ^ 1}));
+}
+
 TEST(MappedFile, NamesTheFileThatIsMissing) {
   const std::filesystem::path path = testing::TempDir() + "/outrider_mapped_file";
   std::ofstream(path) << "hello";

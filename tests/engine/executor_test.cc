@@ -21,7 +21,9 @@ EngineOptions options() {
 StepPlan first_plan(std::vector<int32_t> prompt, DrafterKind drafter) {
   const auto last = static_cast<int64_t>(prompt.size()) - 1;
   StepPlan plan{.step = 1};
-  plan.admitted.push_back({.slot = 0, .prompt = std::move(prompt), .drafter = drafter});
+  plan.admitted.push_back({.slot = 0, .tokens = std::move(prompt), .drafter = drafter});
+  plan.target_pages.push_back({.slot = 0, .first = 0, .pages = {0}});
+  if (drafter == DrafterKind::model) plan.draft_pages = plan.target_pages;
   plan.work.push_back({.slot = 0,
                        .decode = 1,
                        .prefill_end = last,
@@ -88,7 +90,7 @@ TEST(Executor, RanksThatHoldOtherStatesEndTheJob) {
                          // … then the comparison that each step makes.
                          Verifier verifier(*backend, communicator, 2, communicator.rank(), 1, 1, 1);
                          Stream stream;
-                         verifier.verify({}, {}, alone.state_digest(), stream);
+                         verifier.verify({}, {}, {}, alone.state_digest(), stream);
                        }),
       DisagreementError);
 }

@@ -46,7 +46,6 @@ TEST(Allocations, APassMakesNone) {
   constexpr int64_t kRows = 32;
   Transformer model(test_checkpoint("tiny-odd"), *backend, *self, kRows, 0);
   KvCache cache = model.make_kv_cache(8, 1);
-  ASSERT_TRUE(cache.reserve(0, kRows));
   std::vector<int32_t> tokens(kRows, 7), positions(kRows), slots(kRows, 0), logit_rows = {3, 5};
   for (int32_t i = 0; i < kRows; ++i) positions[i] = i;
   const Buffer logits = backend->allocate(2 * model.shard().vocab.size() * sizeof(float));
@@ -56,6 +55,7 @@ TEST(Allocations, APassMakesNone) {
                        TensorView(logit_rows.data(), DType::i32, {2})};
   const TensorView view = logits.view(DType::f32, {2, model.shard().vocab.size()});
   Stream stream;
+  cache.deal_pages(stream);
   model.forward(batch, cache, view, stream);  // what a kernel keeps for its thread, it has now
   const int64_t before = allocations.count;
   model.forward(batch, cache, view, stream);

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
 #include <set>
 
 namespace outrider {
@@ -32,12 +31,9 @@ class KvCacheTest : public ::testing::Test {
   std::unique_ptr<Backend> backend_ = make_cpu_backend();
 };
 
-int64_t pages_of(int64_t length) { return (length + kPageTokens - 1) / kPageTokens; }
-
 TEST_F(KvCacheTest, HasTheShapesThatItSays) {
   const KvCache cache = make();
   EXPECT_EQ(cache.num_pages(), kPages);
-  EXPECT_EQ(cache.num_free_pages(), kPages);
   EXPECT_EQ(cache.max_pages_per_slot(), 7);
   EXPECT_EQ(cache.page_tables().extent(0), kSlots);
   EXPECT_EQ(cache.page_tables().extent(1), 7);
@@ -58,104 +54,48 @@ TEST_F(KvCacheTest, HasTheShapesThatItSays) {
   EXPECT_EQ(KvCache::page_bytes(kLayers, kShape) * kPages, bytes);
 }
 
-TEST_F(KvCacheTest, ReserveTakesWholePagesAndKeepsWhatItHas) {
+TEST_F(KvCacheTest, ATableHoldsThePagesThatItWasGiven) {
   KvCache cache = make();
-  ASSERT_TRUE(cache.reserve(1, 1));
-  EXPECT_EQ(cache.num_free_pages(), kPages - 1);
-  const auto before = table(cache, 1, 1);
-  ASSERT_TRUE(cache.reserve(1, kPageTokens));
-  EXPECT_EQ(cache.num_free_pages(), kPages - 1);
-  ASSERT_TRUE(cache.reserve(1, kPageTokens + 1));
-  EXPECT_EQ(cache.num_free_pages(), kPages - 2);
-  EXPECT_EQ(table(cache, 1, 1), before);
-  ASSERT_TRUE(cache.reserve(1, 3));  // less than it has: nothing happens
-  EXPECT_EQ(cache.num_free_pages(), kPages - 2);
+  Stream stream;
+  const std::vector<int32_t> first = {7, 3}, more = {11, 0, 5}, other = {3};
+  cache.set_pages(1, 0, first, stream);
+  cache.set_pages(1, 2, more, stream);
+  cache.set_pages(2, 0, other, stream);  // shared with slot 1
+  EXPECT_EQ(table(cache, 1, 5), (std::vector<int32_t>{7, 3, 11, 0, 5}));
+  EXPECT_EQ(table(cache, 2, 1), other);
+  EXPECT_EQ(cache.capacity(1), 5 * kPageTokens);
+  EXPECT_EQ(cache.capacity(0), 0);
+  cache.set_pages(1, 1, other, stream);  // what stood behind is over
+  EXPECT_EQ(table(cache, 1, 2), (std::vector<int32_t>{7, 3}));
+  EXPECT_EQ(cache.capacity(1), 2 * kPageTokens);
 }
 
-TEST_F(KvCacheTest, ReserveFailsWithoutATrace) {
+TEST_F(KvCacheTest, DealsEachPageOnce) {
   KvCache cache = make();
-  ASSERT_TRUE(cache.reserve(0, kMaxPositions));    // 7 pages
-  ASSERT_TRUE(cache.reserve(1, 4 * kPageTokens));  // 4, one is left
-  const uint64_t digest = cache.state_digest();
-  EXPECT_FALSE(cache.reserve(1, 6 * kPageTokens));
-  EXPECT_FALSE(cache.reserve(2, 2 * kPageTokens));
-  EXPECT_EQ(cache.num_free_pages(), 1);
-  EXPECT_EQ(cache.state_digest(), digest);
-  EXPECT_TRUE(cache.reserve(2, kPageTokens));
-}
-
-TEST_F(KvCacheTest, TruncateGivesBackWholePages) {
-  KvCache cache = make();
-  ASSERT_TRUE(cache.reserve(0, 3 * kPageTokens));
-  cache.truncate(0, 2 * kPageTokens + 1);  // still within the third page
-  EXPECT_EQ(cache.num_free_pages(), kPages - 3);
-  cache.truncate(0, 2 * kPageTokens);
-  EXPECT_EQ(cache.num_free_pages(), kPages - 2);
-  cache.truncate(0, 90);  // longer than it is: nothing happens
-  EXPECT_EQ(cache.num_free_pages(), kPages - 2);
-  cache.truncate(0, 0);
-  EXPECT_EQ(cache.num_free_pages(), kPages);
+  Stream stream;
+  cache.deal_pages(stream);
+  std::set<int32_t> pages;
+  for (int64_t slot = 0; slot < kSlots; ++slot) {
+    EXPECT_EQ(cache.capacity(slot), kPages / kSlots * kPageTokens);
+    for (const int32_t page : table(cache, slot, kPages / kSlots)) pages.insert(page);
+  }
+  EXPECT_EQ(static_cast<int64_t>(pages.size()), kPages);
 }
 
 TEST_F(KvCacheTest, DigestTellsTablesApart) {
   KvCache one = make(), other = make();
+  Stream stream;
+  const std::vector<int32_t> pages = {4, 9}, swapped = {9, 4};
   EXPECT_EQ(one.state_digest(), other.state_digest());
-  ASSERT_TRUE(one.reserve(0, 20));
+  one.set_pages(0, 0, pages, stream);
   EXPECT_NE(one.state_digest(), other.state_digest());  // another length
-  ASSERT_TRUE(other.reserve(1, 20));
+  other.set_pages(1, 0, pages, stream);
   EXPECT_NE(one.state_digest(), other.state_digest());  // another slot
-  other.truncate(1, 0);
-  ASSERT_TRUE(other.reserve(2, 1));
-  ASSERT_TRUE(other.reserve(0, 20));
-  other.truncate(2, 0);
+  other.set_pages(1, 0, {}, stream);
+  other.set_pages(0, 0, swapped, stream);
   EXPECT_NE(one.state_digest(), other.state_digest());  // other pages
-}
-
-// Random traces against counting pages by hand: none is lost or owned twice, a slot's pages stay
-// while it has them, and two caches that make the same calls agree.
-TEST_F(KvCacheTest, RandomTracesLoseNoPage) {
-  std::mt19937 random(7);
-  int refused = 0;
-  for (int trace = 0; trace < 200; ++trace) {
-    KvCache cache = make(), twin = make();
-    std::vector<std::vector<int32_t>> owned(kSlots);  // the model: pages of each slot, in order
-    for (int step = 0; step < 200; ++step) {
-      const auto slot = static_cast<int64_t>(random() % kSlots);
-      const auto length = static_cast<int64_t>(random() % (kMaxPositions + 1));
-      std::vector<int32_t>& pages = owned[slot];
-      const auto held = static_cast<int64_t>(pages.size());
-      if (random() % 2 == 0) {
-        int64_t taken = 0;
-        for (const auto& other : owned) taken += static_cast<int64_t>(other.size());
-        const bool fits = pages_of(length) - held <= kPages - taken;
-        ASSERT_EQ(cache.reserve(slot, length), fits);
-        ASSERT_EQ(twin.reserve(slot, length), fits);
-        refused += fits ? 0 : 1;
-        if (fits && pages_of(length) > held) {
-          const auto now = table(cache, slot, pages_of(length));
-          ASSERT_TRUE(std::equal(pages.begin(), pages.end(), now.begin()));
-          pages = now;
-        }
-      } else {
-        cache.truncate(slot, length);
-        twin.truncate(slot, length);
-        pages.resize(std::min(held, pages_of(length)));
-      }
-      std::set<int32_t> distinct;
-      int64_t total = 0;
-      for (int64_t s = 0; s < kSlots; ++s) {
-        const auto now = table(cache, s, static_cast<int64_t>(owned[s].size()));
-        ASSERT_EQ(now, owned[s]);
-        distinct.insert(now.begin(), now.end());
-        total += static_cast<int64_t>(now.size());
-      }
-      ASSERT_EQ(static_cast<int64_t>(distinct.size()), total);
-      ASSERT_TRUE(distinct.empty() || (*distinct.begin() >= 0 && *distinct.rbegin() < kPages));
-      ASSERT_EQ(cache.num_free_pages(), kPages - total);
-      ASSERT_EQ(cache.state_digest(), twin.state_digest());
-    }
-  }
-  EXPECT_GT(refused, 100);  // the traces do run out of pages
+  other.set_pages(0, 0, pages, stream);
+  EXPECT_EQ(one.state_digest(), other.state_digest());
 }
 
 }  // namespace

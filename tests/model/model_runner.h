@@ -31,14 +31,15 @@ class ModelRunner {
   ModelRunner(const std::filesystem::path& directory, Communicator& communicator,
               int64_t max_rows = 128, int64_t num_slots = 4, int64_t max_positions = 0)
       : model_(directory, *backend_, communicator, max_rows, max_positions),
-        cache_(model_.make_kv_cache(num_slots * 32, num_slots)),
+        cache_(model_.make_kv_cache(num_slots * 96, num_slots)),
         max_rows_(max_rows),
         batch_(backend_->allocate(4 * max_rows * sizeof(int32_t))),
-        logits_(backend_->allocate(max_rows * model_.shard().vocab.size() * sizeof(float))) {}
+        logits_(backend_->allocate(max_rows * model_.shard().vocab.size() * sizeof(float))) {
+    cache_.deal_pages(stream_);
+  }
 
   const Transformer& model() const { return model_; }
   Transformer& model() { return model_; }
-  KvCache& cache() { return cache_; }
 
   // One pass. The logits of the rows that want them, over this rank's vocabulary.
   std::vector<Logits> forward(const std::vector<Row>& rows) {
@@ -48,7 +49,7 @@ class ModelRunner {
       tokens.push_back(row.token);
       positions.push_back(row.position);
       slots.push_back(row.slot);
-      CHECK(cache_.reserve(row.slot, row.position + 1));
+      CHECK(row.position < cache_.capacity(row.slot));
     }
     const Batch batch = {upload(0, tokens), upload(1, positions), upload(2, slots),
                          upload(3, logit_rows)};

@@ -70,7 +70,6 @@ TEST_P(RowInvariance, SequencesSideBySide) {
     std::vector<Logits> all;
     for (const auto& tokens : sequences) {
       for (Logits& row : runner.feed(0, tokens, 100)) all.push_back(std::move(row));
-      runner.cache().truncate(0, 0);
     }
     return all;
   });
@@ -123,8 +122,6 @@ TEST_P(RowInvariance, TruncatedIsFresh) {
     const auto drafted = random_tokens(30, 300, 7);
     wrong.insert(wrong.end(), drafted.begin(), drafted.end());
     runner.feed(0, wrong, 100);
-    runner.cache().truncate(0, 50);
-    runner.cache().truncate(1, 0);
     runner.feed(2, random_tokens(40, 300, 9), 40);  // takes some of the pages given back
     return runner.feed(0, {tokens.begin() + 50, tokens.end()}, 100, 50);
   });

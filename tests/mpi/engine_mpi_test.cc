@@ -14,7 +14,7 @@ namespace outrider {
 namespace {
 
 // Rank 0: the answers. Every other rank: none.
-std::vector<Answer> run_over_mpi(const EngineOptions& options,
+std::vector<CollectedAnswer> run_over_mpi(const EngineOptions& options,
                                  const std::vector<Request>& requests) {
   World& world = testing::mpi_world();
   set_float_environment();

@@ -72,7 +72,12 @@ TEST(AnswerPrinter, Summary) {
 }
 
 TEST(AnswerPrinter, JsonKeepsNumbersAndPrintsZeros) {
-  const auto object = nlohmann::json::parse(to_json("é\n\"", {1, 2}, a_complete()));
+  v1::GenerateOnceResponse answer;
+  answer.set_text("é\n\"");
+  answer.add_token_ids(1);
+  answer.add_token_ids(2);
+  *answer.mutable_complete() = a_complete();
+  const auto object = nlohmann::json::parse(to_json({answer}));
   EXPECT_EQ(object["text"], "é\n\"");
   EXPECT_EQ(object["token_ids"], nlohmann::json({1, 2}));
   EXPECT_EQ(object["finish_reason"], "STOP");

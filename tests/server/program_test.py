@@ -15,11 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
 PROGRAM, CHECKPOINT = sys.argv[1:3]
 LIMIT_S = 120  # for anything: a hang, not a slow machine
+IDLE_S = 2  # how long an idle job is watched
 MPIRUN = ['mpirun', '--oversubscribe', '--bind-to', 'none'] + (
     ['--allow-run-as-root'] if os.geteuid() == 0 else [])
 GREEDY = ['--raw', '--temperature', '0', '--ignore-eos']
@@ -185,12 +187,70 @@ class CommandLine(unittest.TestCase):
                         (serve('--model', broken, '--port', '0'), 'tokenizer.json'),
                         (serve('--model', CHECKPOINT, '--port', port), f'127.0.0.1:{port}'),
                         (serve('--model', '/no/such/model', '--port', '0'), '/no/such/model'),
-                        (serve('--model', CHECKPOINT, '--address', '0.0.0.0'), '--insecure')):
+                        (serve('--model', CHECKPOINT, '--address', '0.0.0.0'), '--insecure'),
+                        (serve('--model', CHECKPOINT, '--port', '0', '--tls-cert', '/no/such.pem',
+                               '--tls-key', '/no/such.key'), '/no/such.pem'),
+                        (serve('--model', CHECKPOINT, '--port', '0', '--auth-token-file',
+                               '/dev/null'), '/dev/null')):
                     self.assertNotEqual(result.returncode, 0)
                     lines = [line for line in result.stderr.splitlines()
                              if line.startswith('outrider: ')]
                     self.assertEqual(len(lines), 1, result.stderr)
                     self.assertIn(part, lines[0])
+
+
+class Ranks(unittest.TestCase):
+    """What ranks are to one another."""
+
+    def refuses(self, others_model, others_options, *parts):
+        """A job whose second rank is started in another way ends before it serves."""
+        serve = [PROGRAM, 'serve', '--port', '0', '--model']
+        result = subprocess.run(
+            [*MPIRUN, '--quiet', '-np', '1', *serve, CHECKPOINT,
+             ':', '-np', '1', *serve, str(others_model), *others_options],
+            capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertNotIn('listening', result.stderr)
+        lines = [line for line in result.stderr.splitlines() if 'outrider: ' in line]
+        self.assertEqual(len(lines), 1, result.stderr)
+        for part in ('outrider: rank 1 ', *parts):
+            self.assertIn(part, lines[0])
+
+    def test_all_read_the_same_checkpoint(self):
+        with tempfile.TemporaryDirectory() as other:
+            shutil.copytree(CHECKPOINT, other, dirs_exist_ok=True)
+            weights = Path(other, 'model.safetensors')
+            data = bytearray(weights.read_bytes())
+            data[-1] ^= 1
+            weights.write_bytes(data)
+            self.refuses(other, [], 'checkpoint', 'same files')
+            self.refuses(CHECKPOINT, ['--draft', other], 'draft', 'same files')
+
+    def test_all_have_the_same_settings(self):
+        self.refuses(CHECKPOINT, ['--lookahead', 'fixed:3'], 'settings', 'same options')
+
+    def test_idle_ranks_rest(self):
+        """A promise about time, with a bound far above what is seen: busy waiting takes 100 %."""
+        def cpu_seconds(pid):
+            with open(f'/proc/{pid}/stat') as file:
+                fields = file.read().rpartition(')')[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')  # utime, stime
+
+        with Server(*MPIRUN, '-np', '2') as server:
+            result = outrider('generate', '--address', server.address, '--max-tokens', '4',
+                              *GREEDY, 'Hello')
+            self.assertEqual(result.returncode, 0, result.stderr)
+            ends = {pid: server.processes[pid] for pid in server.ranks}
+            self.assertEqual(len(ends), 2)
+            start = time.monotonic()
+            used = {pid: cpu_seconds(pid) for pid in ends}
+            ended, _, _ = select.select(ends.values(), [], [], IDLE_S)
+            self.assertFalse(ended, 'a rank has ended while it was idle')
+            idle_s = time.monotonic() - start
+            shares = [(cpu_seconds(pid) - used[pid]) / idle_s for pid in ends]
+            print('idle ranks use', ', '.join(f'{100 * share:.1f} %' for share in shares),
+                  f'of a core over {idle_s:.1f} s', file=sys.stderr)
+            self.assertLessEqual(max(shares), 0.05)
 
 
 class Generate(unittest.TestCase):

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "server/address.h"
 #include "server/server_harness.h"
 #include "testing/one_line_error.h"
 

@@ -34,8 +34,12 @@ class ModelDrafterTest : public ::testing::Test {
  protected:
   ModelDrafterTest() { set_float_environment(); }
 
-  ModelDrafter make_drafter(int64_t max_rows = kMaxRows) {
-    return ModelDrafter(test_checkpoint("tiny-draft"), *backend_, kSlots, max_rows, {});
+  std::unique_ptr<ModelDrafter> make_drafter(int64_t max_rows = kMaxRows) {
+    auto drafter =
+        std::make_unique<ModelDrafter>(test_checkpoint("tiny-draft"), *backend_, kSlots * 16,
+                                       kSlots, max_rows, std::function<void(double)>());
+    drafter->cache().deal_pages(stream_);
+    return drafter;
   }
 
   std::vector<Row> next_logits(ModelDrafter& drafter, const std::vector<Context>& contexts) {
@@ -58,7 +62,8 @@ class ModelDrafterTest : public ::testing::Test {
   void expect_fresh(ModelDrafter& drafter, const std::vector<Context>& contexts) {
     const auto rows = next_logits(drafter, contexts);
     for (size_t i = 0; i < contexts.size(); ++i) {
-      ModelDrafter fresh = make_drafter(256);
+      const auto fresh_owner = make_drafter(256);
+      ModelDrafter& fresh = *fresh_owner;
       const Row expected = next_logits(fresh, {{0, contexts[i].tokens}})[0];
       EXPECT_EQ(std::memcmp(rows[i].data(), expected.data(), expected.size() * sizeof(float)), 0)
           << "context " << i << " of " << contexts[i].tokens.size() << " tokens, slot "
@@ -87,7 +92,8 @@ Tokens joined(Tokens a, const Tokens& b) {
 TEST_F(ModelDrafterTest, ForgetsWhatWasRefused) {
   const Tokens before = text(21, 1), drafted = text(kK, 2);
   for (int accepted = 0; accepted < kK; ++accepted) {
-    ModelDrafter drafter = make_drafter();
+    const auto drafter_owner = make_drafter();
+    ModelDrafter& drafter = *drafter_owner;
     draft(drafter, 0, before, drafted);
     Tokens after = joined(before, {drafted.begin(), drafted.begin() + accepted});
     drafter.truncate(0, static_cast<int64_t>(after.size()));
@@ -95,7 +101,8 @@ TEST_F(ModelDrafterTest, ForgetsWhatWasRefused) {
     expect_fresh(drafter, {{0, after}});
   }
   for (int length = 0; length < 21; ++length) {
-    ModelDrafter drafter = make_drafter();
+    const auto drafter_owner = make_drafter();
+    ModelDrafter& drafter = *drafter_owner;
     draft(drafter, 0, before, drafted);
     drafter.truncate(0, length);
     expect_fresh(drafter, {{0, joined({before.begin(), before.begin() + length}, text(5, 3))}});
@@ -104,7 +111,8 @@ TEST_F(ModelDrafterTest, ForgetsWhatWasRefused) {
 
 // Two tokens are new to it then: the last drafted one and the extra one.
 TEST_F(ModelDrafterTest, IsFedTheLastDraftWhenAllWereAccepted) {
-  ModelDrafter drafter = make_drafter();
+  const auto drafter_owner = make_drafter();
+  ModelDrafter& drafter = *drafter_owner;
   Tokens tokens = text(12, 4);
   for (int step = 0; step < 3; ++step) {
     const Tokens drafted = text(kK, 5 + step);
@@ -117,7 +125,8 @@ TEST_F(ModelDrafterTest, IsFedTheLastDraftWhenAllWereAccepted) {
 }
 
 TEST_F(ModelDrafterTest, CatchesUpWithStepsThatDraftedNothing) {
-  ModelDrafter drafter = make_drafter();
+  const auto drafter_owner = make_drafter();
+  ModelDrafter& drafter = *drafter_owner;
   Tokens tokens = text(10, 6);
   draft(drafter, 0, tokens, text(kK, 7));
   drafter.truncate(0, static_cast<int64_t>(tokens.size()));
@@ -129,7 +138,8 @@ TEST_F(ModelDrafterTest, CatchesUpWithStepsThatDraftedNothing) {
 }
 
 TEST_F(ModelDrafterTest, ASlotKeepsNothingOfItsLastSequence) {
-  ModelDrafter drafter = make_drafter();
+  const auto drafter_owner = make_drafter();
+  ModelDrafter& drafter = *drafter_owner;
   for (int sequence = 0; sequence < 4; ++sequence) {
     const Tokens tokens = text(sequence % 2 == 0 ? 30 : 5, 9 + sequence);
     draft(drafter, 1, tokens, text(kK, 13));
@@ -141,7 +151,8 @@ TEST_F(ModelDrafterTest, ASlotKeepsNothingOfItsLastSequence) {
 
 TEST_F(ModelDrafterTest, TakesAContextInSeveralPasses) {
   for (const int length : {1, 7, 8, 9, 16, 17, 130}) {
-    ModelDrafter drafter = make_drafter();
+    const auto drafter_owner = make_drafter();
+    ModelDrafter& drafter = *drafter_owner;
     expect_fresh(drafter, {{0, text(length, 14)}});
   }
 }
@@ -150,7 +161,8 @@ TEST_F(ModelDrafterTest, TakesAContextInSeveralPasses) {
 TEST_F(ModelDrafterTest, ContextsOfOneCallAreThoseOfCallsOfTheirOwn) {
   for (const std::vector<int>& lengths :
        {std::vector<int>{1, 2, 3}, {5, 3, 8}, {8, 8, 8}, {20, 1, 9}, {3, 130, 2}}) {
-    ModelDrafter drafter = make_drafter();
+    const auto drafter_owner = make_drafter();
+    ModelDrafter& drafter = *drafter_owner;
     std::vector<Context> contexts;
     for (int64_t slot : {2, 0, 1}) {
       contexts.push_back({slot, text(lengths[slot], 15 + static_cast<int>(slot))});

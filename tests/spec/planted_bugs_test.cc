@@ -144,8 +144,8 @@ std::vector<PlantedBug> planted_bugs() {
       if (rows.draft_logits == nullptr) return;
       for (int i = 1; i < rows.num_drafted; ++i) {
         const int32_t token = rows.drafted[i];
-        q[i] = cpu::probability(rows.q[i - 1], rows.draft_logits[(i - 1) * rows.vocab_size + token],
-                                token);
+        q[i] = cpu::probability(rows.q[i - 1],
+                                rows.draft_logits[(i - 1) * rows.draft_stride + token], token);
       }
     };
   });
@@ -170,7 +170,7 @@ std::vector<PlantedBug> planted_bugs() {
     s.extra_token_row = [](const SequenceRows& rows, int n) {
       RaceRow row = cpu::extra_token_row(rows, n);
       if (n < rows.num_drafted || n == 0 || rows.draft_logits == nullptr) return row;
-      row.q_logits = rows.draft_logits + (n - 1) * rows.vocab_size + rows.first_token;
+      row.q_logits = rows.draft_logits + (n - 1) * rows.draft_stride + rows.first_token;
       row.q = rows.q[n - 1];
       return row;
     };
@@ -232,9 +232,9 @@ double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset))
   std::vector<double> frequency(4, 0.0);
   for (uint32_t base = 0; base < kSamples; ++base) {
     const RandomKey key{.seed = 11, .choice = 0, .base = base};
-    const int32_t drafted = cpu::sample_draft(draft.data(), 4, processors, key, 0, isa);
+    const int32_t drafted = cpu::sample_draft(draft.data(), 4, q, processors.mode, key, 0, isa);
     p.draft_logit = target[drafted];
-    const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, 1, 0, 4, 4};
+    const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, 1, 0, 4, 4, 4};
     double p_draft, q_draft;
     cpu::draft_probabilities(rows, processors, &p_draft, &q_draft);
     const double u = accept_u(key, 0);

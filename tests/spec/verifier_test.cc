@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -45,9 +46,14 @@ class Rank {
     target_.clear();
     draft_.clear();
     std::vector<SequenceToVerify> sequences;
+    q_.clear();
     for (const Case& c : cases) {
-      for (const auto& row : c.draft) draft_.insert(draft_.end(), row.begin(), row.end());
+      for (const auto& row : c.draft) {
+        draft_.insert(draft_.end(), row.begin(), row.end());
+        q_.push_back(cpu::process_row(row.data(), vocab_, c.processors, cpu::select_isa()));
+      }
     }
+    const RowDistribution* q = q_.data();
     float* draft = draft_.data();
     for (const Case& c : cases) {
       const auto drafted = static_cast<int64_t>(c.drafted.size());
@@ -56,9 +62,11 @@ class Rank {
                            .draft_logits = c.draft.empty()
                                                ? TensorView()
                                                : TensorView(draft, DType::f32, {drafted, vocab_}),
+                           .draft_rows = {q, c.draft.size()},
                            .processors = c.processors,
                            .key = c.key});
       draft += c.draft.size() * vocab_;
+      q += c.draft.size();
       for (const auto& row : c.target) {
         const auto begin = row.begin() + shard_.first;
         target_.insert(target_.end(), begin, begin + shard_.size);
@@ -66,7 +74,16 @@ class Rank {
     }
     const auto rows = static_cast<int64_t>(target_.size()) / shard_.size;
     const TensorView logits(target_.data(), DType::f32, {rows, shard_.size});
-    return verifier_.verify(sequences, logits, digest, stream_);
+    return verifier_.verify(sequences, {}, logits, digest, stream_);
+  }
+
+  // Of one row over the whole vocabulary.
+  std::span<const LogprobRow> logprobs(const std::vector<float>& row,
+                                       const std::vector<LogprobQuery>& queries) {
+    std::vector<float> shard(row.begin() + shard_.first, row.begin() + shard_.first + shard_.size);
+    verifier_.verify({}, queries, TensorView(shard.data(), DType::f32, {1, shard_.size}), 0,
+                     stream_);
+    return verifier_.logprobs();
   }
 
  private:
@@ -76,7 +93,18 @@ class Rank {
   Verifier verifier_;
   Stream stream_;
   std::vector<float> target_, draft_;
+  std::vector<RowDistribution> q_;
 };
+
+// A drafted token.
+int32_t draw(const std::vector<float>& logits, const Processors& processors, const RandomKey& key,
+             int offset) {
+  const auto vocab = static_cast<int64_t>(logits.size());
+  const cpu::Isa isa = cpu::select_isa();
+  return cpu::sample_draft(logits.data(), vocab,
+                           cpu::process_row(logits.data(), vocab, processors, isa), processors.mode,
+                           key, offset, isa);
+}
 
 std::string describe(const Verdict& v) {
   return testing::PrintToString(std::vector<double>{double(v.num_accepted), double(v.extra_token),
@@ -204,8 +232,7 @@ TEST(Verifier, GathersWhatTheCandidatesDoNotCover) {
     for (int row = 0; row < 3; ++row) c.target.push_back(random_row(random, kVocab, 0.1f));
     for (int row = 0; row < 2; ++row) {
       c.draft.push_back(c.target[row]);
-      c.drafted.push_back(
-          cpu::sample_draft(c.draft[row].data(), kVocab, nucleus, c.key, row, cpu::select_isa()));
+      c.drafted.push_back(draw(c.draft[row], nucleus, c.key, row));
     }
     cases.push_back(c);
   }
@@ -236,8 +263,7 @@ TEST(Verifier, MeasuresAlphaThatPredictsAcceptance) {
   for (uint32_t i = 0; i < kSequences; ++i) {
     Case c{{p, p, p}, {q, q}, {}, kSampled, {.seed = i, .choice = 0, .base = 3}};
     for (int row = 0; row < 2; ++row) {
-      c.drafted.push_back(
-          cpu::sample_draft(q.data(), kVocab, kSampled, c.key, row, cpu::select_isa()));
+      c.drafted.push_back(draw(q, kSampled, c.key, row));
     }
     cases.push_back(c);
   }
@@ -325,8 +351,7 @@ std::vector<int32_t> generate(Rank& rank, const Language& language, const Proces
           if (id % 5 == 0) {
             last = (last + 1) % Language::kVocab;
           } else {
-            last = cpu::sample_draft(row.data(), Language::kVocab, processors, c.key, k,
-                                     cpu::select_isa());
+            last = draw(row, processors, c.key, k);
             c.draft.push_back(row);
           }
           c.drafted.push_back(last);
@@ -408,6 +433,37 @@ INSTANTIATE_TEST_SUITE_P(Processors, Statistics,
                          [](const auto& info) {
                            return info.param.filtered() ? "Filtered" : "Plain";
                          });
+
+// Against sums in fp64 over the whole row. fp32 exponentials err by 2^-22 each at most (math_test),
+// so their sum does, and its logarithm by as much again; the difference rounds to fp32 below 32.
+TEST(Verifier, LogprobsAreThoseOfTheWholeRow) {
+  constexpr int kVocab = 700, kTop = 20;
+  std::mt19937 random(4);
+  const std::vector<float> row = random_row(random, kVocab, 3.0f);
+  double sum = 0;
+  for (const float logit : row) sum += std::exp(static_cast<double>(logit));
+  std::vector<int32_t> order(kVocab);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+  for (const int ranks : {1, 2, 3}) {
+    run_thread_ranks(ranks, [&](Communicator& communicator) {
+      Rank rank(communicator, kVocab, 1);
+      const auto results =
+          rank.logprobs(row, {{.row = 0, .token = 123, .top_n = kTop}, {.row = 0, .token = 5}});
+      for (const LogprobRow& result : results) {
+        EXPECT_NEAR(result.log_sum_exp, std::log(sum), 1e-6);
+      }
+      EXPECT_EQ(results[0].token_logit, row[123]);
+      EXPECT_EQ(results[1].token_logit, row[5]);
+      EXPECT_EQ(results[1].num_top, 0);
+      ASSERT_EQ(results[0].num_top, kTop);
+      for (int i = 0; i < kTop; ++i) {
+        EXPECT_EQ(results[0].top[i].token, order[i]);
+        EXPECT_EQ(results[0].top[i].logit, row[order[i]]);
+      }
+    });
+  }
+}
 
 }  // namespace
 }  // namespace outrider

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,10 +20,12 @@
 
 namespace outrider {
 
-struct Answer {
+struct CollectedAnswer {
   std::string text;
   std::vector<int32_t> token_ids;
   std::vector<bool> drafted;
+  std::vector<TokenLogprobs> logprobs, prompt_logprobs;
+  std::map<int, std::vector<int32_t>> choices;  // token ids by index
   std::vector<Chunk> chunks;
   std::optional<Completion> completion;
   absl::Status status;
@@ -31,10 +34,15 @@ struct Answer {
 // Collects one answer. Stops the engine when the last of `expected` has ended.
 class CollectingSink final : public RequestSink {
  public:
-  CollectingSink(Answer& answer, Engine& engine, std::atomic<int>& left)
+  CollectingSink(CollectedAnswer& answer, Engine& engine, std::atomic<int>& left)
       : answer_(answer), engine_(engine), left_(left) {}
 
   void on_chunk(Chunk chunk) override {
+    std::vector<int32_t>& choice = answer_.choices[chunk.index];
+    choice.insert(choice.end(), chunk.token_ids.begin(), chunk.token_ids.end());
+    answer_.logprobs.insert(answer_.logprobs.end(), chunk.logprobs.begin(), chunk.logprobs.end());
+    answer_.prompt_logprobs.insert(answer_.prompt_logprobs.end(), chunk.prompt_logprobs.begin(),
+                                   chunk.prompt_logprobs.end());
     answer_.text += chunk.text;
     answer_.token_ids.insert(answer_.token_ids.end(), chunk.token_ids.begin(),
                              chunk.token_ids.end());
@@ -43,8 +51,9 @@ class CollectingSink final : public RequestSink {
     if (answer_.chunks.size() == cancel_after) cancel = true;
   }
   void on_complete(Completion completion) override {
+    const bool last = completion.last;
     answer_.completion = std::move(completion);
-    end();
+    if (last) end();
   }
   void on_error(absl::Status status) override {
     answer_.status = std::move(status);
@@ -52,7 +61,7 @@ class CollectingSink final : public RequestSink {
   }
   bool cancelled() const override { return cancel; }
 
-  bool cancel = false;
+  std::atomic<bool> cancel = false;
   size_t cancel_after = 0;  // chunks; 0: never
 
  private:
@@ -60,18 +69,19 @@ class CollectingSink final : public RequestSink {
     if (--left_ == 0) engine_.stop();
   }
 
-  Answer& answer_;
+  CollectedAnswer& answer_;
   Engine& engine_;
   std::atomic<int>& left_;
 };
 
 // Rank 0's part: runs the requests on an engine and says goodbye to the other ranks. All are queued
-// before the first step. cancel_after[i], where given: request i is cancelled after that many
-// chunks.
-inline std::vector<Answer> lead_requests(Executor& executor, ControlServer* control,
-                                         const std::vector<Request>& requests,
-                                         const std::vector<size_t>& cancel_after = {}) {
-  std::vector<Answer> answers(requests.size());
+// before the first step. stats: of the engine, at the end. cancel_after[i], where given: request i
+// is cancelled after that many chunks.
+inline std::vector<CollectedAnswer> lead_requests(Executor& executor, ControlServer* control,
+                                                  const std::vector<Request>& requests,
+                                                  const std::vector<size_t>& cancel_after = {},
+                                                  EngineStats* stats = nullptr) {
+  std::vector<CollectedAnswer> answers(requests.size());
   Engine engine(executor, control);
   std::atomic<int> left = static_cast<int>(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -80,15 +90,17 @@ inline std::vector<Answer> lead_requests(Executor& executor, ControlServer* cont
     engine.submit(requests[i], sink);
   }
   engine.run();
+  if (stats != nullptr) *stats = engine.stats();
   if (control != nullptr) control->goodbye();
   return answers;
 }
 
 // lead_requests, over ranks that are threads.
-inline std::vector<Answer> run_requests(const EngineOptions& options, int num_ranks,
-                                        const std::vector<Request>& requests,
-                                        const std::vector<size_t>& cancel_after = {}) {
-  std::vector<Answer> answers;
+inline std::vector<CollectedAnswer> run_requests(const EngineOptions& options, int num_ranks,
+                                                 const std::vector<Request>& requests,
+                                                 const std::vector<size_t>& cancel_after = {},
+                                                 EngineStats* stats = nullptr) {
+  std::vector<CollectedAnswer> answers;
   const std::string secret = make_control_secret();
   std::optional<ControlServer> control;
   if (num_ranks > 1) control.emplace(num_ranks - 1, secret);
@@ -102,7 +114,7 @@ inline std::vector<Answer> run_requests(const EngineOptions& options, int num_ra
       return;
     }
     if (control) control->accept_all(std::chrono::seconds(60));
-    answers = lead_requests(executor, control ? &*control : nullptr, requests, cancel_after);
+    answers = lead_requests(executor, control ? &*control : nullptr, requests, cancel_after, stats);
   });
   return answers;
 }

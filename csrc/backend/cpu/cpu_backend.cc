@@ -1,5 +1,6 @@
 #include "backend/cpu/cpu_backend.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -69,7 +70,7 @@ PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
     CHECK(part.stride(1) == 1);
     packed.n += part.extent(0);
   }
-  packed.data = allocate_host(cpu::packed_bytes(packed.n, packed.k));
+  packed.data = place_weight(cpu::packed_bytes(packed.n, packed.k));
   int64_t first_row = 0;
   for (const TensorView& part : parts) {
     cpu::pack(part.data<bf16>(), part.stride(0), part.extent(0), first_row, packed.k,
@@ -77,6 +78,17 @@ PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
     first_row += part.extent(0);
   }
   return packed;
+}
+
+Buffer CpuBackend::place_weight(size_t bytes) {
+  constexpr size_t kChunkBytes = size_t{64} << 20;  // touched only as far as it is used
+  if (weights_.empty() || weights_.back().bytes() - weights_end_ < bytes) {
+    weights_.push_back(allocate_host(std::max(bytes, kChunkBytes)));
+    weights_end_ = 0;
+  }
+  std::byte* data = static_cast<std::byte*>(weights_.back().data()) + weights_end_;
+  weights_end_ += bytes;
+  return Buffer(data, bytes, [](void*, size_t) {});
 }
 
 void CpuBackend::embed(const PackedWeight& table, TensorView tokens, int64_t first_token,

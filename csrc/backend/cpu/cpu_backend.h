@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "kernels/cpu/attention.h"
@@ -38,7 +39,13 @@ class CpuBackend : public Backend {
                  const RowMap& map, const AttentionShape& shape, Stream& stream) override;
 
  private:
+  Buffer place_weight(size_t bytes);  // zeroed; a multiple of 64 bytes
+
   cpu::Isa isa_;
+  // Weights stand one behind the other, in huge pages whatever their sizes, so that fetching ahead
+  // of a product reaches into the next one's weights. They are freed with the backend.
+  std::vector<Buffer> weights_;
+  size_t weights_end_ = 0;  // of the last of them, in bytes
   // Attention scores. Made for the longest sequence that the page tables can hold when attention
   // first meets them, so that steps allocate nothing.
   Buffer scores_;

@@ -1,0 +1,257 @@
+#include "comm/liveness.h"
+
+#include <absl/strings/str_format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+
+namespace outrider {
+namespace {
+
+using std::chrono::duration;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+using Clock = LivenessJudge::Clock;
+
+// What passes between two ranks of one build.
+struct Beat {
+  uint32_t magic;
+  uint16_t is_goodbye;
+  uint16_t state;
+  uint64_t step;
+  uint64_t expected_ms;
+};
+static_assert(sizeof(Beat) == 24);
+constexpr uint32_t kBeatMagic = 0x4254524F;  // "ORTB"
+
+constexpr short kEnded = POLLRDHUP | POLLHUP | POLLERR | POLLNVAL;
+
+double seconds_of(nanoseconds time) { return duration<double>(time).count(); }
+
+std::string end_reason(int error) {
+  // A reset is what a close looks like where something was still unread.
+  return error == 0 || error == ECONNRESET || error == EPIPE ? "it closed the connection"
+                                                             : errno_text(error);
+}
+
+// 0, or the errno of the failure. A full buffer is none: it shows as silence soon enough.
+int send_beat(int fd, const Beat& beat) {
+  const ssize_t sent = send(fd, &beat, sizeof(beat), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent == sizeof(beat) || (sent < 0 && (errno == EAGAIN || errno == EINTR))) return 0;
+  return sent < 0 ? errno : EMSGSIZE;
+}
+
+}  // namespace
+
+LivenessJudge::LivenessJudge(int rank, std::span<const int> peers, LivenessLimits limits,
+                             Clock::time_point now)
+    : rank_(rank), limits_(limits), last_(now) {
+  for (const int peer : peers) others_.emplace(peer, Observed());
+}
+
+void LivenessJudge::observe(Observed& observed, const ProgressReport& report) const {
+  if (report.state != observed.report.state || report.step != observed.report.step) {
+    observed.changed = seen_;
+  }
+  observed.heard = seen_;
+  observed.report = report;
+}
+
+void LivenessJudge::heard(int peer, const ProgressReport& report) {
+  const auto found = others_.find(peer);
+  if (found != others_.end()) observe(found->second, report);
+}
+
+std::optional<Loss> LivenessJudge::judge(const ProgressReport& own, Clock::time_point now) {
+  seen_ += std::min<nanoseconds>(now - last_, 2 * limits_.interval);
+  last_ = now;
+  observe(own_, own);
+  std::optional<Loss> loss = silent_peer();
+  if (!loss && rank_ == 0) loss = hung_step();
+  return loss;
+}
+
+std::optional<Loss> LivenessJudge::silent_peer() const {
+  bool in_step = own_.report.state == RankState::in_step;
+  bool loading = own_.report.state == RankState::loading;
+  for (const auto& [peer, observed] : others_) {
+    in_step |= observed.report.state == RankState::in_step;
+    loading |= observed.report.state == RankState::loading;
+  }
+  const milliseconds limit = loading   ? limits_.silence_loading
+                             : in_step ? limits_.silence_in_step
+                                       : limits_.silence_idle;
+  for (const auto& [peer, observed] : others_) {
+    const nanoseconds silence = seen_ - observed.heard;
+    if (silence <= limit) continue;
+    return Loss{peer, absl::StrFormat("nothing was heard from it for %.1f s", seconds_of(silence))};
+  }
+  return std::nullopt;
+}
+
+// The ranks take every step together, so one that hangs soon holds up all of them. The first to be
+// named is the one that has come least far.
+std::optional<Loss> LivenessJudge::hung_step() const {
+  const auto position = [](const Observed& o) {
+    return 2 * o.report.step - (o.report.state == RankState::in_step ? 1 : 0);
+  };
+  const Observed* last = &own_;
+  int last_rank = rank_;
+  uint64_t furthest_step = own_.report.step;
+  std::optional<nanoseconds> stuck;
+  const auto consider = [&](int rank, const Observed& o) {
+    if (position(o) < position(*last)) {
+      last = &o;
+      last_rank = rank;
+    }
+    furthest_step = std::max(furthest_step, o.report.step);
+    if (o.report.state == RankState::in_step) {
+      stuck = std::max(stuck.value_or(nanoseconds(0)), seen_ - o.changed);
+    }
+  };
+  consider(rank_, own_);
+  for (const auto& [peer, observed] : others_) consider(peer, observed);
+  const milliseconds expected = own_.report.expected;  // the others follow this rank's plans
+  if (!stuck || *stuck <= std::max(limits_.shortest_hang, limits_.hang_factor * expected)) {
+    return std::nullopt;
+  }
+  const bool all_alike = std::all_of(others_.begin(), others_.end(), [&](const auto& other) {
+    return position(other.second) == position(own_);
+  });
+  return Loss{last_rank, absl::StrFormat("step %d has not ended %s for %.1f s, of which %d ms were "
+                                         "expected",
+                                         furthest_step, all_alike ? "on any rank" : "on it",
+                                         seconds_of(*stuck), expected.count())};
+}
+
+class Liveness::Thread {
+ public:
+  Thread(int rank, std::span<const Peer> peers, int stop, const StepProgress& progress,
+         OnLost on_lost, LivenessLimits limits)
+      : limits_(limits),
+        progress_(progress),
+        on_lost_(std::move(on_lost)),
+        judge_(rank, ranks_of(peers), limits, Clock::now()) {
+    polls_.push_back({stop, POLLIN, 0});
+    for (const Peer& peer : peers) {
+      polls_.push_back({peer.connection.get(), POLLIN | POLLRDHUP, 0});
+      lines_.push_back({peer.rank, {}, 0});
+    }
+  }
+
+  void run() {
+    Clock::time_point next_beat = Clock::now();
+    while (true) {
+      poll(polls_.data(), polls_.size(), poll_timeout_ms(next_beat));
+      if (polls_[0].revents != 0) return;
+      // First all that has come, then the judgement: this thread may have been held up itself.
+      std::optional<Loss> loss;
+      for (size_t i = 0; i < lines_.size() && !loss; ++i) loss = read(lines_[i], polls_[i + 1]);
+      const Clock::time_point now = Clock::now();
+      if (!loss && now >= next_beat) {
+        next_beat = now + limits_.interval;
+        loss = send_beats();
+        if (!loss) loss = judge_.judge(progress_.report(), now);
+      }
+      if (loss) return on_lost_(*loss);
+    }
+  }
+
+ private:
+  // What has arrived of the next beat.
+  struct Line {
+    int rank;
+    std::array<uint8_t, sizeof(Beat)> bytes;
+    size_t received;
+  };
+
+  static std::vector<int> ranks_of(std::span<const Peer> peers) {
+    std::vector<int> ranks;
+    for (const Peer& peer : peers) ranks.push_back(peer.rank);
+    return ranks;
+  }
+
+  // All that has come from one peer.
+  std::optional<Loss> read(Line& line, pollfd& poll) {
+    while (poll.fd >= 0) {
+      const ssize_t n = recv(poll.fd, line.bytes.data() + line.received,
+                             line.bytes.size() - line.received, MSG_DONTWAIT);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) break;
+      if (n <= 0) return Loss{line.rank, end_reason(n == 0 ? 0 : errno)};
+      line.received += n;
+      if (line.received < line.bytes.size()) continue;
+      line.received = 0;
+      Beat beat;
+      std::memcpy(&beat, line.bytes.data(), sizeof(beat));
+      if (beat.magic != kBeatMagic) {
+        return Loss{line.rank, absl::StrFormat("its heartbeat has magic %d; expected %d",
+                                               beat.magic, kBeatMagic)};
+      }
+      if (beat.is_goodbye != 0) {
+        judge_.forget(line.rank);
+        poll.fd = -1;  // poll() leaves it out
+        break;
+      }
+      judge_.heard(line.rank, {.state = static_cast<RankState>(beat.state),
+                               .step = beat.step,
+                               .expected = milliseconds(beat.expected_ms)});
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Loss> send_beats() {
+    const ProgressReport own = progress_.report();
+    const Beat beat{kBeatMagic, 0, static_cast<uint16_t>(own.state), own.step,
+                    static_cast<uint64_t>(own.expected.count())};
+    for (size_t i = 0; i < lines_.size(); ++i) {
+      if (polls_[i + 1].fd < 0) continue;
+      const int error = send_beat(polls_[i + 1].fd, beat);
+      if (error != 0) return Loss{lines_[i].rank, end_reason(error)};
+    }
+    return std::nullopt;
+  }
+
+  const LivenessLimits limits_;
+  const StepProgress& progress_;
+  OnLost on_lost_;
+  LivenessJudge judge_;
+  std::vector<pollfd> polls_;  // the stop, then as lines_
+  std::vector<Line> lines_;
+};
+
+Liveness::Liveness(int rank, std::vector<Peer> peers, const StepProgress& progress, OnLost on_lost,
+                   LivenessLimits limits)
+    : peers_(std::move(peers)), stop_(eventfd(0, EFD_CLOEXEC)) {
+  if (!stop_.valid()) throw Error("heartbeat: eventfd failed: " + errno_text(errno));
+  thread_ = std::jthread([thread = Thread(rank, peers_, stop_.get(), progress, std::move(on_lost),
+                                          limits)]() mutable { thread.run(); });
+}
+
+Liveness::~Liveness() { CHECK(eventfd_write(stop_.get(), 1) == 0); }
+
+void Liveness::goodbye() {
+  if (!thread_.joinable()) return;
+  CHECK(eventfd_write(stop_.get(), 1) == 0);
+  thread_.join();
+  const Beat goodbye{kBeatMagic, 1, 0, 0, 0};
+  // One that has gone already needs none, and the others still do.
+  for (const Peer& peer : peers_) send_beat(peer.connection.get(), goodbye);
+}
+
+bool Liveness::peer_gone() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    pollfd end{peer.connection.get(), POLLRDHUP, 0};
+    return poll(&end, 1, 0) > 0 && (end.revents & kEnded) != 0;
+  });
+}
+
+}  // namespace outrider

@@ -1,0 +1,103 @@
+// Liveness: tells when a peer is dead, silent or hung. Each rank but 0 has a heartbeat connection
+// to rank 0, and a thread of its own at each end that breathes over it, whatever the engine's does.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/socket.h"
+#include "comm/step_progress.h"
+
+namespace outrider {
+
+struct LivenessLimits {
+  std::chrono::milliseconds interval{250};  // between two heartbeats
+  // Nothing heard from a peer: while a step is under way somewhere, while there is none, and while
+  // weights are loaded, when a slow disk may hold up a whole process.
+  std::chrono::milliseconds silence_in_step{3'000};
+  std::chrono::milliseconds silence_idle{5'000};
+  std::chrono::milliseconds silence_loading{30'000};
+  // A step hangs after the longer of this and so many times what it should take.
+  std::chrono::milliseconds shortest_hang{3'000};
+  int hang_factor = 10;
+};
+
+struct Loss {
+  int rank;
+  std::string reason;
+};
+
+// The judgement alone, without threads or sockets. Time that the judge itself did not see pass, as
+// when the whole machine was paused, counts for nothing.
+class LivenessJudge {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Only rank 0 judges steps: it has clients to tell before the others end.
+  LivenessJudge(int rank, std::span<const int> peers, LivenessLimits limits, Clock::time_point now);
+
+  void heard(int peer, const ProgressReport& report);
+  // This peer has said goodbye: whatever becomes of it is no loss.
+  void forget(int peer) { others_.erase(peer); }
+  // Call it about every interval. own: this rank's progress.
+  std::optional<Loss> judge(const ProgressReport& own, Clock::time_point now);
+
+ private:
+  struct Observed {
+    ProgressReport report;
+    std::chrono::nanoseconds heard{0};    // when, on the judge's clock
+    std::chrono::nanoseconds changed{0};  // when it last began or ended a step
+  };
+
+  void observe(Observed& observed, const ProgressReport& report) const;
+  std::optional<Loss> silent_peer() const;
+  std::optional<Loss> hung_step() const;
+
+  int rank_;
+  LivenessLimits limits_;
+  Clock::time_point last_;
+  std::chrono::nanoseconds seen_{0};  // time that has passed while the judge looked
+  Observed own_;
+  std::map<int, Observed> others_;
+};
+
+class Liveness {
+ public:
+  struct Peer {
+    int rank;
+    FileDescriptor connection;
+  };
+  using OnLost = std::function<void(const Loss&)>;
+
+  // peers: on rank 0 every other rank, elsewhere rank 0, none where a rank is alone (which is then
+  // its own judge). on_lost is called at most once, on the heartbeat's thread, which ends with it.
+  // `progress` outlives this.
+  Liveness(int rank, std::vector<Peer> peers, const StepProgress& progress, OnLost on_lost,
+           LivenessLimits limits = {});
+  // Without a goodbye() before, the peers see a broken connection.
+  ~Liveness();
+  Liveness(const Liveness&) = delete;
+  Liveness& operator=(const Liveness&) = delete;
+
+  // The orderly end: no end of a peer is a loss from here on, and the peers are told that this
+  // one's is none.
+  void goodbye();
+
+  // Thread-safe: a peer's connection has ended, whether or not on_lost was called for it yet.
+  bool peer_gone() const;
+
+ private:
+  class Thread;
+
+  std::vector<Peer> peers_;
+  FileDescriptor stop_;  // an eventfd
+  std::jthread thread_;  // joins before what it uses goes
+};
+
+}  // namespace outrider

@@ -1,0 +1,53 @@
+// StepProgress: what a rank's engine thread tells of itself, for the heartbeat's thread to pass on.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace outrider {
+
+enum class RankState : uint8_t { loading = 0, idle = 1, in_step = 2 };
+
+struct ProgressReport {
+  RankState state = RankState::loading;
+  uint64_t step = 0;                      // the last one begun, counted from 1
+  std::chrono::milliseconds expected{0};  // how long that step should take
+};
+
+// How long a step of so many rows should take, from those before it: a running mean for each power
+// of two of rows, scaled from the nearest where there is none.
+class StepTimes {
+ public:
+  // Nothing is known of the first step, and a sanitizer's build may be a hundred times slower.
+  static constexpr std::chrono::milliseconds kUnknown{12'000};
+
+  std::chrono::milliseconds expected(int64_t rows) const;
+  void add(int64_t rows, std::chrono::duration<double, std::milli> taken);
+
+ private:
+  std::array<double, 32> mean_ms_{};  // [log2(rows)]; 0: none yet
+};
+
+// One thread, the one that runs steps, writes; any thread reads.
+class StepProgress {
+ public:
+  void ready();  // the weights are loaded
+  // rows: tokens that the step takes through the target, on all its sequences.
+  void begin_step(int64_t rows);
+  void end_step();
+
+  ProgressReport report() const;
+
+ private:
+  std::atomic<uint64_t> position_ = 0;  // step << 2 | state
+  std::atomic<int64_t> expected_ms_ = 0;
+
+  // The writer's alone.
+  StepTimes times_;
+  int64_t rows_ = 0;
+  std::chrono::steady_clock::time_point begun_;
+};
+
+}  // namespace outrider

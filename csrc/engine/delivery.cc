@@ -1,0 +1,138 @@
+#include "engine/delivery.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace outrider {
+
+namespace {
+
+double ms_between(EngineClock::time_point from, EngineClock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+}  // namespace
+
+Delivery::Delivery() : thread_([this] { run(); }) {}
+
+Delivery::~Delivery() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void Delivery::push(std::vector<Delivered>& items) {
+  if (items.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    std::move(items.begin(), items.end(), std::back_inserter(queue_));
+  }
+  items.clear();
+  wake_.notify_one();
+}
+
+void Delivery::drain() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return queue_.empty() && !busy_; });
+}
+
+void Delivery::run() {
+  std::vector<Delivered> items;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    items.swap(queue_);
+    busy_ = true;
+    lock.unlock();
+    for (Delivered& item : items) deliver(item);
+    items.clear();
+    lock.lock();
+    busy_ = false;
+    idle_.notify_all();
+  }
+}
+
+void Delivery::deliver(Delivered& item) {
+  Answer& answer = *item.answer;
+  RequestProgress& request = *answer.request;
+  if (answer.over || request.over) return;
+  if (item.error) {
+    ++totals_.num_requests_failed;
+    answer.over = request.over = true;
+    request.sink->on_error(*std::move(item.error));
+    return;
+  }
+  if (item.finished_already) return complete(answer, answer.output.finish_reason(), item.at);
+  if (item.cancelled) return complete(answer, FinishReason::cancelled, item.at);
+
+  int num_emitted = 0;
+  const int num_accepted = static_cast<int>(item.tokens.size()) - 1;
+  for (const int32_t token : item.tokens) {
+    std::optional<TokenLogprobs> logprobs;
+    if (!item.logprobs.empty()) logprobs = std::move(item.logprobs[num_emitted]);
+    const bool drafted = num_emitted < num_accepted;
+    ++num_emitted;
+    if (!answer.output.push(token, drafted, std::move(logprobs))) break;
+  }
+  if (num_emitted > 0) {
+    if (answer.completion.completion_tokens == 0) answer.first_token = item.at;
+    answer.last_token = item.at;
+    count(answer, item, num_emitted);
+  }
+  Chunk chunk = answer.output.take();
+  chunk.index = answer.completion.index;
+  chunk.prompt_logprobs = std::move(item.prompt_logprobs);
+  if (!chunk.token_ids.empty() || !chunk.text.empty() || !chunk.prompt_logprobs.empty()) {
+    request.sink->on_chunk(std::move(chunk));
+  }
+  if (answer.output.finished()) complete(answer, answer.output.finish_reason(), item.at);
+}
+
+// What lies behind the end of an answer inside a step is not counted.
+void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {
+  SpeculationStats& stats = answer.completion.speculation;
+  const int num_accepted = static_cast<int>(item.tokens.size()) - 1;
+  const bool whole = num_emitted == num_accepted + 1;
+  const int drafted = whole ? item.num_drafted : num_emitted;
+  const int accepted = std::min(num_accepted, num_emitted);
+  ++stats.num_decode_steps;
+  if (drafted > 0) ++stats.num_spec_steps;
+  stats.num_draft_tokens += drafted;
+  stats.num_accepted_draft_tokens += accepted;
+  for (int i = 0; i < drafted; ++i) ++stats.drafted_per_position[i];
+  for (int i = 0; i < accepted; ++i) ++stats.accepted_per_position[i];
+  if (whole) {
+    stats.alpha_sum += item.alpha_sum;
+    stats.alpha_rows += item.alpha_rows;
+  }
+  answer.completion.completion_tokens += num_emitted;
+  totals_.num_draft_tokens += drafted;
+  totals_.num_accepted_draft_tokens += accepted;
+  totals_.num_completion_tokens += num_emitted;
+}
+
+void Delivery::complete(Answer& answer, FinishReason reason, EngineClock::time_point at) {
+  RequestProgress& request = *answer.request;
+  Completion& completion = answer.completion;
+  const bool any = completion.completion_tokens > 0;
+  completion.finish_reason = reason;
+  completion.completion_tokens = answer.output.num_tokens();
+  completion.timings = {.queue_ms = ms_between(answer.received, answer.started),
+                        .prefill_ms = ms_between(answer.started, any ? answer.first_token : at),
+                        .decode_ms = any ? ms_between(answer.first_token, answer.last_token) : 0,
+                        .total_ms = ms_between(answer.received, at),
+                        .ttft_ms = any ? ms_between(answer.received, answer.first_token) : 0};
+  answer.over = true;
+  completion.last = --request.choices_left == 0;
+  if (completion.last) {
+    request.over = true;
+    ++totals_.num_requests_finished;
+  }
+  request.sink->on_complete(std::move(completion));
+}
+
+}  // namespace outrider

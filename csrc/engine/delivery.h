@@ -1,0 +1,98 @@
+// Delivery: the thread between the engine's, which makes tokens, and the clients' sinks. It
+// detokenises, looks for stop strings and hands on, so that none of that delays a step.
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/output_stream.h"
+#include "engine/request.h"
+
+namespace outrider {
+
+using EngineClock = std::chrono::steady_clock;
+
+// What the n answers of one request share.
+struct RequestProgress {
+  std::shared_ptr<RequestSink> sink;
+  std::string request_id;
+  int32_t choices_left = 1;        // delivery's
+  std::atomic<bool> over = false;  // the sink has heard the last of it
+};
+
+// One answer of a request. Made by the engine, which reads `over` from then on; all else is the
+// delivery's.
+struct Answer {
+  Answer(std::shared_ptr<RequestProgress> request, OutputStream output)
+      : request(std::move(request)), output(std::move(output)) {}
+
+  std::shared_ptr<RequestProgress> request;
+  OutputStream output;
+  Completion completion;  // filled as it goes
+  EngineClock::time_point received;
+  EngineClock::time_point started, first_token, last_token;
+  std::atomic<bool> over = false;  // it has ended, by a stop string perhaps that only delivery sees
+};
+
+// What a step, or the end of it all, brought for one answer.
+struct Delivered {
+  std::shared_ptr<Answer> answer;
+  EngineClock::time_point at = EngineClock::now();
+  std::vector<TokenLogprobs> prompt_logprobs;
+  std::vector<int32_t> tokens;          // the accepted drafts, then the extra token
+  std::vector<TokenLogprobs> logprobs;  // for each token, where wanted
+  int num_drafted = 0;
+  double alpha_sum = 0;
+  int alpha_rows = 0;
+  bool finished_already = false;  // a resumed answer that was complete
+  bool cancelled = false;
+  std::optional<absl::Status> error;
+};
+
+class Delivery {
+ public:
+  Delivery();
+  // Hands on whatever there is, then ends.
+  ~Delivery();
+  Delivery(const Delivery&) = delete;
+  Delivery& operator=(const Delivery&) = delete;
+
+  // In order, never waiting for a client. Empties `items`.
+  void push(std::vector<Delivered>& items);
+  // Returns once everything that was pushed has been handed on.
+  void drain();
+
+  // Totals since the start; thread-safe.
+  struct Totals {
+    std::atomic<int64_t> num_requests_finished = 0, num_requests_failed = 0;
+    std::atomic<int64_t> num_draft_tokens = 0, num_accepted_draft_tokens = 0;
+    std::atomic<int64_t> num_completion_tokens = 0;
+  };
+  const Totals& totals() const { return totals_; }
+
+ private:
+  void run();
+  void deliver(Delivered& item);
+  void count(Answer& answer, const Delivered& item, int num_emitted);
+  void complete(Answer& answer, FinishReason reason, EngineClock::time_point at);
+
+  Totals totals_;
+  std::mutex mutex_;  // guards what stands behind it; held for moments only
+  std::condition_variable wake_, idle_;
+  std::vector<Delivered> queue_;
+  bool busy_ = false;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace outrider

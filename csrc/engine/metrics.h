@@ -1,0 +1,79 @@
+// EngineMetrics: everything that /metrics shows. Handles are looked up once; counting and observing
+// are a few atomic additions, allocate nothing and never wait for a scrape.
+#pragma once
+
+#include <absl/status/status.h>
+#include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "engine/histogram.h"
+#include "engine/request.h"
+#include "kernels/verify_types.h"
+
+namespace outrider {
+
+// Parts of a step. `host` is all that is not one of the others.
+enum class StepPhase { draft, target, verify, exchange, host };
+constexpr int kNumStepPhases = 5;
+const char* step_phase_name(StepPhase phase);
+
+// "OK", "INVALID_ARGUMENT", …
+std::string status_code_name(absl::StatusCode code);
+
+// Every method may be called from any thread.
+class EngineMetrics {
+ public:
+  EngineMetrics();
+  EngineMetrics(const EngineMetrics&) = delete;
+  EngineMetrics& operator=(const EngineMetrics&) = delete;
+
+  // --- Steps: the engine's thread.
+
+  void step_phase(StepPhase phase, double seconds);
+  // One sequence's part of a decode step: num_drafted tokens (0 … kMaxDraftTokens) were verified
+  // and the first num_accepted of them kept.
+  void verified(int num_drafted, int num_accepted);
+  // An admission looked up `queried` prompt tokens, of which `hit` were in the prefix cache.
+  void prefix_lookup(int64_t queried, int64_t hit);
+  // Pages in use over all pages, 0 … 1.
+  void set_kv_cache_usage(double ratio);
+
+  // --- Requests: whoever hands out the tokens.
+
+  void first_token(double seconds_since_received);
+  // Between two chunks of one stream; a chunk may hold several tokens.
+  void next_chunk(double seconds_since_last);
+  void finished(const Completion& completion);
+  void failed(absl::StatusCode code);
+
+  // --- State.
+
+  void set_requests(int64_t running, int64_t waiting);
+  // Allocates for a rank that it has not seen yet.
+  void set_rank_up(int rank, bool up);
+
+  // Prometheus' text format.
+  std::string text() const;
+
+ private:
+  prometheus::Counter& counter(const std::string& name, const std::string& help);
+  prometheus::Gauge& gauge(const std::string& name, const std::string& help);
+
+  prometheus::Registry registry_;
+  prometheus::Counter &num_drafts_, &num_draft_tokens_, &num_accepted_tokens_;
+  std::array<prometheus::Counter*, kMaxDraftTokens> accepted_at_;
+  prometheus::Counter &prefix_queries_, &prefix_hits_;
+  std::array<prometheus::Counter*, 3> success_;  // by FinishReason
+  std::array<prometheus::Counter*, 17> errors_;  // by absl::StatusCode
+  prometheus::Gauge &running_, &waiting_, &kv_cache_usage_;
+  prometheus::Family<prometheus::Gauge>& rank_up_;
+  HistogramFamily ttft_, itl_, tpot_, e2e_, queue_time_, step_seconds_, lookahead_;
+};
+
+}  // namespace outrider

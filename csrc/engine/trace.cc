@@ -1,0 +1,150 @@
+// See trace.h. The format: "Trace Event Format", JSON Array Format; steps are complete events ("X")
+// of one thread, requests overlap and are async ones ("b", "e").
+#include "engine/trace.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+
+namespace outrider {
+namespace {
+
+constexpr std::chrono::milliseconds kWriteInterval{200};
+
+int64_t ns_of_ms(double ms) { return static_cast<int64_t>(ms * 1e6); }
+
+// Microseconds, the unit of the format.
+double us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
+
+}  // namespace
+
+TraceWriter::TraceWriter(const std::string& path, size_t max_queued)
+    : path_(path), max_queued_(max_queued), file_(std::fopen(path.c_str(), "we")) {
+  if (file_ == nullptr) throw Error("--trace " + path + ": " + std::strerror(errno));
+  queue_.reserve(max_queued);
+  writing_.reserve(max_queued);
+  // What names the tracks. Each further event brings the comma before it.
+  std::fputs(
+      "[\n{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"outrider\"}},\n"
+      "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"thread_name\",\"args\":{\"name\":\"steps\"}}",
+      file_.get());
+  std::fflush(file_.get());
+  thread_ = std::thread([this] { run(); });
+}
+
+TraceWriter::~TraceWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+  if (!failed_) std::fputs("\n]\n", file_.get());
+  if (num_dropped_ > 0) {
+    spdlog::warn("--trace {}: {} events came too fast to be written and are missing", path_,
+                 num_dropped_);
+  }
+}
+
+int64_t TraceWriter::since_start(Clock::time_point time) const {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time - start_).count();
+}
+
+void TraceWriter::phase(const char* name, uint64_t step, Clock::time_point begin,
+                        Clock::time_point end) {
+  Event event{};
+  event.name = name;
+  event.step = step;
+  event.begin_ns = since_start(begin);
+  event.end_ns = since_start(end);
+  push(event);
+}
+
+void TraceWriter::request(std::string_view request_id, Clock::time_point end,
+                          const Completion& completion) {
+  Event event{};
+  event.end_ns = since_start(end);
+  event.begin_ns = event.end_ns - ns_of_ms(completion.timings.total_ms);
+  event.queue_ms = completion.timings.queue_ms;
+  event.prefill_ms = completion.timings.prefill_ms;
+  event.decode_ms = completion.timings.decode_ms;
+  event.completion_tokens = completion.completion_tokens;
+  // Perfetto knows no \u escapes, so what would need one is replaced.
+  const size_t length = std::min(request_id.size(), event.request_id.size() - 1);
+  std::transform(request_id.begin(), request_id.begin() + length, event.request_id.begin(),
+                 [](char c) { return c < ' ' || c > '~' || c == '"' || c == '\\' ? '?' : c; });
+  push(event);
+}
+
+void TraceWriter::push(const Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (queue_.size() == max_queued_) {
+    ++num_dropped_;
+    return;
+  }
+  queue_.push_back(event);
+  if (queue_.size() == max_queued_ / 2) wake_.notify_one();
+}
+
+int64_t TraceWriter::num_dropped() const {
+  const std::lock_guard lock(mutex_);
+  return num_dropped_;
+}
+
+void TraceWriter::run() {
+  bool stopping = false;
+  while (!stopping) {
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, kWriteInterval,
+                     [this] { return stopping_ || queue_.size() >= max_queued_ / 2; });
+      stopping = stopping_;
+      queue_.swap(writing_);
+    }
+    if (!failed_) {
+      for (const Event& event : writing_) write(event);
+      failed_ = std::fflush(file_.get()) != 0;
+      if (failed_) spdlog::warn("--trace {}: {}; it ends here", path_, std::strerror(errno));
+    }
+    writing_.clear();
+  }
+}
+
+void TraceWriter::write(const Event& event) {
+  if (event.name != nullptr) {
+    std::fprintf(file_.get(),
+                 ",\n{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"cat\":\"step\",\"name\":\"%s\","
+                 "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%" PRIu64 "}}",
+                 event.name, us(event.begin_ns), us(event.end_ns - event.begin_ns), event.step);
+    return;
+  }
+  ++num_requests_;
+  char arguments[128];
+  std::snprintf(arguments, sizeof arguments,
+                ",\"args\":{\"request_id\":\"%s\",\"completion_tokens\":%" PRId64 "}",
+                event.request_id.data(), event.completion_tokens);
+  const int64_t queue_end = event.begin_ns + ns_of_ms(event.queue_ms);
+  const int64_t prefill_end = queue_end + ns_of_ms(event.prefill_ms);
+  write_span("request", event.begin_ns, event.end_ns, arguments);
+  write_span("queue", event.begin_ns, queue_end, "");
+  write_span("prefill", queue_end, prefill_end, "");
+  write_span("decode", prefill_end, prefill_end + ns_of_ms(event.decode_ms), "");
+}
+
+void TraceWriter::write_span(const char* name, int64_t begin_ns, int64_t end_ns,
+                             const char* arguments) {
+  for (const auto& [phase, ns] : {std::pair("b", begin_ns), std::pair("e", end_ns)}) {
+    std::fprintf(file_.get(),
+                 ",\n{\"ph\":\"%s\",\"pid\":0,\"tid\":0,\"cat\":\"request\",\"id\":%" PRIu64
+                 ",\"name\":\"%s\",\"ts\":%.3f%s}",
+                 phase, num_requests_, name, us(ns), phase[0] == 'b' ? arguments : "");
+  }
+}
+
+}  // namespace outrider

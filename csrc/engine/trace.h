@@ -1,0 +1,80 @@
+// TraceWriter: what steps and requests took, as Chrome trace events, for chrome://tracing and
+// Perfetto.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace outrider {
+
+// Events lie in a bounded queue until a thread of its own writes them; what finds the queue full is
+// dropped and counted. Viewers read the file at any moment, the closing bracket being optional in
+// their array format; a process that dies loses the last fifth of a second.
+class TraceWriter {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Throws Error where the file cannot be written.
+  explicit TraceWriter(const std::string& path, size_t max_queued = 1 << 16);
+  // Writes what is queued, and the closing bracket.
+  ~TraceWriter();
+  TraceWriter(const TraceWriter&) = delete;
+  TraceWriter& operator=(const TraceWriter&) = delete;
+
+  // The next two may be called from any thread; they allocate nothing and wait for moments only.
+
+  // A part of step `step`. name: a literal.
+  void phase(const char* name, uint64_t step, Clock::time_point begin, Clock::time_point end);
+  // A request that ended at `end`: a span for its whole time, and within it queue, prefill, decode.
+  void request(std::string_view request_id, Clock::time_point end, const Completion& completion);
+
+  int64_t num_dropped() const;
+
+ private:
+  struct Event {
+    const char* name;  // of a phase; null: a request
+    int64_t begin_ns, end_ns;
+    uint64_t step;
+    double queue_ms, prefill_ms, decode_ms;
+    int64_t completion_tokens;
+    std::array<char, 40> request_id;  // cut, ends with a zero
+  };
+
+  void push(const Event& event);
+  void run();
+  void write(const Event& event);
+  void write_span(const char* name, int64_t begin_ns, int64_t end_ns, const char* arguments);
+  int64_t since_start(Clock::time_point time) const;
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+
+  const std::string path_;
+  const size_t max_queued_;
+  const Clock::time_point start_ = Clock::now();
+  std::unique_ptr<std::FILE, Close> file_;  // the writer's thread's, from here …
+  std::vector<Event> writing_;
+  uint64_t num_requests_ = 0;
+  bool failed_ = false;  // … to here
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable wake_;
+  std::vector<Event> queue_;  // has room for max_queued_
+  int64_t num_dropped_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace outrider

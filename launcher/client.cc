@@ -1,0 +1,137 @@
+// See client.h.
+#include "launcher/client.h"
+
+#include <grpcpp/support/client_interceptor.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "server/address.h"
+#include "server/auth_tokens.h"
+
+namespace outrider {
+namespace {
+
+constexpr int kMaxAnswerBytes = 64 << 20;
+
+// Shows the token with every call; gRPC's own call credentials refuse a connection without TLS.
+class TokenInterceptor final : public grpc::experimental::Interceptor {
+ public:
+  explicit TokenInterceptor(std::string token) : header_("Bearer " + std::move(token)) {}
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(
+            grpc::experimental::InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
+      methods->GetSendInitialMetadata()->insert({"authorization", header_});
+    }
+    methods->Proceed();
+  }
+
+ private:
+  std::string header_;
+};
+
+class TokenInterceptors final : public grpc::experimental::ClientInterceptorFactoryInterface {
+ public:
+  explicit TokenInterceptors(std::string token) : token_(std::move(token)) {}
+
+  grpc::experimental::Interceptor* CreateClientInterceptor(
+      grpc::experimental::ClientRpcInfo*) override {
+    return new TokenInterceptor(token_);  // gRPC's to delete
+  }
+
+ private:
+  std::string token_;
+};
+
+std::shared_ptr<grpc::ChannelCredentials> credentials(const TlsFiles& files) {
+  if (files.ca.empty()) {
+    if (!files.cert.empty() || !files.key.empty()) {
+      throw Error(
+          "--tls-cert and --tls-key need --tls-ca, the certificate that the server's is "
+          "signed by");
+    }
+    return grpc::InsecureChannelCredentials();
+  }
+  TlsMaterial material = load_tls(files, "--tls-ca");
+  return grpc::SslCredentials({.pem_root_certs = std::move(material.ca),
+                               .pem_private_key = std::move(material.key),
+                               .pem_cert_chain = std::move(material.cert)});
+}
+
+// The host of HOST, HOST:PORT, IPV6 and [IPV6]:PORT.
+std::string host_of(const std::string& address) {
+  if (address[0] == '[') return address.substr(1, address.find(']') - 1);
+  const bool is_ipv6 = std::count(address.begin(), address.end(), ':') > 1;
+  return is_ipv6 ? address : address.substr(0, address.find(':'));
+}
+
+}  // namespace
+
+void ServerAddress::add_to(CLI::App& command) {
+  command.add_option("--address", address, "HOST or HOST:PORT (default 127.0.0.1)")
+      ->check([](const std::string& text) { return text.empty() ? "is empty" : ""; });
+  command.add_option("--port", port, "Where the address names none (default 50051)")
+      ->check(CLI::Range(1, 65535));
+  command.add_option("--tls-ca", tls.ca,
+                     "PEM of what signed the server's certificate; without it, no TLS");
+  command.add_option("--tls-cert", tls.cert,
+                     "PEM of your certificate, for a server that wants one");
+  command.add_option("--tls-key", tls.key, "PEM of its private key");
+  command.add_option("--auth-token-file", auth_token_file, "Its first line is your token");
+}
+
+std::string ServerAddress::target() const {
+  const bool is_bare_ipv6 =
+      address[0] != '[' && std::count(address.begin(), address.end(), ':') > 1;
+  if (is_bare_ipv6) return "[" + address + "]:" + std::to_string(port);
+  const size_t host_end = address[0] == '[' ? address.find(']') : 0;
+  const bool has_port = address.find(':', host_end) != std::string::npos;
+  return has_port ? address : address + ":" + std::to_string(port);
+}
+
+std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // what http_proxy names is for the web
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // not one that another channel uses
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
+  std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
+  if (!server.auth_token_file.empty()) {
+    if (server.tls.ca.empty() && !is_loopback(host_of(server.address))) {
+      spdlog::warn("without --tls-ca the token travels to {} in the clear", server.address);
+    }
+    interceptors.push_back(
+        std::make_unique<TokenInterceptors>(read_token_file(server.auth_token_file).front()));
+  }
+  return grpc::experimental::CreateCustomChannelWithInterceptors(
+      server.target(), credentials(server.tls), arguments, std::move(interceptors));
+}
+
+const char* status_name(grpc::StatusCode code) {
+  static constexpr const char* kNames[] = {"OK",
+                                           "CANCELLED",
+                                           "UNKNOWN",
+                                           "INVALID_ARGUMENT",
+                                           "DEADLINE_EXCEEDED",
+                                           "NOT_FOUND",
+                                           "ALREADY_EXISTS",
+                                           "PERMISSION_DENIED",
+                                           "RESOURCE_EXHAUSTED",
+                                           "FAILED_PRECONDITION",
+                                           "ABORTED",
+                                           "OUT_OF_RANGE",
+                                           "UNIMPLEMENTED",
+                                           "INTERNAL",
+                                           "UNAVAILABLE",
+                                           "DATA_LOSS",
+                                           "UNAUTHENTICATED"};
+  return code >= 0 && code < static_cast<int>(std::size(kNames)) ? kNames[code] : "UNKNOWN";
+}
+
+}  // namespace outrider

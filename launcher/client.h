@@ -1,0 +1,36 @@
+// What the commands that ask a running server share: where it is and how it is reached, names of
+// statuses.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "server/tls.h"
+
+namespace outrider {
+
+// --address, --port, --tls-ca, --tls-cert, --tls-key and --auth-token-file.
+struct ServerAddress {
+  std::string address = "127.0.0.1";
+  int port = 50051;
+  TlsFiles tls;                 // without a CA: in the clear
+  std::string auth_token_file;  // its first token is shown with every call; empty: none
+
+  void add_to(CLI::App& command);
+  // What gRPC connects to. The address is HOST, HOST:PORT, [IPV6] or [IPV6]:PORT.
+  std::string target() const;
+};
+
+constexpr int kReconnectMs = 100;  // between attempts, while nothing listens
+
+// A connection of its own. Throws Error where a file of the flags is not what it should be. Warns
+// of a token that will travel in the clear.
+std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server);
+
+// "UNAVAILABLE"
+const char* status_name(grpc::StatusCode code);
+
+}  // namespace outrider

@@ -1,0 +1,112 @@
+// LoadGenerator: sends what a plan says when it is due, and records what comes back. One thread
+// sends; gRPC's few threads receive, however many streams are open.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <queue>
+#include <unordered_map>
+#include <vector>
+
+#include "launcher/client.h"
+#include "launcher/loadtest/load_plan.h"
+#include "launcher/loadtest/request_record.h"
+#include "launcher/loadtest/streaming_call.h"
+
+namespace outrider {
+
+struct LoadProgress {
+  double elapsed_s;
+  int64_t running, done, errors;
+  int64_t tokens;  // received so far
+};
+
+struct LoadOptions {
+  double timeout_s = 600;        // of one request; it ends with DEADLINE_EXCEEDED
+  double progress_every_s = 10;  // 0: never
+  std::function<void(const LoadProgress&)> on_progress;
+};
+
+struct LoadResult {
+  std::vector<RequestRecord> records;  // in the order of sending
+  // Until when the load was on: the plan's end; the last answer, where the plan is a number of
+  // requests; or when the test was cut short.
+  double load_end_s = 0;
+  bool gave_up = false;      // see kGiveUpAfter
+  bool interrupted = false;  // stop() was called
+};
+
+// Requests that fail without a single success before them, after which no more are sent: the
+// server is not there, or refuses what is asked.
+constexpr int64_t kGiveUpAfter = 20;
+
+class LoadGenerator {
+ public:
+  struct Ask {
+    int prompt;
+    v1::GenerateRequest request;
+  };
+
+  // ask: makes the next request; called on run()'s thread in the order of sending.
+  LoadGenerator(ServerAddress server, LoadPlan plan, std::function<Ask()> ask, LoadOptions options);
+  ~LoadGenerator();
+  LoadGenerator(const LoadGenerator&) = delete;
+  LoadGenerator& operator=(const LoadGenerator&) = delete;
+
+  // Once. Returns when everything that was sent has ended. start: when the plan's time began.
+  LoadResult run(LoadClock::time_point start = LoadClock::now());
+
+  // From any thread: nothing more is sent, what runs is cancelled.
+  void stop();
+
+ private:
+  struct Connection {
+    std::unique_ptr<v1::GenerationService::Stub> stub;
+    int num_running = 0;
+  };
+  struct Running {
+    std::unique_ptr<StreamingCall> call;
+    size_t connection;
+  };
+
+  void send_due();
+  void send(double due_s);
+  size_t free_connection();
+  // Waits for an answer, for the next request to be due or for a line to be reported.
+  void wait();
+  // Takes the calls that have ended.
+  void collect();
+  void finished(StreamingCall& call);
+  void cut_short();
+  void report();
+  double now_s() const { return seconds_since(start_, LoadClock::now()); }
+
+  const ServerAddress server_;
+  const LoadPlan plan_;
+  const std::function<Ask()> ask_;
+  const LoadOptions options_;
+
+  LoadClock::time_point start_;
+  std::priority_queue<double, std::vector<double>, std::greater<>> due_s_;  // what is left to send
+  std::vector<Connection> connections_;
+  std::unordered_map<StreamingCall*, Running> running_;
+  LoadResult result_;
+  bool sending_ = true;
+  int64_t sent_ = 0, succeeded_ = 0, failed_ = 0;
+  double last_end_s_ = 0;
+  double cut_short_s_ = std::numeric_limits<double>::infinity();
+  double next_report_s_;
+  std::atomic<int64_t> tokens_ = 0;
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable wake_;
+  std::vector<StreamingCall*> ended_;
+  bool stop_ = false;
+};
+
+}  // namespace outrider

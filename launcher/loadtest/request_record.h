@@ -1,0 +1,44 @@
+// RequestRecord: all that a load test keeps of one request. Nothing is summed up before the end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace outrider {
+
+// Times are seconds since the start of the test.
+struct RequestRecord {
+  int64_t index = 0;  // in the order of sending
+  int prompt = 0;     // its index
+  int32_t max_tokens = 0;
+
+  double due_s = 0;   // when it was meant to be sent: latency counts from here
+  double sent_s = 0;  // when it was
+  double end_s = 0;   // its last message, or its failure
+
+  // A gRPC status by name. DATA_LOSS too where a call ended well and its answer is not whole.
+  std::string status = "OK";
+  std::string error;       // the status's message
+  bool cancelled = false;  // by the test itself, which was told to stop
+
+  struct Chunk {
+    double at_s;
+    int num_tokens;  // at least 1
+  };
+  std::vector<Chunk> chunks;  // those with tokens
+  std::vector<int32_t> token_ids;
+  bool stopped = false;  // at its own end, not at max_tokens
+
+  // As the server said at the end.
+  int64_t prompt_tokens = 0;
+  double queue_ms = 0;
+  int64_t num_spec_steps = 0;
+  int64_t num_draft_tokens = 0;
+  int64_t num_accepted_draft_tokens = 0;
+  double mean_acceptance_length = 0;
+
+  bool ok() const { return status == "OK"; }
+};
+
+}  // namespace outrider

@@ -1,0 +1,54 @@
+// CallRecord: what is counted, logged and traced of one call.
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "engine/metrics.h"
+#include "engine/trace.h"
+#include "server/logging.h"
+#include "server/service_rate.h"
+
+namespace outrider {
+
+// Where all of it goes; lives longer than the calls.
+struct CallObservers {
+  EngineMetrics& metrics;
+  RequestLog& log;
+  ServiceRate& service_rate;
+  TraceWriter* trace;  // null: none
+};
+
+// Not thread-safe: the call's own lock guards it. No method waits.
+class CallRecord {
+ public:
+  CallRecord(const CallObservers& observers, std::string request_id)
+      : observers_(observers), request_id_(std::move(request_id)) {}
+
+  // Tokens are there to be sent. Of several answers the first one's rhythm counts.
+  void chunk(const Chunk& chunk);
+  // The engine came to an answer's end. Of several answers the first to end stands for all, with
+  // the tokens of all.
+  void complete(const Completion& completion);
+  const std::string& request_id() const { return request_id_; }
+  // The call is over, with this status. Once.
+  void end(const absl::Status& status);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const CallObservers observers_;
+  const std::string request_id_;
+  const Clock::time_point received_ = Clock::now();
+  std::optional<Clock::time_point> last_chunk_;
+  std::optional<Completion> completion_;
+};
+
+// 16 hex digits, for a request that came without an id.
+std::string new_request_id();
+
+}  // namespace outrider

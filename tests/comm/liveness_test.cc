@@ -1,0 +1,311 @@
+// When a peer counts as lost: the judgement over a time of the test's own, then the threads over
+// loopback.
+#include "comm/liveness.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+namespace outrider {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+ProgressReport loading() { return {}; }
+ProgressReport idle(uint64_t step) { return {.state = RankState::idle, .step = step}; }
+ProgressReport in_step(uint64_t step, milliseconds expected = milliseconds(10)) {
+  return {.state = RankState::in_step, .step = step, .expected = expected};
+}
+
+constexpr double kTick = 0.5;  // two intervals, in seconds: how late a loss may show
+
+// A judge, and what each rank says to it every interval.
+class Bench {
+ public:
+  explicit Bench(int rank = 0, std::vector<int> peers = {1, 2})
+      : judge_(rank, peers, LivenessLimits(), now_) {
+    for (const int peer : peers) says_[peer] = idle(0);
+  }
+
+  ProgressReport own = idle(0);
+  ProgressReport& peer(int rank) { return *says_[rank]; }
+  void silence(int rank) { says_[rank].reset(); }
+
+  // The loss that shows within `time`, and when.
+  std::optional<Loss> pass(milliseconds time) {
+    for (milliseconds t{0}; t < time; t += kInterval) {
+      if (auto loss = tick(kInterval)) return loss;
+    }
+    return std::nullopt;
+  }
+  std::optional<Loss> tick(milliseconds time) {
+    now_ += time;
+    for (const auto& [rank, report] : says_) {
+      if (report) judge_.heard(rank, *report);
+    }
+    const auto loss = judge_.judge(own, now_);
+    elapsed_ += time;
+    return loss;
+  }
+  // Seconds until a loss shows.
+  double until_loss() {
+    elapsed_ = milliseconds(0);
+    loss = pass(seconds(1000));
+    return std::chrono::duration<double>(elapsed_).count();
+  }
+  std::optional<Loss> loss;
+
+  LivenessJudge& judge() { return judge_; }
+
+ private:
+  static constexpr milliseconds kInterval{250};
+
+  LivenessJudge::Clock::time_point now_;
+  milliseconds elapsed_{0};
+  LivenessJudge judge_;
+  std::map<int, std::optional<ProgressReport>> says_;
+};
+
+TEST(LivenessJudge, IdleRanksThatBreatheAreWell) {
+  Bench bench;
+  EXPECT_FALSE(bench.pass(seconds(3600)));
+}
+
+TEST(LivenessJudge, ASilentPeerIsLostAfterFiveSeconds) {
+  Bench bench;
+  bench.pass(seconds(10));
+  bench.silence(2);
+  EXPECT_NEAR(bench.until_loss(), 5, kTick);
+  EXPECT_EQ(bench.loss->rank, 2);
+  EXPECT_THAT(bench.loss->reason, HasSubstr("nothing was heard from it for 5."));
+}
+
+TEST(LivenessJudge, ASilentPeerIsLostAfterThreeSecondsInAStep) {
+  Bench bench;
+  bench.pass(seconds(10));
+  // However long the step may take: it breathes apart from its steps.
+  bench.own = in_step(1, seconds(100));
+  bench.silence(1);
+  EXPECT_NEAR(bench.until_loss(), 3, kTick);
+  EXPECT_EQ(bench.loss->rank, 1);
+}
+
+TEST(LivenessJudge, AStepThatDoesNotEndHangs) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = in_step(7);
+  EXPECT_NEAR(bench.until_loss(), 3, kTick);
+  EXPECT_THAT(bench.loss->reason, AllOf(HasSubstr("step 7 has not ended on any rank for 3."),
+                                        HasSubstr(", of which 10 ms were expected")));
+}
+
+TEST(LivenessJudge, NamesTheRankThatHasComeLeastFar) {
+  Bench bench;
+  bench.own = bench.peer(1) = in_step(7);
+  bench.peer(2) = idle(6);  // never took the plan
+  bench.until_loss();
+  EXPECT_EQ(bench.loss->rank, 2);
+  EXPECT_THAT(bench.loss->reason, HasSubstr("step 7 has not ended on it"));
+}
+
+TEST(LivenessJudge, AHangAfterTheLastExchangeIsSeenWhileRankZeroIsIdle) {
+  Bench bench;
+  bench.own = bench.peer(2) = idle(7);
+  bench.peer(1) = in_step(7);
+  EXPECT_NEAR(bench.until_loss(), 3, kTick);
+  EXPECT_EQ(bench.loss->rank, 1);
+}
+
+TEST(LivenessJudge, ALongStepThatWasExpectedIsNoHang) {
+  Bench bench;
+  bench.own = in_step(7, seconds(2));
+  bench.peer(1) = bench.peer(2) = in_step(7);
+  EXPECT_NEAR(bench.until_loss(), 20, kTick);
+}
+
+TEST(LivenessJudge, StepsThatAdvanceAreNoHang) {
+  Bench bench;
+  for (uint64_t step = 1; step < 1000; ++step) {
+    bench.own = bench.peer(1) = bench.peer(2) = in_step(step);
+    ASSERT_FALSE(bench.pass(milliseconds(2750))) << step;
+  }
+}
+
+// Elsewhere only rank 0 is watched, and only for silence: it has clients to tell first.
+TEST(LivenessJudge, OnlyRankZeroJudgesSteps) {
+  Bench bench(1, {0});
+  bench.own = bench.peer(0) = in_step(7);
+  EXPECT_FALSE(bench.pass(seconds(1000)));
+  bench.silence(0);
+  EXPECT_NEAR(bench.until_loss(), 3, kTick);
+  EXPECT_EQ(bench.loss->rank, 0);
+}
+
+TEST(LivenessJudge, ARankAloneJudgesItself) {
+  Bench bench(0, {});
+  EXPECT_FALSE(bench.pass(seconds(1000)));
+  bench.own = in_step(3);
+  EXPECT_NEAR(bench.until_loss(), 3, kTick);
+  EXPECT_EQ(bench.loss->rank, 0);
+}
+
+TEST(LivenessJudge, LoadingMayStarveAProcess) {
+  Bench bench;
+  bench.own = loading();
+  bench.silence(1);
+  EXPECT_NEAR(bench.until_loss(), 30, kTick);
+}
+
+// A machine that was paused, or a thread that was not run, has seen nothing that counts.
+TEST(LivenessJudge, TimeThatTheJudgeDidNotSeeCountsForNothing) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = in_step(7);
+  bench.pass(seconds(1));
+  bench.silence(1);
+  EXPECT_FALSE(bench.tick(seconds(600)));
+  EXPECT_FALSE(bench.pass(seconds(1)));
+}
+
+TEST(LivenessJudge, WhoeverSaidGoodbyeMayGo) {
+  Bench bench;
+  bench.silence(1);
+  bench.judge().forget(1);
+  EXPECT_FALSE(bench.pass(seconds(1000)));
+}
+
+// The loss that a Liveness reports, for the test's own thread to wait for.
+class Losses {
+ public:
+  Liveness::OnLost sink() {
+    return [this](const Loss& loss) {
+      const std::lock_guard lock(mutex_);
+      loss_ = loss;
+      changed_.notify_all();
+    };
+  }
+  Loss wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, seconds(60), [&] { return loss_.has_value(); });
+    return loss_.value_or(Loss{-1, "no loss"});
+  }
+  bool none() {
+    const std::lock_guard lock(mutex_);
+    return !loss_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Loss> loss_;
+};
+
+std::array<FileDescriptor, 2> connection() {
+  int ends[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+std::vector<Liveness::Peer> one_peer(int rank, FileDescriptor end) {
+  std::vector<Liveness::Peer> peers;
+  peers.push_back({rank, std::move(end)});
+  return peers;
+}
+
+// Ranks 0 and 1, and what each saw. Limits: an interval of 1 ms, and hardly any patience.
+struct Pair {
+  Pair() {
+    auto ends = connection();
+    zero = std::make_unique<Liveness>(0, one_peer(1, std::move(ends[0])), progress[0],
+                                      losses[0].sink(), kLimits);
+    one = std::make_unique<Liveness>(1, one_peer(0, std::move(ends[1])), progress[1],
+                                     losses[1].sink(), kLimits);
+  }
+  static constexpr LivenessLimits kLimits{.interval = milliseconds(1)};
+
+  std::array<StepProgress, 2> progress;
+  std::array<Losses, 2> losses;
+  std::unique_ptr<Liveness> zero, one;
+};
+
+TEST(Liveness, APeersEndIsALoss) {
+  Pair pair;
+  pair.one.reset();
+  EXPECT_EQ(pair.losses[0].wait().rank, 1);
+  EXPECT_EQ(pair.losses[0].wait().reason, "it closed the connection");
+  EXPECT_TRUE(pair.zero->peer_gone());
+}
+
+TEST(Liveness, RankZerosEndIsALoss) {
+  Pair pair;
+  pair.zero.reset();
+  EXPECT_EQ(pair.losses[1].wait().rank, 0);
+}
+
+TEST(Liveness, NoEndAfterAGoodbyeIsALoss) {
+  auto first = connection(), second = connection();
+  std::array<StepProgress, 3> progress;
+  Losses losses, others;
+  std::vector<Liveness::Peer> peers = one_peer(1, std::move(first[0]));
+  peers.push_back({2, std::move(second[0])});
+  const Liveness zero(0, std::move(peers), progress[0], losses.sink(), Pair::kLimits);
+  auto one = std::make_unique<Liveness>(1, one_peer(0, std::move(first[1])), progress[1],
+                                        others.sink(), Pair::kLimits);
+  one->goodbye();
+  one.reset();
+  second[1] = FileDescriptor();
+  EXPECT_EQ(losses.wait().rank, 2);  // and not 1, which went before
+}
+
+TEST(Liveness, ASilentPeerIsALoss) {
+  auto ends = connection();
+  StepProgress progress;
+  progress.ready();
+  Losses losses;
+  LivenessLimits limits = Pair::kLimits;
+  limits.silence_loading = limits.silence_idle = milliseconds(20);
+  const Liveness zero(0, one_peer(1, std::move(ends[0])), progress, losses.sink(), limits);
+  EXPECT_EQ(losses.wait().rank, 1);
+  EXPECT_THAT(losses.wait().reason, HasSubstr("nothing was heard from it"));
+}
+
+TEST(Liveness, AHungStepIsALossAlthoughBothBreathe) {
+  auto ends = connection();
+  std::array<StepProgress, 2> progress;
+  for (StepProgress& p : progress) {
+    p.ready();
+    p.begin_step(1);  // and learns how short a step is
+    p.end_step();
+  }
+  Losses losses, others;
+  LivenessLimits limits = Pair::kLimits;
+  limits.shortest_hang = milliseconds(20);
+  const Liveness zero(0, one_peer(1, std::move(ends[0])), progress[0], losses.sink(), limits);
+  const Liveness one(1, one_peer(0, std::move(ends[1])), progress[1], others.sink(), limits);
+  progress[0].begin_step(1);
+  progress[1].begin_step(1);
+  EXPECT_THAT(losses.wait().reason, HasSubstr("step 2 has not ended"));
+  EXPECT_TRUE(others.none());
+}
+
+TEST(Liveness, APeerThatSpeaksAnotherLanguageIsLost) {
+  auto ends = connection();
+  StepProgress progress;
+  Losses losses;
+  const Liveness zero(0, one_peer(1, std::move(ends[0])), progress, losses.sink());
+  const std::array<uint8_t, 24> garbage{1, 2, 3};
+  // In pieces, as they may come.
+  ASSERT_EQ(send_all(ends[1].get(), std::span(garbage).first(5), {}), 0);
+  ASSERT_EQ(send_all(ends[1].get(), std::span(garbage).subspan(5), {}), 0);
+  EXPECT_THAT(losses.wait().reason, AllOf(HasSubstr("magic 197121"), HasSubstr("expected")));
+}
+
+}  // namespace
+}  // namespace outrider

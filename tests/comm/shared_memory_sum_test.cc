@@ -1,0 +1,51 @@
+#include "comm/shared_memory_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "comm/ordered_sum.h"
+#include "core/buffer.h"
+
+namespace outrider {
+namespace {
+
+// What rank `rank` brings to a round: its sums depend on the order in which parts are added.
+float part_of(int rank, int64_t round, int64_t i) {
+  const float large = (round + i) % 2 == 0 ? 1e8f : -1e8f;
+  return rank == 0 ? large : rank == 1 ? 1.0f + static_cast<float>(i % 7) : -large;
+}
+
+// Ranks that are never told to wait for each other between rounds, and sums of one piece, of
+// several, and of sizes that change from round to round.
+TEST(SharedMemorySum, AddsInRankOrderRoundAfterRound) {
+  for (int ranks : {2, 3}) {
+    const Buffer memory = allocate_host(SharedMemorySum::bytes(ranks));
+    const auto work = [&](int rank) {
+      SharedMemorySum shared(memory.data(), rank, ranks);
+      for (int64_t round = 0; round < 300; ++round) {
+        const int64_t n = round % 100 == 99 ? 40'000 : 1 + round * 37 % 5000;
+        std::vector<float> x(n), parts(ranks * n), expected(n);
+        for (int64_t i = 0; i < n; ++i) {
+          x[i] = part_of(rank, round, i);
+          for (int other = 0; other < ranks; ++other) {
+            parts[other * n + i] = part_of(other, round, i);
+          }
+        }
+        ordered_sum(parts.data(), ranks, n, expected.data());
+        shared.sum(x.data(), n);
+        ASSERT_EQ(std::memcmp(x.data(), expected.data(), n * sizeof(float)), 0)
+            << "rank " << rank << ", round " << round;
+      }
+    };
+    std::vector<std::thread> others;
+    for (int rank = 1; rank < ranks; ++rank) others.emplace_back(work, rank);
+    work(0);
+    for (std::thread& other : others) other.join();
+  }
+}
+
+}  // namespace
+}  // namespace outrider

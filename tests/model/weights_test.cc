@@ -1,0 +1,179 @@
+// load_weights reads its own rank's slices of the file and nothing else: all other pages of the
+// mapped file are taken away before it runs, and reading one of them would end the process.
+#include "model/weights.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "tests/testing/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+
+// One layer whose matrices are many pages, and so long in both directions that the slices by rows
+// and those by columns leave out whole pages.
+ModelConfig wide_layer() {
+  ModelConfig config;
+  config.vocab_size = 9000;
+  config.hidden_size = 24;
+  config.intermediate_size = 12000;
+  config.num_layers = 1;
+  config.num_heads = 96;
+  config.num_kv_heads = 24;
+  config.head_dim = 128;
+  config.tie_word_embeddings = false;
+  config.attention_bias = true;
+  config.mlp_bias = true;
+  return config;
+}
+
+// A tensor of the checkpoint, and which part of it a rank may read.
+struct Part {
+  std::string name;
+  std::vector<int64_t> shape;
+  Range rows, columns;
+};
+
+std::vector<Part> parts_of(const ModelConfig& config, const Shard& shard) {
+  const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
+  const int64_t q = config.num_heads * config.head_dim;
+  const int64_t kv = config.num_kv_heads * config.head_dim;
+  const auto of_heads = [&](Range heads) {
+    return Range{heads.begin * config.head_dim, heads.end * config.head_dim};
+  };
+  const Range whole = {0, hidden}, none = {0, 0}, one = {0, 1};
+  const Range my_q = of_heads(shard.heads), my_kv = of_heads(shard.kv_heads);
+  const Range behind_sum = shard.rank == 0 ? whole : none;
+  const std::string layer = "model.layers.0.", attention = layer + "self_attn.";
+  const std::string mlp = layer + "mlp.";
+  return {
+      {"model.embed_tokens.weight", {config.vocab_size, hidden}, shard.vocab, whole},
+      {layer + "input_layernorm.weight", {hidden}, whole, one},
+      {attention + "q_proj.weight", {q, hidden}, my_q, whole},
+      {attention + "q_proj.bias", {q}, my_q, one},
+      {attention + "k_proj.weight", {kv, hidden}, my_kv, whole},
+      {attention + "k_proj.bias", {kv}, my_kv, one},
+      {attention + "v_proj.weight", {kv, hidden}, my_kv, whole},
+      {attention + "v_proj.bias", {kv}, my_kv, one},
+      {attention + "o_proj.weight", {hidden, q}, whole, my_q},
+      {attention + "o_proj.bias", {hidden}, behind_sum, one},
+      {layer + "post_attention_layernorm.weight", {hidden}, whole, one},
+      {mlp + "gate_proj.weight", {ffn, hidden}, shard.intermediate, whole},
+      {mlp + "gate_proj.bias", {ffn}, shard.intermediate, one},
+      {mlp + "up_proj.weight", {ffn, hidden}, shard.intermediate, whole},
+      {mlp + "up_proj.bias", {ffn}, shard.intermediate, one},
+      {mlp + "down_proj.weight", {hidden, ffn}, whole, shard.intermediate},
+      {mlp + "down_proj.bias", {hidden}, behind_sum, one},
+      {"model.norm.weight", {hidden}, whole, one},
+      {"lm_head.weight", {config.vocab_size, hidden}, shard.vocab, whole},
+  };
+}
+
+void write_checkpoint(const TemporaryDirectory& directory, const std::vector<Part>& parts) {
+  json header = json::object();
+  int64_t end = 0;
+  for (const Part& part : parts) {
+    int64_t bytes = sizeof(bf16);
+    for (const int64_t size : part.shape) bytes *= size;
+    header[part.name] = {
+        {"dtype", "BF16"}, {"shape", part.shape}, {"data_offsets", {end, end + bytes}}};
+    end += bytes;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  directory.write("model.safetensors",
+                  std::string(reinterpret_cast<const char*>(&length), sizeof length) + text +
+                      std::string(end, '\0'));
+}
+
+// Takes away every page of the mapped tensors that holds nothing of `parts`. Returns the share of
+// the tensors' bytes that went.
+double take_other_pages_away(const Checkpoint& checkpoint, const std::vector<Part>& parts) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto address = [&](const Part& part) {
+    return reinterpret_cast<uintptr_t>(checkpoint.find(part.name)->data);
+  };
+  uintptr_t begin = UINTPTR_MAX, end = 0;
+  for (const Part& part : parts) {
+    begin = std::min(begin, address(part));
+    end = std::max(end, address(part) + checkpoint.find(part.name)->bytes);
+  }
+  const uintptr_t first = begin / page;
+  std::vector<bool> needed((end - 1) / page - first + 1);
+  needed.front() = true;  // the header's end
+  for (const Part& part : parts) {
+    const int64_t width = part.shape.size() == 1 ? 1 : part.shape[1];
+    for (int64_t row = part.rows.begin; row < part.rows.end; ++row) {
+      const uintptr_t at = address(part) + (row * width + part.columns.begin) * sizeof(bf16);
+      const uintptr_t last = at + part.columns.size() * sizeof(bf16) - 1;
+      for (uintptr_t p = at / page; p <= last / page; ++p) needed[p - first] = true;
+    }
+  }
+  size_t taken = 0;
+  for (size_t p = 0; p < needed.size(); ++p) {
+    if (needed[p]) continue;
+    if (mprotect(reinterpret_cast<void*>((first + p) * page), page, PROT_NONE) != 0) {
+      throw Error("mprotect failed");
+    }
+    ++taken;
+  }
+  return static_cast<double>(taken * page) / static_cast<double>(end - begin);
+}
+
+// In a process of its own; what `touch` reads besides would end it.
+[[noreturn]] void load_from_own_pages(const TemporaryDirectory& directory, int rank, int size,
+                                      const std::function<void(const Checkpoint&)>& touch) {
+  const ModelConfig config = wide_layer();
+  const Shard shard = Shard::of(config, rank, size);
+  const Checkpoint checkpoint(directory.path());
+  const double taken = take_other_pages_away(checkpoint, parts_of(config, shard));
+  const Weights weights = load_weights(checkpoint, config, shard, *make_cpu_backend(), {});
+  if (touch) touch(checkpoint);
+  std::fprintf(stderr, "loaded without %.0f %% of the file\n", 100 * taken);
+  // Rounding to pages leaves some of the others' bytes.
+  std::exit(taken >= 0.8 * (size - 1) / size ? 0 : 1);
+}
+
+class LoadWeights : public testing::Test {
+ protected:
+  LoadWeights() {
+    write_checkpoint(directory_, parts_of(wide_layer(), Shard::of(wide_layer(), 0, 1)));
+  }
+  TemporaryDirectory directory_;
+};
+
+TEST_F(LoadWeights, ReadsTheSlicesOfItsRankAlone) {
+  for (int size = 1; size <= 3; ++size) {
+    for (int rank = 0; rank < size; ++rank) {
+      SCOPED_TRACE("rank " + std::to_string(rank) + " of " + std::to_string(size));
+      EXPECT_EXIT(load_from_own_pages(directory_, rank, size, {}), testing::ExitedWithCode(0),
+                  "loaded without");
+    }
+  }
+}
+
+// And another rank's slice could not have been read unseen.
+TEST_F(LoadWeights, WouldBeSeenToReadMore) {
+  const auto touch = [](const Checkpoint& checkpoint) {
+    const StoredTensor& table = *checkpoint.find("model.embed_tokens.weight");
+    const volatile char* bytes = static_cast<const char*>(table.data);
+    static_cast<void>(bytes[table.bytes / 4 * 3]);  // of rank 1's half
+  };
+  EXPECT_DEATH(load_from_own_pages(directory_, 0, 2, touch), "");
+}
+
+}  // namespace
+}  // namespace outrider

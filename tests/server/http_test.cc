@@ -1,0 +1,217 @@
+// The HTTP port: what it answers, to whom, and what it bears.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <httplib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/server_harness.h"
+#include "testing/certificates.h"
+#include "testing/one_line_error.h"
+#include "testing/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+ServerOptions with_http() {
+  ServerOptions options;
+  options.port = 0;
+  options.http_port = 0;
+  return options;
+}
+
+httplib::Result get(int port, const std::string& path, const httplib::Headers& headers = {}) {
+  return httplib::Client("127.0.0.1", port).Get(path, headers);
+}
+
+TEST(Http, IsReadyOnceTheModelIs) {
+  Server server(with_http());
+  const int port = server.http_port();
+  EXPECT_EQ(get(port, "/healthz")->status, 200);
+  EXPECT_EQ(get(port, "/readyz")->status, 503);
+  EXPECT_EQ(get(port, "/readyz")->body, "the model is still being loaded\n");
+  EXPECT_EQ(get(port, "/metrics")->status, 200);
+
+  TestEngine engine(tiny_engine());
+  engine.start();
+  server.start_serving(engine.engine(), engine.served_model());
+  EXPECT_EQ(get(port, "/readyz")->status, 200);
+  server.fail_calls("rank 1 is lost");
+  EXPECT_EQ(get(port, "/readyz")->status, 503);
+  EXPECT_EQ(get(port, "/readyz")->body, "rank 1 is lost\n");
+  engine.stop();
+  server.shutdown(std::chrono::milliseconds(0));
+  EXPECT_EQ(get(port, "/readyz")->body, "the server is shutting down\n");
+  EXPECT_EQ(get(port, "/healthz")->status, 200);
+}
+
+TEST(Http, MetricsCountWhatClientsHear) {
+  RunningServer server(with_http());
+  ASSERT_TRUE(generate(server.port(), greedy("Count me", 9)).status.ok());
+  ASSERT_TRUE(generate_once(server.port(), greedy("Count me too", 5)).status.ok());
+  v1::GenerateRequest bad = greedy("Bad", 5);
+  bad.mutable_sampling_params()->set_top_p(7);
+  EXPECT_EQ(generate(server.port(), bad).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  const auto answer = get(server.server().http_port(), "/metrics");
+  EXPECT_EQ(answer->status, 200);
+  EXPECT_EQ(answer->get_header_value("Content-Type"), "text/plain; version=0.0.4; charset=utf-8");
+  for (const char* line :
+       {"outrider_request_success_total{finished_reason=\"length\"} 2",
+        "outrider_request_errors_total{code=\"INVALID_ARGUMENT\"} 1",
+        "outrider_time_to_first_token_seconds_count 2",
+        "outrider_e2e_request_latency_seconds_count 2", "outrider_num_requests_waiting 0",
+        "outrider_rank_up{rank=\"0\"} 1", "# TYPE outrider_step_seconds histogram"}) {
+    EXPECT_NE(answer->body.find(std::string(line) + "\n"), std::string::npos) << line;
+  }
+}
+
+TEST(Http, OtherRequestsAreRefused) {
+  const Server server(with_http());
+  httplib::Client client("127.0.0.1", server.http_port());
+  EXPECT_EQ(client.Get("/")->status, 404);
+  EXPECT_EQ(client.Get("/metrics/../etc/passwd")->status, 404);
+  EXPECT_EQ(client.Post("/metrics", "x", "text/plain")->status, 405);
+  EXPECT_EQ(client.Delete("/metrics")->status, 405);
+  EXPECT_EQ(client.Head("/healthz")->status, 200);
+  EXPECT_EQ(client.Get("/healthz?verbose")->status, 200);
+}
+
+TEST(Http, MetricsAskForATokenAndProbesDoNot) {
+  TemporaryDirectory directory;
+  directory.write("tokens", "the-token\n");
+  ServerOptions options = with_http();
+  options.auth_token_file = (directory.path() / "tokens").string();
+  const Server server(options);
+  const int port = server.http_port();
+  EXPECT_EQ(get(port, "/healthz")->status, 200);
+  EXPECT_EQ(get(port, "/readyz")->status, 503);
+  EXPECT_EQ(get(port, "/metrics")->status, 401);
+  EXPECT_EQ(get(port, "/nothing")->status, 401);
+  EXPECT_EQ(get(port, "/metrics", {{"Authorization", "Bearer another"}})->status, 401);
+  EXPECT_EQ(get(port, "/metrics", {{"Authorization", "Bearer the-token"}})->status, 200);
+}
+
+TEST(Http, SpeaksTheSameTls) {
+  TemporaryDirectory directory;
+  const TestAuthority authority("authority"), stranger("stranger");
+  const auto write = [&](const std::string& name, const CertificateAndKey& pair) {
+    directory.write(name + ".pem", pair.cert);
+    directory.write(name + ".key", pair.key);
+  };
+  write("server", authority.issue("server"));
+  write("client", authority.issue("client"));
+  write("other", stranger.issue("other"));
+  directory.write("ca.pem", authority.pem());
+  const auto file = [&](const std::string& name) { return (directory.path() / name).string(); };
+
+  ServerOptions options = with_http();
+  options.tls = {file("server.pem"), file("server.key"), ""};
+  for (const bool mutual : {false, true}) {
+    if (mutual) options.tls.ca = file("ca.pem");
+    const Server server(options);
+    EXPECT_FALSE(get(server.http_port(), "/healthz"));  // in the clear
+    const auto ask = [&](const std::string& certificate) {
+      auto client = certificate.empty()
+                        ? std::make_unique<httplib::SSLClient>("127.0.0.1", server.http_port())
+                        : std::make_unique<httplib::SSLClient>("127.0.0.1", server.http_port(),
+                                                               file(certificate + ".pem"),
+                                                               file(certificate + ".key"));
+      client->set_ca_cert_path(file("ca.pem"));
+      const auto answer = client->Get("/healthz");
+      return answer ? answer->status : 0;
+    };
+    EXPECT_EQ(ask(""), mutual ? 0 : 200);
+    EXPECT_EQ(ask("client"), 200);
+    EXPECT_EQ(ask("other"), mutual ? 0 : 200);
+  }
+}
+
+int open_socket(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  return fd;
+}
+
+// Sends until the other side has had enough; true where it had before `limit` bytes.
+bool is_cut_off(int fd, const std::string& begin, const std::string& more, size_t limit) {
+  size_t sent = 0;
+  send(fd, begin.data(), begin.size(), MSG_NOSIGNAL);
+  while (sent < limit) {
+    const ssize_t count = send(fd, more.data(), more.size(), MSG_NOSIGNAL);
+    if (count <= 0) return true;
+    sent += static_cast<size_t>(count);
+  }
+  return false;
+}
+
+TEST(Http, LargeRequestsAreCutOff) {
+  const Server server(with_http());
+  const std::string header = "X-Padding: " + std::string(1000, 'x') + "\r\n";
+  for (const auto& [begin, more] : std::vector<std::pair<std::string, std::string>>{
+           {"GET /healthz HTTP/1.1\r\n", header},  // headers without end
+           {"GET /", std::string(1000, 'a')},      // a line without end
+           {"GET /healthz HTTP/1.1\r\nX: ", std::string(1000, 'b')},
+           {"POST /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "3e8\r\n" + std::string(1000, 'c') + "\r\n"}}) {
+    const int fd = open_socket(server.http_port());
+    EXPECT_TRUE(is_cut_off(fd, begin, more, 64 << 20)) << begin;
+    close(fd);
+  }
+  EXPECT_EQ(get(server.http_port(), "/healthz")->status, 200);
+}
+
+// Connections that say nothing are over after their time; meanwhile they hold the port's threads,
+// but not the server: gRPC answers, and so does HTTP in the end.
+TEST(Http, SilentConnectionsEnd) {
+  ServerOptions options = with_http();
+  options.http_limits.duration = std::chrono::milliseconds(100);
+  RunningServer server(options);
+  std::vector<int> sockets;
+  for (int i = 0; i < 4; ++i) sockets.push_back(open_socket(server.server().http_port()));
+  EXPECT_TRUE(generate(server.port(), greedy("Meanwhile", 5)).status.ok());
+  httplib::Client patient("127.0.0.1", server.server().http_port());
+  patient.set_read_timeout(60);
+  EXPECT_EQ(patient.Get("/healthz")->status, 200);
+  for (const int fd : sockets) {
+    char byte = 0;
+    EXPECT_EQ(read(fd, &byte, 1), 0);  // they were closed
+    close(fd);
+  }
+}
+
+TEST(Http, ManyScrapesAtOnce) {
+  RunningServer server(with_http());
+  std::vector<std::future<int>> scrapes;
+  for (int i = 0; i < 64; ++i) {
+    scrapes.push_back(std::async(std::launch::async, [port = server.server().http_port()] {
+      return get(port, "/metrics")->status;
+    }));
+  }
+  for (auto& scrape : scrapes) EXPECT_EQ(scrape.get(), 200);
+}
+
+TEST(Http, APortInUseIsAnError) {
+  const Server first(with_http());
+  ServerOptions options = with_http();
+  options.http_port = first.http_port();
+  expect_one_line_error({"127.0.0.1:" + std::to_string(first.http_port()), "in use"},
+                        [&] { Server second(options); });
+}
+
+TEST(Http, IsOffUnlessAskedFor) {
+  ServerOptions options;
+  options.port = 0;
+  EXPECT_EQ(Server(options).http_port(), 0);
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,225 @@
+"""`outrider loadtest` from outside, against a tiny server.
+
+    loadtest_test.py PROGRAM CHECKPOINT [unittest arguments]
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from program_test import GREEDY, LIMIT_S, PROGRAM, Server, outrider
+
+PROMPTS = [f'{name} said' + ' once more' * times for name, times in
+           (('Ada', 0), ('Bert', 2), ('Cleo', 10), ('Dora', 1), ('Emil', 60))]
+
+
+def percentile(samples, per_mille):
+    """Nearest rank, in whole numbers."""
+    return sorted(samples)[-(-len(samples) * per_mille // 1000) - 1]
+
+
+class Loadtest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.prompts = cls.directory / 'prompts.jsonl'
+        cls.prompts.write_text(''.join(json.dumps({'text': text}) + '\n' for text in PROMPTS))
+        cls.server = cls.enterClassContext(Server())
+
+    def run_test(self, *arguments, code=0, report_every='0', builtin_prompts=False):
+        """Runs it; the report and what was recorded of each request."""
+        report, samples = self.directory / 'report.json', self.directory / 'samples.jsonl'
+        result = outrider('loadtest', '--address', self.server.address, '--json', str(report),
+                          '--samples', str(samples), '--report-every', report_every,
+                          *([] if builtin_prompts else ['--prompts', str(self.prompts)]),
+                          *arguments)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.last = result
+        return (json.loads(report.read_text()),
+                [json.loads(line) for line in samples.read_text().splitlines()])
+
+    def test_the_report_follows_from_the_samples(self):
+        report, samples = self.run_test('--concurrency', '6', '--requests', '90', '--output-length',
+                                        'uniform:1:30', *GREEDY)
+        self.assertEqual(self.last.stderr, '')
+        self.assertEqual(len(samples), 90)
+        self.assertEqual((report['requests'], report['errors'], report['errors_by_code']),
+                         (90, 0, {}))
+        long = [s for s in samples if len(s['token_ids']) > 1]
+        gaps = [b[0] - a[0] for s in samples for a, b in zip(s['chunks'], s['chunks'][1:])]
+        expected = {
+            'ttft_ms': [1e3 * (s['chunks'][0][0] - s['due_s']) for s in samples],
+            'e2e_ms': [1e3 * (s['end_s'] - s['due_s']) for s in samples],
+            'itl_ms': [1e3 * gap for gap in gaps],
+            'tpot_ms': [1e3 * (s['end_s'] - s['chunks'][0][0]) / (len(s['token_ids']) - 1)
+                        for s in long],
+            'queue_ms': [s['queue_ms'] for s in samples]}
+        for name, values in expected.items():
+            self.assertEqual(report[name]['count'], len(values))
+            self.assertAlmostEqual(report[name]['mean'], sum(values) / len(values), 6)
+            self.assertAlmostEqual(report[name]['max'], max(values), 6)
+            for key, per_mille in (('p50', 500), ('p90', 900), ('p99', 990), ('p999', 999)):
+                self.assertAlmostEqual(report[name][key], percentile(values, per_mille), 6)
+        for sample in samples:
+            self.assertEqual(len(sample['token_ids']), sample['max_tokens'])
+            self.assertEqual(sum(tokens for _, tokens in sample['chunks']), sample['max_tokens'])
+        tokens = sum(len(s['token_ids']) for s in samples)
+        self.assertEqual(report['completion_tokens'], tokens)
+        self.assertAlmostEqual(report['tokens_per_second'] * report['measured_s'], tokens, 3)
+        self.assertEqual(report['speculation']['num_draft_tokens'],
+                         sum(s['num_draft_tokens'] for s in samples))
+        self.assertGreater(report['speculation']['num_draft_tokens'], 0)
+        self.assertEqual(report['server_afterwards'],
+                         {'num_requests_running': 0, 'num_requests_waiting': 0})
+
+    def test_greedy_answers_are_those_of_generate(self):
+        report, samples = self.run_test('--concurrency', '8', '--requests', '40', '--output-length',
+                                        'uniform:5:25', *GREEDY)
+        self.assertEqual(report['greedy'], {'num_compared': 35, 'differences': []})
+        self.assertIn('greedy: 35 answers', self.last.stdout)
+        for index, prompt in enumerate(PROMPTS):
+            alone = json.loads(outrider('generate', '--address', self.server.address, '--format',
+                                        'json', '--max-tokens', '25', *GREEDY, prompt).stdout)
+            answers = [s['token_ids'] for s in samples if s['prompt'] == index]
+            self.assertEqual(len(answers), 8)
+            for answer in answers:
+                self.assertEqual(answer, alone['token_ids'][:len(answer)])
+
+    def test_an_open_loop_is_repeated_by_its_seed(self):
+        def asked(*arguments):
+            report, samples = self.run_test('--rate', '40', '--duration', '1', '--raw', *arguments,
+                                            '--output-length', 'uniform:1:20', '--ignore-eos',
+                                            '--num-speculative-tokens', '2')
+            self.assertEqual(report['errors'], 0)
+            self.assertIsNone(report['greedy'])  # these are sampled
+            return [[s[key] for key in ('due_s', 'prompt', 'max_tokens', 'token_ids')]
+                    for s in samples]
+        first = asked('--seed', '3')
+        self.assertGreater(len(first), 10)
+        self.assertEqual(first, asked('--seed', '3'))
+        self.assertNotEqual(first, asked('--seed', '4'))
+
+    def test_the_warm_up_is_cut(self):
+        report, samples = self.run_test('--rate', '60', '--duration', '1', '--warmup', '0.5',
+                                        '--max-tokens', '4', *GREEDY)
+        late = [s for s in samples if s['due_s'] >= 0.5]
+        self.assertEqual(report['requests'], len(late))
+        self.assertEqual(report['warmup_requests'], len(samples) - len(late))
+        self.assertGreater(report['warmup_requests'], 0)
+        self.assertEqual(report['measured_s'], 0.5)
+
+    def test_it_says_how_it_goes_on(self):
+        self.run_test('--rate', '20', '--duration', '1', '--max-tokens', '4', *GREEDY,
+                      report_every='0.2')
+        lines = self.last.stderr.splitlines()
+        self.assertGreaterEqual(len(lines), 2)
+        for line in lines:
+            self.assertRegex(line, r'^outrider: \d+ s: \d+ running, \d+ done, 0 errors, '
+                                   r'\d+\.\d tokens/s$')
+
+    def test_the_built_in_prompts(self):
+        report, samples = self.run_test('--concurrency', '4', '--requests', '40', '--max-tokens',
+                                        '2', *GREEDY, builtin_prompts=True)
+        self.assertEqual(report['errors'], 0, report['first_error_by_code'])
+        self.assertEqual(report['settings']['prompts'], 'built-in')
+        self.assertEqual(len({s['prompt'] for s in samples}), report['settings']['num_prompts'])
+
+    def refuses(self, arguments, *parts, code=2):
+        result = outrider(*arguments)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, '')
+        self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
+        for part in parts:
+            self.assertIn(part, result.stderr)
+
+    def test_wrong_flags(self):
+        self.assertEqual(outrider('loadtest', '--help').returncode, 0)
+        one = ['loadtest', '--concurrency', '1']
+        self.refuses(['loadtest'], '--concurrency', '--rate')
+        self.refuses([*one, '--rate', '1'], '--concurrency', '--rate')
+        self.refuses(['loadtest', '--concurrency', '0'], '--concurrency')
+        for rate in ('0', '-1', 'nan', 'inf', 'much'):
+            self.refuses(['loadtest', '--rate', rate], '--rate')
+        self.refuses([*one, '--duration', '5', '--requests', '5'], '--duration', '--requests')
+        self.refuses([*one, '--duration', 'nan'], '--duration')
+        self.refuses([*one, '--duration', '5', '--warmup', '5'], '--warmup')
+        self.refuses([*one, '--requests', '0'], '--requests')
+        self.refuses(['loadtest', '--rate', '1e6', '--duration', '1e6'], '--rate')
+        self.refuses([*one, '--seed', '-1'], '--seed')
+        self.refuses([*one, '--output-length', 'fixed:0'], '--output-length', 'uniform:A:B')
+        self.refuses([*one, '--output-length', 'fixed:3', '--max-tokens', '3'], '--max-tokens')
+        self.refuses([*one, '--concurency', '3'], '--concurrency')
+
+    def test_wrong_files(self):
+        broken = self.directory / 'broken.jsonl'
+        broken.write_text('{"text": "x"}\n{"text": 7}\n')
+        one = ['loadtest', '--address', self.server.address, '--concurrency', '1']
+        self.refuses([*one, '--prompts', str(broken)], f'{broken}:2:', 'number', code=1)
+        broken.write_text('')
+        self.refuses([*one, '--prompts', str(broken)], f'{broken}:', 'no prompt', code=1)
+        self.refuses([*one, '--prompts', '/no/such/file'], '/no/such/file', code=1)
+        self.refuses([*one, '--json', '/no/such/directory/x'], '/no/such/directory/x', code=1)
+
+    def test_an_unreachable_server(self):
+        self.refuses(['loadtest', '--address', '127.0.0.1:1', '--concurrency', '2'],
+                     'UNAVAILABLE', '127.0.0.1:1', code=1)
+
+    def test_a_server_that_refuses_everything(self):
+        report, samples = self.run_test('--concurrency', '4', '--duration', '600', '--top-p', '7',
+                                        code=1)
+        self.assertRegex(self.last.stderr,
+                         r'^outrider: the test is void: .*INVALID_ARGUMENT: .*top_p.*\n$')
+        self.assertEqual(report['requests'], report['errors'])
+        self.assertEqual(report['errors_by_code'], {'INVALID_ARGUMENT': len(samples)})
+        self.assertIsNone(report['ttft_ms']['p50'])
+        self.assertNotIn('nan', self.last.stdout)
+
+    def start(self, server, *arguments):
+        """A test of ten minutes that is under way: the server has begun to answer."""
+        process = subprocess.Popen(
+            [PROGRAM, 'loadtest', '--address', server.address, '--prompts', str(self.prompts),
+             '--concurrency', '4', '--duration', '600', '--report-every', '0.05', *GREEDY,
+             *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True)
+        for line in process.stderr:
+            if ' 0 done,' not in line:
+                return process
+        self.fail(f'it ended: {process.communicate()}')
+
+    def test_interrupted(self):
+        path = self.directory / 'interrupted.json'
+        process = self.start(self.server, '--json', str(path))
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
+        self.assertEqual(process.returncode, 0, stderr)
+        report = json.loads(path.read_text())
+        self.assertTrue(report['interrupted'])
+        self.assertGreater(report['requests'], 0)
+        self.assertEqual(report['errors'], 0)
+        self.assertLess(report['measured_s'], 600)
+        self.assertIn('requests/s', stdout)
+
+    def test_a_server_that_dies_under_load(self):
+        path = self.directory / 'died.json'
+        with Server() as server:
+            process = self.start(server, '--json', str(path))
+            server.process.kill()
+            for line in process.stderr:
+                if ' 0 errors,' not in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            stderr = process.communicate(timeout=LIMIT_S)[1]
+        self.assertEqual(process.returncode, 0, stderr)  # there is something to report
+        report = json.loads(path.read_text())
+        self.assertGreater(report['errors'], 0)
+        self.assertLess(report['errors'], report['requests'])
+        self.assertEqual(set(report['errors_by_code']), {'UNAVAILABLE'})
+        self.assertIn('UNAVAILABLE', report['server_afterwards']['error'])
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

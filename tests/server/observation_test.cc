@@ -1,0 +1,195 @@
+// What is said of requests beside their answers: log lines, ids, when to try again, traces.
+#include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "outrider/v1/status_details.pb.h"
+#include "server/call_record.h"
+#include "server/logging.h"
+#include "server/server_harness.h"
+#include "server/service_rate.h"
+#include "testing/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The default log, captured while it lives.
+class CapturedLog {
+ public:
+  explicit CapturedLog(LogFormat format, spdlog::level::level_enum level = spdlog::level::info)
+      : before_(spdlog::default_logger()) {
+    auto sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
+    auto logger = std::make_shared<spdlog::logger>("test", std::move(sink));
+    logger->set_formatter(make_log_formatter(format));
+    logger->set_level(level);
+    spdlog::set_default_logger(std::move(logger));
+  }
+  ~CapturedLog() { spdlog::set_default_logger(before_); }
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::shared_ptr<spdlog::logger> before_;
+  std::ostringstream text_;
+};
+
+struct Asked {
+  grpc::Status status;
+  std::string given_id;  // by the server
+};
+
+Asked ask(int port, const v1::GenerateRequest& request) {
+  const auto stub = v1::GenerationService::NewStub(connect(port));
+  grpc::ClientContext context;
+  set_timeout(context);
+  v1::GenerateOnceResponse response;
+  Asked asked;
+  asked.status = stub->GenerateOnce(&context, request, &response);
+  const auto& metadata = context.GetServerInitialMetadata();
+  if (const auto it = metadata.find("outrider-request-id"); it != metadata.end()) {
+    asked.given_id.assign(it->second.data(), it->second.size());
+  }
+  return asked;
+}
+
+TEST(RequestLog, HasALineForEachRequestAndNoneOfItsText) {
+  CapturedLog log(LogFormat::text);
+  std::string given;
+  {
+    RunningServer server;
+    v1::GenerateRequest request = greedy("Sesame and saffron", 7);
+    request.set_request_id("my-request");
+    EXPECT_EQ(ask(server.port(), request).given_id, "");
+    given = ask(server.port(), greedy("Sesame and saffron", 3)).given_id;
+    request.set_request_id("broken one\n[error] forged");
+    request.mutable_sampling_params()->set_top_p(2);
+    EXPECT_FALSE(ask(server.port(), request).status.ok());
+  }
+  const std::string text = log.text();
+  EXPECT_NE(text.find("request my-request: OK, "), std::string::npos) << text;
+  EXPECT_NE(text.find(" prompt tokens, 7 completion tokens, "), std::string::npos) << text;
+  EXPECT_EQ(given.size(), 16u);
+  EXPECT_EQ(given.find_first_not_of("0123456789abcdef"), std::string::npos) << given;
+  EXPECT_NE(text.find("request " + given + ": OK, "), std::string::npos) << text;
+  EXPECT_NE(text.find("request \"broken one\\n[error] forged\": INVALID_ARGUMENT, 0 prompt"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("esame"), std::string::npos) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
+}
+
+TEST(RequestLog, JsonIsAnObjectALine) {
+  CapturedLog log(LogFormat::json);
+  {
+    ServerOptions options;
+    options.log_format = LogFormat::json;
+    RunningServer server(options);
+    v1::GenerateRequest request = greedy("Hello", 4);
+    request.set_request_id("quoted \"id\"");
+    EXPECT_TRUE(ask(server.port(), request).status.ok());
+    spdlog::info("another \"line\"\n with \xff");
+  }
+  std::istringstream lines(log.text());
+  int num_requests = 0, num_others = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto object = nlohmann::json::parse(line);
+    EXPECT_EQ(object["level"], "info");
+    EXPECT_EQ(object["time"].get<std::string>().size(),
+              std::string("2000-01-01T00:00:00.000Z").size());
+    if (object.contains("message")) {
+      ++num_others;
+      EXPECT_EQ(object["message"], "another \"line\"\n with \xEF\xBF\xBD");
+      continue;
+    }
+    ++num_requests;
+    EXPECT_EQ(object["event"], "request_end");
+    EXPECT_EQ(object["request_id"], "quoted \"id\"");
+    EXPECT_EQ(object["code"], "OK");
+    EXPECT_EQ(object["completion_tokens"], 4);
+    EXPECT_GT(object["prompt_tokens"], 0);
+    EXPECT_GT(object["ms"], 0);
+  }
+  EXPECT_EQ(num_requests, 1);
+  EXPECT_EQ(num_others, 1);
+}
+
+TEST(RequestLog, IsSilentAboveItsLevel) {
+  CapturedLog log(LogFormat::text, spdlog::level::warn);
+  {
+    RunningServer server;
+    EXPECT_TRUE(ask(server.port(), greedy("Hello", 4)).status.ok());
+  }
+  EXPECT_EQ(log.text(), "");
+}
+
+TEST(RequestIds, AreNew) { EXPECT_NE(new_request_id(), new_request_id()); }
+
+// The delay of the google.rpc.RetryInfo in a status; nullopt where it has none.
+std::optional<double> retry_delay_s(const grpc::Status& status) {
+  v1::StatusDetails details;
+  if (!details.ParseFromString(status.error_details())) return std::nullopt;
+  for (const auto& detail : details.details()) {
+    v1::RetryInfo info;
+    if (detail.type_url() == "type.googleapis.com/google.rpc.RetryInfo" &&
+        info.ParseFromString(detail.value())) {
+      return static_cast<double>(info.retry_delay().seconds()) + info.retry_delay().nanos() / 1e9;
+    }
+  }
+  return std::nullopt;
+}
+
+TEST(RetryInfo, ComesWithAFullQueue) {
+  ServerOptions options;
+  options.max_waiting_requests = 0;
+  RunningServer server(options);
+  const Asked asked = ask(server.port(), greedy("Too many", 5));
+  EXPECT_EQ(asked.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(retry_delay_s(asked.status), 1.0);  // nothing has been served yet
+  EXPECT_EQ(asked.given_id.size(), 16u);        // a refused request has a name too
+}
+
+TEST(ServiceRate, GoesByRecentEnds) {
+  ServiceRate rate;
+  const auto start = ServiceRate::Clock::now();
+  EXPECT_EQ(rate.retry_delay(100), milliseconds(1000));
+  rate.completed(start);
+  EXPECT_EQ(rate.retry_delay(100), milliseconds(1000));
+  rate.completed(start + milliseconds(100));
+  EXPECT_NEAR(static_cast<double>(rate.retry_delay(100).count()), 5000, 1);
+  EXPECT_EQ(rate.retry_delay(0), milliseconds(100));
+  EXPECT_EQ(rate.retry_delay(1'000'000'000), milliseconds(60'000));
+  for (int i = 2; i < 100; ++i) rate.completed(start + milliseconds(100) + i * milliseconds(10));
+  EXPECT_NEAR(static_cast<double>(rate.retry_delay(100).count()), 500, 5);
+}
+
+TEST(Trace, HasASpanForEachRequest) {
+  TemporaryDirectory directory;
+  ServerOptions options;
+  options.trace_file = (directory.path() / "trace.json").string();
+  {
+    RunningServer server(options);
+    v1::GenerateRequest request = greedy("Traced", 6);
+    request.set_request_id("traced-one");
+    EXPECT_TRUE(ask(server.port(), request).status.ok());
+  }
+  std::ifstream file(options.trace_file);
+  int found = 0;
+  for (const auto& event : nlohmann::json::parse(file)) {
+    if (event["ph"] != "b" || event["name"] != "request") continue;
+    ++found;
+    EXPECT_EQ(event["args"]["request_id"], "traced-one");
+    EXPECT_EQ(event["args"]["completion_tokens"], 6);
+  }
+  EXPECT_EQ(found, 1);
+}
+
+}  // namespace
+}  // namespace outrider

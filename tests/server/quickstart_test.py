@@ -1,0 +1,264 @@
+"""launcher/quickstart from outside: what it leaves behind, and what it says where it cannot go on.
+
+    quickstart_test.py SOURCE_DIR PROGRAM [unittest arguments]
+
+It runs in a tree of links that stands for a repository which is set up and built with PROGRAM, on a
+PATH where programs that install, configure or build are stubs: nothing is changed by it.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+import uuid
+from pathlib import Path
+
+SOURCE_DIR, PROGRAM = (Path(argument).resolve() for argument in sys.argv[1:3])
+LIMIT_S = 120  # for anything: a hang, not a slow machine
+PINS = '0123456789ab'  # what the stub of sha256sum says of any requirements
+MISSING = ['libgrpc++-dev', 'libpcre2-dev']  # packages, where a test has some missing
+
+
+def packages():
+    text = (SOURCE_DIR / 'launcher' / 'setup.sh').read_text()
+    body = re.search(r'^PACKAGES=\((.*?)^\)', text, re.DOTALL | re.MULTILINE)[1]
+    return re.sub(r'#.*', '', body).split()
+
+
+class Tree:
+    """A repository as quickstart finds it, and the PATH that it runs on."""
+
+    def __init__(self, directory):
+        self.root = Path(directory, 'repository')
+        self.stubs = Path(directory, 'stubs')
+        self.calls = Path(directory, 'calls')  # of stubs, a line each
+        self.cache = Path(directory, 'cache')
+        build = self.root / 'build' / 'cpu'
+        environment = self.cache / f'venv-{PINS}'
+        for folder in (build / 'bin', self.root / 'tools', environment / 'bin', self.stubs):
+            folder.mkdir(parents=True)
+        (self.root / 'launcher').symlink_to(SOURCE_DIR / 'launcher')
+        (build / 'bin' / 'outrider').symlink_to(PROGRAM)
+        (build / 'build.ninja').touch()
+        python = environment / 'bin' / 'python'
+        python.symlink_to(sys.executable)
+        (build / 'CMakeCache.txt').write_text(f'OUTRIDER_PYTHON:FILEPATH={python}\n')
+        (environment / 'complete').touch()
+        for name in ('requirements.txt', 'requirements-test.txt'):
+            (self.root / 'tools' / name).touch()
+        self.calls.touch()
+        self.stub('sha256sum', f'cat >/dev/null; echo "{PINS}  -"')
+        for name in ('apt-get', 'sudo', 'cmake', 'ninja'):
+            self.stub(name, '')
+        self.has_packages(packages())
+        self.environment = dict(os.environ, OUTRIDER_CACHE=str(self.cache),
+                                PATH=f'{self.stubs}:{os.environ["PATH"]}')
+
+    def serve_model(self, directory):
+        (self.root / 'tools' / 'fetch_model.py').write_text(f'print({str(directory)!r})\n')
+
+    def stub(self, name, script):
+        path = self.stubs / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >>"{self.calls}"\n{script}\n')
+        path.chmod(0o755)
+
+    def has_packages(self, names):
+        """dpkg-query knows these."""
+        known = ' '.join(names)
+        self.stub('dpkg-query', f'for name; do case " {known} " in *" $name "*) '
+                                'echo "installed $name";; esac; done')
+
+    def only(self, names):
+        """A system that has these programs and the stubs, and no other."""
+        programs = Path(self.stubs.parent, 'programs')
+        programs.mkdir()
+        for name in names:
+            (programs / name).symlink_to(shutil.which(name))
+        self.environment['PATH'] = f'{self.stubs}:{programs}'
+
+    def called(self, name):
+        return [line for line in self.calls.read_text().splitlines()
+                if line.split(' ')[0] == name]
+
+
+# What setup.sh needs before it knows that something is missing.
+BASICS = ['bash', 'cat', 'comm', 'dirname', 'echo', 'env', 'id', 'mkdir', 'realpath', 'sed', 'sort', 'tail',
+          'xargs']
+
+
+class QuickstartTest(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.tree = Tree(directory.name)
+
+    def start(self, *arguments):
+        """In a process group of its own, as a terminal starts it. All that it starts carries a
+        mark in its environment."""
+        self.mark = f'QUICKSTART_TEST={uuid.uuid4()}'
+        name, value = self.mark.split('=')
+        process = subprocess.Popen(
+            [self.tree.root / 'launcher' / 'quickstart', *arguments],
+            env={**self.tree.environment, name: value}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            # Whoever runs the tests may have it ignored, and bash could not trap it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        self.addCleanup(self.kill_marked)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        return process
+
+    def marked(self):
+        """The processes that carry the mark, but for the dead."""
+        found = []
+        for path in Path('/proc').glob('[0-9]*/environ'):
+            try:
+                if self.mark.encode() in path.read_bytes().split(b'\0'):
+                    found.append(int(path.parent.name))
+            except OSError:  # it has ended, or is not ours
+                continue
+        return found
+
+    def kill_marked(self):
+        for pid in self.marked():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+class Interrupted(QuickstartTest):
+    """Ctrl-C leaves no process and no port, whenever it comes."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.model = subprocess.run([sys.executable, SOURCE_DIR / 'tools' / 'fetch_model.py'],
+                                   check=True, capture_output=True, text=True,
+                                   timeout=LIMIT_S).stdout.strip()
+
+    def setUp(self):
+        super().setUp()
+        self.tree.serve_model(self.model)
+
+    def read_until(self, process, pattern):
+        log = ''
+        for line in process.stderr:
+            log += line
+            found = re.search(pattern, line)
+            if found:
+                return found
+        self.fail(f'the end came before {pattern!r}: {log}')
+
+    def port_of(self, process):
+        return int(self.read_until(process, r'starting a server of 2 ranks on 127\.0\.0\.1:(\d+)')
+                   [1])
+
+    def expect_end(self, process, port, status):
+        _, log = process.communicate(timeout=LIMIT_S)
+        self.assertEqual(process.returncode, status, log)
+        self.assertEqual(self.marked(), [], log)
+        self.assertNotIn('killed what had not stopped', log)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(('127.0.0.1', port))
+
+    def interrupt(self, process, number=signal.SIGINT):
+        # Script, launcher, mpirun, two ranks.
+        self.assertGreaterEqual(len(self.marked()), 5)
+        os.killpg(process.pid, number)
+
+    def test_while_the_server_starts(self):
+        process = self.start('--serve')
+        port = self.port_of(process)
+        os.killpg(process.pid, signal.SIGINT)
+        self.expect_end(process, port, 130)
+
+    def test_while_the_model_loads(self):
+        process = self.start('--serve')
+        port = self.port_of(process)
+        self.read_until(process, 'loading model')
+        self.interrupt(process)
+        self.expect_end(process, port, 130)
+
+    def test_while_the_server_waits(self):
+        for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            process = self.start('--serve')
+            port = self.port_of(process)
+            self.read_until(process, 'ready; Ctrl-C stops it')
+            self.interrupt(process, number)
+            self.expect_end(process, port, status)
+
+    def test_while_it_generates(self):
+        process = self.start('Write a very long story about the sea.')
+        port = self.port_of(process)
+        self.assertNotEqual(process.stdout.read(1), '')
+        self.interrupt(process)
+        self.expect_end(process, port, 130)
+
+    def test_nothing_is_done_again(self):
+        """And where nobody interrupts it, it answers, ends, and leaves nothing either."""
+        process = self.start('Hi')
+        port = self.port_of(process)
+        self.expect_end(process, port, 0)
+        self.assertEqual(self.tree.called('cmake'),
+                         ['cmake --build --preset cpu --target outrider -- --quiet'])
+        for name in ('apt-get', 'sudo', 'ninja'):
+            self.assertEqual(self.tree.called(name), [])
+
+
+class CannotInstall(QuickstartTest):
+    """One line says what is missing, and nothing has been done."""
+
+    def refuses(self):
+        process = self.start('Hi')
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
+        self.assertEqual(process.returncode, 1, stderr)
+        self.assertEqual(stdout, '')
+        self.assertEqual(self.tree.called('cmake'), [])
+        return stderr
+
+    def has_all_but_the_missing(self):
+        self.tree.has_packages([name for name in packages() if name not in MISSING])
+
+    def test_without_apt(self):
+        for missing in ('apt-get', 'dpkg-query'):
+            (self.tree.stubs / missing).unlink()
+            self.tree.only(BASICS) if missing == 'apt-get' else self.tree.stub('apt-get', '')
+            line = self.refuses()
+            self.assertEqual(line.count('\n'), 1, line)
+            self.assertTrue(line.startswith('outrider: this system has no apt-get'), line)
+            for name in packages():
+                self.assertIn(f' {name}', line)
+            self.assertEqual(self.tree.called('sudo') + self.tree.called('apt-get'), [])
+
+    def test_without_root_and_sudo(self):
+        self.has_all_but_the_missing()
+        self.tree.stub('id', 'echo 1000')
+        (self.tree.stubs / 'sudo').unlink()
+        self.tree.only([name for name in BASICS if name != 'id'])
+        line = self.refuses()
+        self.assertEqual(line, 'outrider: only root or sudo can install Debian packages: '
+                               f'{" ".join(MISSING)}\n')
+        self.assertEqual(self.tree.called('apt-get'), [])
+
+    def test_where_apt_fails(self):
+        self.has_all_but_the_missing()
+        self.tree.stub('id', 'echo 1000')
+        self.tree.stub('sudo', 'exec "$@"')
+        self.tree.stub('apt-get', 'echo "E: Temporary failure resolving"; exit 100')
+        lines = self.refuses().splitlines()
+        self.assertEqual(lines, [
+            f'outrider: installing Debian packages: {" ".join(MISSING)}',
+            'E: Temporary failure resolving',
+            'outrider: could not install (Debian 12 and a network are needed): '
+            f'{" ".join(MISSING)}'])
+        self.assertEqual(len(self.tree.called('sudo')), 1)
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

@@ -1,0 +1,205 @@
+// What a request may ask for, through gRPC; and neighbours who do not notice each other.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <thread>
+
+#include "server_harness.h"
+
+namespace outrider {
+namespace {
+
+v1::SamplingParams& sampling(v1::GenerateRequest& request) {
+  return *request.mutable_sampling_params();
+}
+
+TEST(Requests, SeveralAnswersComeByIndex) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("The quick brown fox", 10);
+  sampling(request).set_temperature(1);
+  sampling(request).set_seed(3);
+  const Heard alone = generate(server.port(), request);
+  sampling(request).set_n(3);
+
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  grpc::ClientContext unary_context, stream_context;
+  set_timeout(unary_context);
+  set_timeout(stream_context);
+  v1::GenerateOnceResponse whole;
+  ASSERT_TRUE(stub->GenerateOnce(&unary_context, request, &whole).ok());
+  ASSERT_EQ(whole.others_size(), 2);
+  EXPECT_EQ(whole.text(), alone.text);
+  EXPECT_NE(whole.others(0).text(), whole.text());
+
+  std::string texts[3];
+  int completes[3] = {};
+  const auto stream = stub->Generate(&stream_context, request);
+  for (v1::GenerateResponse response; stream->Read(&response);) {
+    if (response.has_chunk()) texts[response.chunk().index()] += response.chunk().text();
+    if (response.has_complete()) ++completes[response.complete().index()];
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(texts[0], whole.text());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(completes[i], 1);
+    if (i == 0) continue;
+    EXPECT_EQ(texts[i], whole.others(i - 1).text());
+    EXPECT_EQ(whole.others(i - 1).complete().index(), i);
+  }
+}
+
+TEST(Requests, LogprobsComeWithTheirTokens) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("The quick brown fox", 10);
+  sampling(request).set_logprobs(2);
+  sampling(request).set_prompt_logprobs(0);
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  grpc::ClientContext context;
+  set_timeout(context);
+  v1::GenerateOnceResponse whole;
+  ASSERT_TRUE(stub->GenerateOnce(&context, request, &whole).ok());
+  ASSERT_EQ(whole.logprobs_size(), 10);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(whole.logprobs(i).token_id(), whole.token_ids(i));
+    ASSERT_EQ(whole.logprobs(i).top_size(), 2);
+    EXPECT_EQ(whole.logprobs(i).top(0).token_id(), whole.token_ids(i));
+    EXPECT_LT(whole.logprobs(i).logprob(), 0);
+  }
+  EXPECT_EQ(whole.prompt_logprobs_size(), whole.complete().prompt_tokens() - 1);
+}
+
+TEST(Requests, AnInterruptedAnswerGoesOn) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("The quick brown fox", 30);
+  const Heard whole = generate(server.port(), request);
+  for (int i = 0; i < 12; ++i) request.add_emitted_token_ids(whole.token_ids[i]);
+  const Heard rest = generate(server.port(), request);
+  ASSERT_TRUE(rest.status.ok()) << rest.status.error_message();
+  EXPECT_EQ(rest.token_ids,
+            std::vector<int32_t>(whole.token_ids.begin() + 12, whole.token_ids.end()));
+}
+
+TEST(Requests, AbortEndsTheCallsOfThatName) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("The quick brown fox", 2000);
+  request.set_request_id("the long one");
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  grpc::ClientContext context;
+  set_timeout(context);
+  const auto stream = stub->Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(stream->Read(&response));  // it runs
+
+  const auto abort = [&](const std::string& id, v1::AbortResponse& answer) {
+    grpc::ClientContext abort_context;
+    set_timeout(abort_context);
+    v1::AbortRequest which;
+    which.set_request_id(id);
+    return stub->Abort(&abort_context, which, &answer);
+  };
+  v1::AbortResponse answer;
+  EXPECT_EQ(abort("another one", answer).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(abort("", answer).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(abort("the long one", answer).ok());
+  EXPECT_EQ(answer.num_aborted(), 1);
+  Heard rest;
+  read_all(*stream, rest);
+  EXPECT_TRUE(rest.status.ok());
+  EXPECT_EQ(rest.complete.finish_reason(), v1::FINISH_REASON_CANCELLED);
+  EXPECT_LT(rest.complete.completion_tokens(), 2000);
+}
+
+TEST(Requests, ADeadlineEndsTheCallAndFreesItsPlace) {
+  RunningServer server;
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  for (const auto left : {std::chrono::milliseconds(-1000), std::chrono::milliseconds(20)}) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + left);
+    Heard heard;
+    const auto stream = stub->Generate(&context, greedy("The quick brown fox", 2000));
+    read_all(*stream, heard);
+    EXPECT_EQ(heard.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  }
+  while (server.engine().stats().num_requests_running > 0) std::this_thread::yield();
+  EXPECT_EQ(server.engine().stats().kv_pages_used, 0);
+}
+
+// While somebody misbehaves in each of these ways, a stream goes on as it does alone.
+TEST(Requests, NeighboursOfBadOnesGetTheSameTokens) {
+  ServerOptions options;
+  options.max_message_bytes = 1 << 20;
+  RunningServer server(options);
+  const v1::GenerateRequest good = greedy("The quick brown fox", 300);
+  const Heard alone = generate(server.port(), good);
+  ASSERT_TRUE(alone.status.ok());
+
+  using Code = grpc::StatusCode;
+  const auto status_of = [&](v1::GenerateRequest request) {
+    return generate(server.port(), request).status.error_code();
+  };
+  const std::vector<std::pair<const char*, std::function<void()>>> offenders = {
+      {"an over-long prompt",
+       [&] { EXPECT_EQ(status_of(greedy(std::string(100'000, '~'), 5)), Code::INVALID_ARGUMENT); }},
+      {"more than the KV cache holds",
+       [&] {
+         v1::GenerateRequest request = greedy("a", 2000);
+         sampling(request).set_n(16);
+         EXPECT_EQ(status_of(request), server.engine().limits().max_kv_tokens < 16 * 2017
+                                           ? Code::INVALID_ARGUMENT
+                                           : Code::OK);
+       }},
+      {"10,000 stop strings",
+       [&] {
+         v1::GenerateRequest request = greedy("a", 5);
+         for (int i = 0; i < 10'000; ++i) sampling(request).add_stop(std::to_string(i));
+         EXPECT_EQ(status_of(request), Code::INVALID_ARGUMENT);
+       }},
+      {"a message over the limit",
+       [&] {
+         EXPECT_EQ(status_of(greedy(std::string(2 << 20, 'a'), 5)), Code::RESOURCE_EXHAUSTED);
+       }},
+      {"a deadline that is past",
+       [&] {
+         const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+         grpc::ClientContext context;
+         context.set_deadline(std::chrono::system_clock::now() - std::chrono::seconds(1));
+         Heard heard;
+         read_all(*stub->Generate(&context, good), heard);
+         EXPECT_EQ(heard.status.error_code(), Code::DEADLINE_EXCEEDED);
+       }},
+      {"a client that goes away",
+       [&] {
+         const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+         grpc::ClientContext context;
+         const auto stream = stub->Generate(&context, greedy("b", 2000));
+         v1::GenerateResponse response;
+         EXPECT_TRUE(stream->Read(&response));
+         context.TryCancel();
+         EXPECT_EQ(stream->Finish().error_code(), Code::CANCELLED);
+       }},
+      {"many at once, sampled, greedy and drafted",
+       [&] {
+         std::vector<std::thread> clients;
+         for (int i = 0; i < 12; ++i) {
+           clients.emplace_back([&, i] {
+             v1::GenerateRequest request = greedy(std::string(i + 1, 'c'), 40);
+             sampling(request).set_temperature(i % 2 == 0 ? 0.0f : 1.2f);
+             request.mutable_speculation()->set_drafter(i % 3 == 0 ? "random" : "prompt_lookup");
+             EXPECT_EQ(status_of(request), Code::OK);
+           });
+         }
+         for (std::thread& client : clients) client.join();
+       }},
+  };
+  for (const auto& [name, offend] : offenders) {
+    Heard beside;
+    std::thread neighbour([&] { beside = generate(server.port(), good); });
+    offend();
+    neighbour.join();
+    EXPECT_TRUE(beside.status.ok()) << name << ": " << beside.status.error_message();
+    EXPECT_EQ(beside.token_ids, alone.token_ids) << "beside " << name;
+  }
+}
+
+}  // namespace
+}  // namespace outrider
