@@ -1,7 +1,6 @@
 // `outrider launch`: starts `outrider serve` on several ranks through mpirun, passes on requests to
 // end, and starts the job again when it has died.
 #include <absl/strings/str_format.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -9,35 +8,36 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "launcher/command_line.h"
+#include "launcher/mpirun.h"
 #include "launcher/restart_policy.h"
 #include "launcher/supervision.h"
-
-extern char** environ;
 
 namespace outrider {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxRanks = 64;
-// What mpirun has to end the other ranks once rank 0 is gone, before all of them are killed.
-constexpr std::chrono::milliseconds kTeardownTimeout{1500};
-// What rank 0 has to end the job in order once it was told to end it now.
-constexpr seconds kStopTimeout{10};
+// What mpirun has to end the other ranks once rank 0 has died, before all of them are killed.
+constexpr milliseconds kTeardownTimeout{1500};
+// The same where the job ends in order, and what rank 0 has for that once it was told to end now.
+constexpr milliseconds kStopTimeout{10'000};
 
 struct LaunchOptions {
   int ranks = 0;
@@ -46,27 +46,6 @@ struct LaunchOptions {
   std::vector<std::string> command;
 };
 
-std::vector<std::string> mpirun_arguments(const LaunchOptions& options) {
-  // Without --bind-to none a rank and all its threads would be bound to one core.
-  std::vector<std::string> arguments = {"mpirun", "--quiet", "--bind-to",
-                                        "none",   "-np",     std::to_string(options.ranks)};
-  if (geteuid() == 0) arguments.push_back("--allow-run-as-root");
-  if (options.hostfile.empty()) {
-    // mpirun counts physical cores, and refuses more ranks than these.
-    arguments.push_back("--oversubscribe");
-  } else {
-    arguments.insert(arguments.end(), {"--hostfile", options.hostfile});
-    for (char** variable = environ; *variable != nullptr; ++variable) {
-      const std::string_view setting = *variable;
-      if (setting.substr(0, 9) != "OUTRIDER_") continue;
-      arguments.insert(arguments.end(), {"-x", std::string(setting.substr(0, setting.find('=')))});
-    }
-  }
-  arguments.push_back(std::filesystem::read_symlink("/proc/self/exe").string());
-  arguments.insert(arguments.end(), options.command.begin(), options.command.end());
-  return arguments;
-}
-
 sigset_t awaited_signals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -74,51 +53,12 @@ sigset_t awaited_signals() {
   return signals;
 }
 
-// The child, in a process group of its own: the terminal's Ctrl-C reaches the launcher alone.
-[[noreturn]] void become_mpirun(const std::vector<std::string>& arguments,
-                                const sigset_t& signal_mask) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  const int nothing = open("/dev/null", O_RDONLY);
-  dup2(nothing, STDIN_FILENO);
-  pthread_sigmask(SIG_SETMASK, &signal_mask, nullptr);
-  std::vector<char*> argv;
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  execvp(argv[0], argv.data());
-  std::fprintf(stderr, "outrider: cannot start mpirun: %s\n", std::strerror(errno));
-  _exit(127);
-}
-
-std::vector<pid_t> children() {
-  std::ifstream file("/proc/thread-self/children");
-  std::vector<pid_t> found;
-  for (pid_t pid; file >> pid;) found.push_back(pid);
-  return found;
-}
-
-// Ranks whose mpirun has gone are this process's children now (PR_SET_CHILD_SUBREAPER). SIGKILL
-// ends a stopped one, too. Returns when none is left, so that the port and the memory are free.
-void kill_children() {
-  for (std::vector<pid_t> left = children(); !left.empty(); left = children()) {
-    for (const pid_t pid : left) kill(pid, SIGKILL);
-    while (waitpid(-1, nullptr, 0) < 0 && errno == EINTR) continue;
-  }
-}
-
-std::string describe(int status) {
-  if (status > 128 && status < 128 + SIGRTMIN) {
-    return absl::StrFormat("a rank was ended by signal %d (%s)", status - 128,
-                           strsignal(status - 128));
-  }
-  return absl::StrFormat("mpirun has ended with status %d", status);
-}
-
 // One start of the job after the other.
 class Launcher {
  public:
   explicit Launcher(const LaunchOptions& options) : options_(options) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
+    if (options_.hostfile.empty()) shared_memory_.emplace();
     const sigset_t awaited = awaited_signals();
     pthread_sigmask(SIG_BLOCK, &awaited, &mask_before_);
     signals_ = FileDescriptor(signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK));
@@ -131,11 +71,15 @@ class Launcher {
       start();
       const int status = supervise();
       kill_children();
+      if (shared_memory_) shared_memory_->clear();
+      if (num_requests_ > 0 && !served_since_) return 128 + first_signal_;
       if (num_requests_ > 0 || status == 0 || options_.no_restart) return status;
-      const std::string why = job_->failure().empty() ? describe(status) : job_->failure();
-      const auto delay = policy.after({.at = Clock::now(),
-                                       .served_since = served_since_,
-                                       .explained = !job_->failure().empty()});
+      const std::string why =
+          job_->failure().empty() ? describe_mpirun_status(status) : job_->failure();
+      const auto delay =
+          policy.after({.at = Clock::now(),
+                        .served_since = served_since_,
+                        .explained = !job_->failure().empty() || status == kNoMpirun});
       if (!delay) {
         if (++num_failed_starts_ > 1) {
           say(absl::StrFormat("giving up after %d starts that failed: %s", num_failed_starts_,
@@ -158,10 +102,8 @@ class Launcher {
     served_since_.reset();
     setenv(kSupervisorAddressVariable, job_->address().c_str(), 1);
     setenv(kSupervisorSecretVariable, job_->secret().c_str(), 1);
-    const std::vector<std::string> arguments = mpirun_arguments(options_);
-    mpirun_ = fork();
-    if (mpirun_ < 0) throw Error(std::string("cannot start mpirun: ") + std::strerror(errno));
-    if (mpirun_ == 0) become_mpirun(arguments, mask_before_);
+    mpirun_ = start_mpirun(mpirun_arguments(options_.ranks, options_.hostfile, options_.command),
+                           mask_before_);
   }
 
   // Waits for mpirun's end and returns the exit status of the job.
@@ -170,22 +112,29 @@ class Launcher {
     while (true) {
       int status = 0;
       if (waitpid(mpirun_, &status, WNOHANG) == mpirun_) {
-        job_->update();  // its last words
+        listen();  // to its last words
         return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       }
       wait_for_events(deadline);
       const int requests_before = num_requests_;
       take_signals();
       const bool had_ended = job_->ended();
-      job_->update();
-      if (job_->served() && !served_since_) served_since_ = Clock::now();
-      if (num_requests_ > requests_before) deadline = pass_on_request();
-      if (job_->ended() && !had_ended) deadline = Clock::now() + kTeardownTimeout;
+      listen();
+      if (num_requests_ > requests_before) deadline = std::min(deadline, pass_on_request());
+      if (job_->ended() && !had_ended) {
+        const bool in_order = job_->finished() || num_requests_ > 0;
+        deadline = Clock::now() + (in_order ? kStopTimeout : kTeardownTimeout);
+      }
       if (Clock::now() >= deadline) {
         kill(mpirun_, SIGKILL);
         deadline = kNoDeadline;
       }
     }
+  }
+
+  void listen() {
+    job_->update();
+    if (job_->served() && !served_since_) served_since_ = Clock::now();
   }
 
   // The first request drains the job, the second ends it now, a third kills it. Returns when mpirun
@@ -220,17 +169,20 @@ class Launcher {
   void take_signals() {
     signalfd_siginfo info;
     while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
-      if (info.ssi_signo != SIGCHLD) ++num_requests_;
+      if (info.ssi_signo == SIGCHLD) continue;
+      if (num_requests_++ == 0) first_signal_ = static_cast<int>(info.ssi_signo);
     }
   }
 
   const LaunchOptions& options_;
+  std::optional<SharedMemory> shared_memory_;  // where all ranks are on this host
   FileDescriptor signals_;
   sigset_t mask_before_;
   pid_t mpirun_ = -1;
   std::optional<JobLink> job_;
   std::optional<Clock::time_point> served_since_;
-  int num_requests_ = 0;       // to end, by signals
+  int num_requests_ = 0;  // to end, by signals
+  int first_signal_ = 0;
   int num_failed_starts_ = 0;  // since it last served
 };
 

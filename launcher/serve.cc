@@ -161,6 +161,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
   }
   ended();
   spdlog::info("stopping");
+  if (process.launcher != nullptr) process.launcher->finished();
   liveness.goodbye();
   if (control != nullptr) control->goodbye();
   alarm(kEndTimeoutS);

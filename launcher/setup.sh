@@ -14,7 +14,7 @@ PACKAGES=(
   # programs that the build and the launcher run
   openmpi-bin openssl protobuf-compiler protobuf-compiler-grpc
   # tests
-  libgmock-dev libgtest-dev
+  iproute2 libgmock-dev libgtest-dev
 )
 REQUIREMENTS=(tools/requirements.txt tools/requirements-test.txt)
 

@@ -16,6 +16,7 @@ namespace outrider {
 namespace {
 
 constexpr std::string_view kServing = "serving";
+constexpr std::string_view kFinished = "finished";
 constexpr std::string_view kFailed = "failed ";
 constexpr std::string_view kDrain = "drain";
 constexpr std::string_view kStop = "stop";
@@ -59,6 +60,8 @@ void SupervisorLink::serving() { send(kServing); }
 
 void SupervisorLink::failed(const std::string& why) { send(std::string(kFailed) + why); }
 
+void SupervisorLink::finished() { send(kFinished); }
+
 void SupervisorLink::receive(StopSignals& signals) {
   try {
     while (true) {
@@ -93,6 +96,7 @@ void JobLink::update() {
     while (const std::optional<Frame> frame = socket_->try_receive()) {
       const std::string text = text_of(*frame);
       if (text == kServing) served_ = true;
+      if (text == kFinished) finished_ = true;
       if (text.starts_with(kFailed)) failure_ = text.substr(kFailed.size());
     }
   } catch (const Error&) {

@@ -33,6 +33,7 @@ class SupervisorLink {
   // Thread-safe. A launcher that has gone is none of the caller's business.
   void serving();
   void failed(const std::string& why);
+  void finished();  // as it was told to
 
  private:
   SupervisorLink(FileDescriptor connection, StopSignals& signals);
@@ -63,6 +64,7 @@ class JobLink {
   bool connected() const { return socket_.has_value() && !ended_; }
   bool served() const { return served_; }                  // at some time
   bool ended() const { return ended_; }                    // rank 0 was there, and is gone
+  bool finished() const { return finished_; }              // in order
   const std::string& failure() const { return failure_; }  // what rank 0 said; may be empty
 
  private:
@@ -72,6 +74,7 @@ class JobLink {
   std::optional<FrameSocket> socket_;
   bool served_ = false;
   bool ended_ = false;
+  bool finished_ = false;
   std::string failure_;
 };
 

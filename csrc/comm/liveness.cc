@@ -84,7 +84,8 @@ std::optional<Loss> LivenessJudge::silent_peer() const {
   bool loading = own_.report.state == RankState::loading;
   for (const auto& [peer, observed] : others_) {
     in_step |= observed.report.state == RankState::in_step;
-    loading |= observed.report.state == RankState::loading;
+    // A first step shows that all have loaded, whatever they last said.
+    loading |= observed.report.state == RankState::loading && own_.report.step == 0;
   }
   const milliseconds limit = loading   ? limits_.silence_loading
                              : in_step ? limits_.silence_in_step

@@ -31,10 +31,10 @@ struct SequenceState {
 struct SlotWork {
   int64_t slot = 0;
   int64_t prefill_end = 0;
-  int64_t draft_prefill_end = 0;      // the drafter is fed up to here before anything is drafted
-  bool prompt_logits = false;         // log-probabilities of the prompt rows' next tokens are wanted
-  bool decode = false;                // then prefill_end is the sequence's length - 1
-  int num_draft_tokens = 0;           // K: drawn from the sequence's drafter …
+  int64_t draft_prefill_end = 0;  // the drafter is fed up to here before anything is drafted
+  bool prompt_logits = false;     // log-probabilities of the prompt rows' next tokens are wanted
+  bool decode = false;            // then prefill_end is the sequence's length - 1
+  int num_draft_tokens = 0;       // K: drawn from the sequence's drafter …
   std::span<const int32_t> proposed;  // … or, where it has none, these K tokens
 };
 

@@ -164,6 +164,15 @@ TEST(LivenessJudge, LoadingMayStarveAProcess) {
   EXPECT_NEAR(bench.until_loss(), 30, kTick);
 }
 
+TEST(LivenessJudge, AFirstStepEndsTheLoading) {
+  Bench bench;
+  bench.peer(1) = loading();
+  bench.pass(seconds(1));
+  bench.silence(1);
+  bench.own = idle(1);
+  EXPECT_NEAR(bench.until_loss(), 5, kTick);
+}
+
 // A machine that was paused, or a thread that was not run, has seen nothing that counts.
 TEST(LivenessJudge, TimeThatTheJudgeDidNotSeeCountsForNothing) {
   Bench bench;

@@ -15,7 +15,7 @@ namespace {
 
 // Rank 0: the answers. Every other rank: none.
 std::vector<CollectedAnswer> run_over_mpi(const EngineOptions& options,
-                                 const std::vector<Request>& requests) {
+                                          const std::vector<Request>& requests) {
   World& world = testing::mpi_world();
   set_float_environment();
   const auto backend = make_cpu_backend();

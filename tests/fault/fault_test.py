@@ -1,0 +1,356 @@
+"""What becomes of calls and processes when something breaks, and how soon.
+
+    fault_test.py PROGRAM CHECKPOINT LOAD_CLIENT [unittest arguments]
+
+PROGRAM is the built `outrider`, CHECKPOINT a tiny model's directory, LOAD_CLIENT the built
+load_client. OUTRIDER_FAULT_RUNS: how often each fault is repeated (default: a few times);
+OUTRIDER_FAULT_SEED: which ranks and moments. Exit status 77: everything was skipped.
+
+These are promises about time, so time is asserted, with bounds of twice what is promised.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from figures import Figures
+from job import (CHECKPOINT, LIMIT_S, LOAD_CLIENT, NOT_SERVING, PROGRAM, SERVING, UNAVAILABLE,
+                 WATCH_ENDED, Job, Load, answer_of)
+from two_hosts import TwoHosts
+
+RUNS = int(os.environ.get('OUTRIDER_FAULT_RUNS', 0))
+SEED = int(os.environ.get('OUTRIDER_FAULT_SEED', random.randrange(1 << 32)))
+STREAMS = 4
+MAX_TOKENS = 1900
+LONGEST_MOMENT_S = 0.5  # under load, before the fault
+
+figures = Figures()
+rng = random.Random(SEED)
+
+
+def tearDownModule():
+    print(f'\nseed {SEED}\n{figures.table()}' if figures.samples else '', flush=True)
+
+
+class Case(unittest.TestCase):
+    def under_load(self, job, fault, name, seen_ms, reason, restart_s=0, after_gone=None):
+        """Calls fault(ranks) at a random moment of a load on the job, and checks what follows.
+
+        seen_ms: by when the fault has to be seen; reason: what clients are told, None for any.
+        """
+        with Load(job, STREAMS, MAX_TOKENS) as load:
+            load.wait_for('running')
+            time.sleep(rng.random() * LONGEST_MOMENT_S)
+            watch = job.watch_ranks()
+            restarted_after = len(job.log.lines)
+            start = time.monotonic_ns()
+            fault(job.ranks())
+            gone = watch.all_gone()
+            if after_gone is not None:
+                after_gone()
+            failed = load.events('failed')
+            health = [at for at, status in load.events('health')
+                      if int(status) in (NOT_SERVING, WATCH_ENDED) and at > start]
+
+        def ms(at):
+            return (at - start) / 1e6
+        for at, what in failed:
+            self.assertGreater(at, start, what)
+            self.assertRegex(what, f'^{UNAVAILABLE} ')
+            if reason is not None:
+                self.assertRegex(what, reason)
+        self.assertEqual(len(failed), STREAMS)
+        figures.check(self, name, 'health NOT_SERVING', ms(health[0]), seen_ms + 200)
+        figures.check(self, name, 'clients told', ms(failed[-1][0]), seen_ms + 500)
+        figures.check(self, name, 'all ranks gone', ms(gone), seen_ms + 3000)
+        again, answer = answer_of(job)
+        figures.check(self, name, 'serving again', ms(again), seen_ms + 10_000 + 1000 * restart_s)
+        self.assertEqual(answer, self.expected)
+        log = '\n'.join(job.log.lines[restarted_after:])
+        self.assertRegex(log, 'outrider: the job has ended: .*starting it again')
+        self.assertNotRegex(log, 'draining|stopping', 'a loss was taken for a request to end')
+
+    def each(self, default_runs, name, seen_ms, make_fault):
+        """make_fault(rank) -> the fault, for a random rank of a random job, again and again."""
+        for run in range(RUNS or default_runs):
+            with self.subTest(run=run), Job(ranks=rng.choice((2, 3))) as job:
+                self.expected = answer_of(job)[1]
+                rank = rng.randrange(job.num_ranks)
+                # What rank 0 did not live to say, nobody says.
+                self.under_load(job, make_fault(rank), name.format('0' if rank == 0 else 'n'),
+                                seen_ms, None if rank == 0 else 'is lost: ')
+
+    def ends_well(self, job):
+        self.assertEqual(job.wait(), 0, job.log.lines)
+        self.assertEqual(job.ranks(), {})
+        self.assertTrue(job.port_is_free())
+
+
+class Kill(Case):
+    def test_a_killed_rank(self):
+        def make_fault(rank):
+            return lambda ranks: os.kill(ranks[rank], signal.SIGKILL)
+        self.each(5, 'rank {} killed', 100, make_fault)
+
+    def test_a_crash_is_told_like_a_kill(self):
+        with Job() as job:
+            self.expected = answer_of(job)[1]
+            self.under_load(job, lambda ranks: os.kill(ranks[1], signal.SIGSEGV), 'rank 1 crashes',
+                            100, 'rank 1 is lost: it closed the connection')
+
+    def test_an_idle_job_starts_again_too(self):
+        with Job() as job:
+            expected = answer_of(job)[1]
+            watch = job.watch_ranks()
+            os.kill(job.ranks()[1], signal.SIGKILL)
+            watch.all_gone()
+            self.assertEqual(answer_of(job)[1], expected)
+            job.process.send_signal(signal.SIGTERM)
+            self.ends_well(job)
+
+    def test_no_restart(self):
+        with Job(launch=['--no-restart']) as job:
+            answer_of(job)
+            os.kill(job.ranks()[1], signal.SIGKILL)
+            self.assertNotEqual(job.wait(), 0)
+            self.assertEqual(job.ranks(), {})
+
+    def test_a_killed_mpirun_is_replaced(self):
+        with Job() as job:
+            expected = answer_of(job)[1]
+            watch = job.watch_ranks()
+            mpirun = int(Path('/proc', str(job.ranks()[0]), 'stat').read_text()
+                         .rsplit(')', 1)[1].split()[1])
+            files = self.shared_memory(job)
+            self.assertTrue(files)
+            os.kill(mpirun, signal.SIGKILL)
+            watch.all_gone()
+            self.assertEqual(answer_of(job)[1], expected)
+            self.assertFalse([file for file in files if Path(file).exists()])
+            files = self.shared_memory(job)
+            job.process.send_signal(signal.SIGTERM)
+            self.ends_well(job)
+            self.assertFalse([file for file in files if Path(file).parent.exists()])
+
+    def shared_memory(self, job):
+        maps = Path('/proc', str(job.ranks()[0]), 'maps').read_text()
+        return set(re.findall(r'/dev/shm/outrider-\w+/\S+', maps))
+
+
+class Stop(Case):
+    def test_a_stopped_rank(self):
+        def make_fault(rank):
+            return lambda ranks: os.kill(ranks[rank], signal.SIGSTOP)
+        self.each(2, 'rank {} stopped', 3500, make_fault)
+
+    def test_a_stopped_rank_of_an_idle_job(self):
+        with Job() as job:
+            expected = answer_of(job)[1]
+            watch = job.watch_ranks()
+            start = time.monotonic_ns()
+            os.kill(job.ranks()[1], signal.SIGSTOP)
+            gone = watch.all_gone()
+            figures.check(self, 'rank n stopped, idle', 'all ranks gone', (gone - start) / 1e6,
+                          5500 + 3000)
+            self.assertEqual(answer_of(job)[1], expected)
+
+    def test_a_job_that_was_stopped_as_a_whole_goes_on(self):
+        """As by a terminal's Ctrl-Z, or a machine that slept."""
+        with Job() as job, Load(job, STREAMS, MAX_TOKENS) as load:
+            load.wait_for('running')
+            ranks = job.ranks()
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in ranks.values():
+                    os.kill(pid, number)
+                time.sleep(7)  # longer than any limit
+            self.assertEqual(job.ranks(), ranks)
+            self.assertFalse([line for line in load.output.lines if 'failed' in line])
+
+
+class Hang(Case):
+    def freeze(self, ranks, rank):
+        freezer = Path(__file__).with_name('freeze_thread.py')
+        self.freezer = subprocess.Popen([sys.executable, str(freezer), str(ranks[rank])],
+                                        stdout=subprocess.PIPE, text=True)
+        self.addCleanup(self.freezer.wait)
+        self.addCleanup(self.freezer.kill)
+        self.addCleanup(self.freezer.stdout.close)
+        if self.freezer.stdout.readline() != 'frozen\n':
+            code = self.freezer.wait()
+            self.assertEqual(code, 77)
+            self.skipTest('tracing other processes is not allowed here')
+
+    def test_a_main_thread_that_hangs(self):
+        """Its heartbeat goes on."""
+        for rank in (0, 1):
+            with self.subTest(rank=rank), Job() as job:
+                self.expected = answer_of(job)[1]
+                self.under_load(job, lambda ranks: self.freeze(ranks, rank), f'rank {rank} hangs',
+                                3500, r'is lost: step \d+ has not ended')
+
+
+class CutLink(Case):
+    @classmethod
+    def setUpClass(cls):
+        why_not = TwoHosts.why_not()
+        if why_not:
+            raise unittest.SkipTest(why_not)
+
+    def test_a_cut_link(self):
+        for run in range(max(RUNS // 20, 1)):
+            with (self.subTest(run=run), TwoHosts() as hosts,
+                  Job(launch=['--hostfile', str(hosts.hostfile)], prefix=hosts.prefix,
+                      env=hosts.environment) as job):
+                self.expected = answer_of(job)[1]
+                self.assertIn(job.ranks()[1], hosts.processes(1))
+                self.under_load(job, lambda ranks: hosts.cable('down'), 'link cut', 5000,
+                                'rank 1 is lost: nothing was heard from it',
+                                after_gone=lambda: hosts.cable('up'))
+
+
+class Drain(Case):
+    def asked_to_end(self, job, load):
+        load.wait_for('running')
+        start = time.monotonic_ns()
+        job.process.send_signal(signal.SIGTERM)
+        load.wait_for(f'health {NOT_SERVING}')
+        return start
+
+    def test_running_calls_finish(self):
+        for run in range(RUNS or 2):
+            with (self.subTest(run=run), Job() as job,
+                  Load(job, STREAMS, MAX_TOKENS, answers=1) as load):
+                start = self.asked_to_end(job, load)
+                with Load(job, 1, 1, answers=1) as late:
+                    failed = late.events('failed')
+                self.assertEqual(len(failed), 1)
+                self.assertRegex(failed[0][1], f'^{UNAVAILABLE} ')
+                done = load.events('done')
+                self.assertEqual([what.split()[0] for _, what in done], [str(MAX_TOKENS)] * STREAMS)
+                not_serving = [at for at, status in load.events('health')
+                               if int(status) == NOT_SERVING]
+                figures.check(self, 'SIGTERM to launch', 'health NOT_SERVING',
+                              (not_serving[0] - start) / 1e6, 200)
+                self.ends_well(job)
+
+    def test_a_second_signal_ends_it_now(self):
+        with Job() as job, Load(job, STREAMS, MAX_TOKENS) as load:
+            self.asked_to_end(job, load)
+            job.process.send_signal(signal.SIGINT)
+            self.assertIn(f'{UNAVAILABLE} the server is shutting down',
+                          [what for _, what in load.events('failed')])
+            self.ends_well(job)
+
+    def test_the_limit_ends_it(self):
+        with Job(serve=['--drain-seconds', '0']) as job, Load(job, STREAMS, MAX_TOKENS) as load:
+            self.asked_to_end(job, load)
+            self.assertIn(f'{UNAVAILABLE} the server is shutting down',
+                          [what for _, what in load.events('failed')])
+            self.ends_well(job)
+
+    def test_a_loss_outranks_a_drain(self):
+        with Job() as job, Load(job, STREAMS, MAX_TOKENS, answers=1) as load:
+            self.asked_to_end(job, load)
+            os.kill(job.ranks()[1], signal.SIGKILL)
+            self.assertIn('rank 1 is lost', str(load.events('failed')))
+            self.assertNotEqual(job.wait(), 0)
+            self.assertEqual(job.ranks(), {})
+            self.assertNotIn('starting it again', '\n'.join(job.log.lines))
+
+    def test_a_signal_to_rank_zero_itself_drains(self):
+        with Job() as job, Load(job, STREAMS, MAX_TOKENS, answers=1) as load:
+            load.wait_for('running')
+            os.kill(job.ranks()[0], signal.SIGTERM)
+            self.assertEqual(len(load.events('done')), STREAMS)
+            self.ends_well(job)
+
+
+class Starts(Case):
+    """Starts that cannot succeed end the launcher, which says why."""
+
+    def gives_up(self, *arguments, cause, env=None, lines=1):
+        result = subprocess.run([PROGRAM, 'launch', '--ranks', '2', '--', 'serve', *arguments],
+                                stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                timeout=LIMIT_S, env=dict(os.environ, **(env or {})))
+        self.assertNotIn(result.returncode, (0, 2), result.stderr)
+        said = [line for line in result.stderr.splitlines() if line.startswith('outrider: ')]
+        self.assertEqual(len(said), lines, result.stderr)
+        self.assertIn(cause, said[-1])
+
+    def stub_mpirun(self, text):
+        """An environment in which this shell script is mpirun."""
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        script = Path(directory.name, 'mpirun')
+        script.write_text('#!/bin/sh\n' + text)
+        script.chmod(0o755)
+        return {'PATH': f'{directory.name}:{os.environ["PATH"]}'}
+
+    def test_a_missing_checkpoint(self):
+        self.gives_up('--model', '/no/such/model', '--port', '0', cause='/no/such/model')
+
+    def test_a_missing_shard(self):
+        with tempfile.TemporaryDirectory() as broken:
+            shutil.copytree(CHECKPOINT, broken, dirs_exist_ok=True)
+            Path(broken, 'model.safetensors').unlink()
+            self.gives_up('--model', broken, '--port', '0', cause='model.safetensors')
+
+    def test_a_port_in_use(self):
+        with socket.create_server(('127.0.0.1', 0)) as taken:
+            port = taken.getsockname()[1]
+            self.gives_up('--model', CHECKPOINT, '--port', str(port), cause=f'127.0.0.1:{port}')
+
+    def test_ranks_with_different_checkpoints(self):
+        with tempfile.TemporaryDirectory() as other:
+            shutil.copytree(CHECKPOINT, other, dirs_exist_ok=True)
+            config = Path(other, 'config.json')
+            config.write_text(config.read_text() + '\n')
+            mpirun = shutil.which('mpirun')
+            as_root = '--allow-run-as-root' if os.geteuid() == 0 else ''
+            env = self.stub_mpirun(
+                f'exec {mpirun} --quiet --oversubscribe --bind-to none {as_root}'
+                f' -np 1 {PROGRAM} serve --model {CHECKPOINT} --port 0'
+                f' : -np 1 {PROGRAM} serve --model {other} --port 0\n')
+            self.gives_up('--model', CHECKPOINT, '--port', '0', env=env,
+                          cause='every rank must read the same files')
+
+    def test_a_job_that_crashes_is_tried_three_times(self):
+        self.gives_up('--model', CHECKPOINT, '--port', '0', lines=3,
+                      env=self.stub_mpirun('kill -KILL $$\n'),
+                      cause='giving up after 3 starts that failed: ')
+
+    def test_no_mpirun(self):
+        self.gives_up('--model', CHECKPOINT, '--port', '0', env={'PATH': '/nowhere'}, lines=1,
+                      cause='cannot start mpirun: No such file or directory')
+
+    def test_a_signal_while_loading(self):
+        # The stub is a job that never comes to serve.
+        process = subprocess.Popen(
+            [PROGRAM, 'launch', '--ranks', '2', '--', 'serve', '--model', CHECKPOINT, '--port', '0'],
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=dict(os.environ, **self.stub_mpirun('echo started >&2\nexec sleep 1000\n')))
+        with process:
+            self.assertEqual(process.stderr.readline(), 'started\n')
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(LIMIT_S), 128 + signal.SIGTERM)
+
+
+if __name__ == '__main__':
+    program = unittest.main(argv=sys.argv[:1] + sys.argv[4:], exit=False)
+    result = program.result
+    if not result.wasSuccessful():
+        sys.exit(1)
+    if result.skipped:
+        for test, reason in result.skipped:
+            print(f'skipped: {test}: {reason}')
+        if len(result.skipped) >= result.testsRun:
+            sys.exit(77)

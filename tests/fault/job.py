@@ -1,0 +1,199 @@
+"""A job under `outrider launch`, a load on it, and what happens to both and when.
+
+Times are CLOCK_MONOTONIC in nanoseconds, the load client's and this program's alike.
+"""
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+PROGRAM, CHECKPOINT, LOAD_CLIENT = map(os.path.realpath, sys.argv[1:4])
+LIMIT_S = 120  # for anything: a hang, not a slow machine
+SERVING, NOT_SERVING, WATCH_ENDED = 1, 2, 0
+UNAVAILABLE = 14
+
+
+def free_port():
+    with socket.create_server(('127.0.0.1', 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class Lines:
+    """What a process prints, read as it comes."""
+
+    def __init__(self, stream):
+        self.lines = []
+        self.ended = False
+        self.changed = threading.Condition()
+        self.thread = threading.Thread(target=self.read, args=(stream,), daemon=True)
+        self.thread.start()
+
+    def read(self, stream):
+        for line in stream:
+            with self.changed:
+                self.lines.append(line.rstrip('\n'))
+                self.changed.notify_all()
+        stream.close()
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+    def wait_for(self, pattern, after=0):
+        """The index of the first line from `after` on that matches."""
+        with self.changed:
+            def found():
+                for index, line in enumerate(self.lines[after:], after):
+                    if re.search(pattern, line):
+                        return index
+                return None
+            self.changed.wait_for(lambda: found() is not None or self.ended, LIMIT_S)
+            if found() is None:
+                raise AssertionError(f'no line {pattern!r} in:\n' + '\n'.join(self.lines))
+            return found()
+
+    def all(self):
+        """Every line, once the process has closed its output."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.ended, LIMIT_S):
+                raise AssertionError('the output has not ended:\n' + '\n'.join(self.lines))
+            return self.lines
+
+
+class Job:
+    """Ends with the block, whatever is left of it."""
+
+    def __init__(self, ranks=2, launch=(), serve=(), prefix=(), env=None,
+                 checkpoint=CHECKPOINT):
+        self.port = free_port()
+        self.address = f'127.0.0.1:{self.port}'
+        self.num_ranks = ranks
+        self.prefix = list(prefix)
+        # Nothing is left of a test that is killed itself.
+        self.process = subprocess.Popen(
+            ['setpriv', '--pdeathsig', 'KILL', *prefix, PROGRAM, 'launch', '--ranks', str(ranks), *launch, '--', 'serve', '--model',
+             checkpoint, '--port', str(self.port), *serve],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=dict(os.environ, **(env or {})))
+        self.log = Lines(self.process.stderr)
+
+    def __enter__(self):
+        try:
+            self.log.wait_for('listening on')
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def ranks(self):
+        """rank -> pid of those that live."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir('/proc')):
+            try:
+                arguments = Path('/proc', pid, 'cmdline').read_bytes().split(b'\0')
+                if arguments[:2] != [PROGRAM.encode(), b'serve']:
+                    continue
+                environment = Path('/proc', pid, 'environ').read_bytes()
+                state = Path('/proc', pid, 'stat').read_text().rsplit(')', 1)[1].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            rank = re.search(rb'(^|\0)OMPI_COMM_WORLD_RANK=(\d+)\0', environment)
+            if rank and state != 'Z' and str(self.port).encode() in arguments:
+                found[int(rank[2])] = int(pid)
+        return found
+
+    def watch_ranks(self):
+        pidfds = {pid: os.pidfd_open(pid) for pid in self.ranks().values()}
+        if len(pidfds) != self.num_ranks:
+            raise AssertionError(f'found ranks {self.ranks()}, expected {self.num_ranks}')
+        return Watch(pidfds)
+
+    def wait(self):
+        """The exit status of launch, once everything has let go of its output."""
+        self.log.all()
+        return self.process.wait(LIMIT_S)
+
+    def port_is_free(self):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(('127.0.0.1', self.port))
+        return True
+
+    def __exit__(self, *_):
+        for pid in [self.process.pid, *self.ranks().values()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(LIMIT_S)
+        self.log.all()
+
+
+class Watch:
+    """The ends of some processes."""
+
+    def __init__(self, pidfds):
+        self.pidfds = pidfds
+
+    def all_gone(self):
+        """When the last of them ended."""
+        poll = select.poll()
+        for pidfd in self.pidfds.values():
+            poll.register(pidfd, select.POLLIN)
+        left = len(self.pidfds)
+        deadline = time.monotonic() + LIMIT_S
+        while left > 0:
+            for pidfd, _ in poll.poll(1000 * max(deadline - time.monotonic(), 0)):
+                poll.unregister(pidfd)
+                left -= 1
+            if time.monotonic() > deadline:
+                raise AssertionError(f'{left} of {list(self.pidfds)} are left')
+        now = time.monotonic_ns()
+        for pidfd in self.pidfds.values():
+            os.close(pidfd)
+        return now
+
+
+class Load:
+    """The load client on a job; see load_client.cc for its events."""
+
+    def __init__(self, job, streams, max_tokens, answers=0):
+        self.process = subprocess.Popen(
+            [*job.prefix, LOAD_CLIENT, job.address, str(streams), str(max_tokens), str(answers)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.output = Lines(self.process.stdout)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        self.output.all()
+
+    def wait_for(self, pattern):
+        return self.output.wait_for(rf'^\d+ {pattern}')
+
+    def events(self, kind):
+        """[(time, the rest of the line)] of this kind, once the client has ended."""
+        found = []
+        for line in self.output.all():
+            at, name, *rest = line.split(' ', 2)
+            if name == kind:
+                found.append((int(at), rest[0] if rest else ''))
+        return found
+
+
+def answer_of(job, max_tokens=32):
+    """(when, the digest of the tokens) of one greedy answer, once the job serves."""
+    with Load(job, streams=0, max_tokens=max_tokens) as load:
+        done = load.events('done')
+        if not done:
+            raise AssertionError('no answer:\n' + '\n'.join(load.output.lines))
+        return done[0]
