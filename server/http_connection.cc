@@ -13,8 +13,10 @@
 
 namespace outrider {
 
-HttpConnection::HttpConnection(int socket, SSL_CTX* context, const HttpLimits& limits)
+HttpConnection::HttpConnection(int socket, SSL_CTX* context, const HttpLimits& limits,
+                               const std::atomic<bool>& stopping)
     : socket_(socket),
+      stopping_(stopping),
       deadline_(Clock::now() + limits.duration),
       bytes_left_(limits.max_request_bytes) {
   fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
@@ -31,15 +33,15 @@ HttpConnection::~HttpConnection() {
 }
 
 bool HttpConnection::wait_for(short events) const {
-  while (true) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
-    if (left <= 0) return false;
+  while (!stopping_) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+    if (left.count() <= 0) return false;
     pollfd entry{.fd = socket_, .events = events, .revents = 0};
-    const int ready = poll(&entry, 1, static_cast<int>(left));
+    const int ready = poll(&entry, 1, static_cast<int>(std::min(left, kPollInterval).count()));
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
   }
+  return false;
 }
 
 bool HttpConnection::wait_for_ssl(int result) const {

@@ -6,6 +6,7 @@
 #include <openssl/ssl.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -18,8 +19,10 @@ class HttpConnection final : public httplib::Stream {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Takes over `socket`. context: null for a connection in the clear.
-  HttpConnection(int socket, SSL_CTX* context, const HttpLimits& limits);
+  // Takes over `socket`. context: null for a connection in the clear. stopping: once true, the
+  // connection's time is over within kPollInterval.
+  HttpConnection(int socket, SSL_CTX* context, const HttpLimits& limits,
+                 const std::atomic<bool>& stopping);
   ~HttpConnection() override;
   HttpConnection(const HttpConnection&) = delete;
   HttpConnection& operator=(const HttpConnection&) = delete;
@@ -48,7 +51,10 @@ class HttpConnection final : public httplib::Stream {
   bool wait_for_ssl(int result) const;
   ssize_t receive(char* data, size_t size);
 
+  static constexpr std::chrono::milliseconds kPollInterval{100};
+
   const int socket_;
+  const std::atomic<bool>& stopping_;
   const Clock::time_point deadline_;
   size_t bytes_left_;
   std::unique_ptr<SSL, FreeSsl> ssl_;

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kThreads = 2;
 constexpr size_t kMaxWaiting = 32;  // connections that were accepted and have no thread yet
+constexpr int kBacklog = 64;        // connections that were not accepted yet
 constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
 constexpr char kTextType[] = "text/plain; charset=utf-8";
 
@@ -83,12 +84,16 @@ class BoundedHttp final : public httplib::Server {
     });
   }
 
+  // httplib has the system keep five connections that nobody has accepted yet; a sixth would try
+  // again a second later.
+  void widen_backlog() { ::listen(svr_sock_, kBacklog); }
+
   // From now on connections are closed as soon as their turn comes.
   void refuse() { refusing_ = true; }
 
  private:
   bool process_and_close_socket(int socket) override {
-    HttpConnection connection(socket, context_.get(), limits_);
+    HttpConnection connection(socket, context_.get(), limits_, refusing_);
     if (refusing_ || !connection.handshake()) return false;
     bool closed = false;
     return process_request(connection, /*close_connection=*/true, closed, nullptr);
@@ -151,6 +156,7 @@ HttpServer::HttpServer(const std::string& address, int port, const TlsMaterial& 
   if (port != 0 ? !http.bind_to_port(address, port) : impl_->port <= 0) {
     throw Error("cannot listen on " + host_and_port(address, port));
   }
+  impl_->http.widen_backlog();
   impl_->thread = std::thread([&http] { http.listen_after_bind(); });
   while (!http.is_running()) std::this_thread::yield();  // stop() before that would be lost
 }

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -138,6 +140,42 @@ TEST(EngineMetrics, ShowsStepsAndState) {
   EXPECT_EQ(value(text, "outrider_num_requests_waiting"), 7);
   EXPECT_EQ(value(text, "outrider_rank_up{rank=\"0\"}"), 1);
   EXPECT_EQ(value(text, "outrider_rank_up{rank=\"1\"}"), 0);
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(std::string(OUTRIDER_SOURCE_DIR) + "/" + path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// Names of metrics in a text, without what histograms append.
+std::set<std::string> names_in(const std::string& text) {
+  std::set<std::string> names;
+  for (size_t begin = text.find("outrider_"); begin != std::string::npos;
+       begin = text.find("outrider_", begin + 1)) {
+    const size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_", begin);
+    std::string name = text.substr(begin, end - begin);
+    for (const std::string suffix : {"_bucket", "_sum", "_count"}) {
+      if (name.size() > suffix.size() &&
+          name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0) {
+        name.resize(name.size() - suffix.size());
+        break;
+      }
+    }
+    names.insert(name);
+  }
+  return names;
+}
+
+// What is drawn is there, and what is there is explained.
+TEST(EngineMetrics, AreTheOnesOfTheDashboardAndTheDocuments) {
+  EngineMetrics metrics;
+  metrics.set_rank_up(0, true);
+  const std::set<std::string> names = names_in(metrics.text());
+  EXPECT_EQ(names.size(), 19u);
+  EXPECT_EQ(names_in(contents("docs/operations/grafana-dashboard.json")), names);
+  EXPECT_EQ(names_in(contents("docs/operations/monitoring.md")), names);
 }
 
 }  // namespace

@@ -188,6 +188,19 @@ TEST(Http, SilentConnectionsEnd) {
   }
 }
 
+// Whoever holds connections open does not hold the server: two that have a thread, 32 that wait for
+// one, one that waits for a place among these, and those that were not accepted.
+TEST(Http, StopsWithConnectionsOpen) {
+  ServerOptions options = with_http();
+  options.http_limits.duration = std::chrono::hours(24);
+  std::vector<int> sockets;
+  {
+    const Server server(options);
+    for (int i = 0; i < 64; ++i) sockets.push_back(open_socket(server.http_port()));
+  }
+  for (const int fd : sockets) close(fd);
+}
+
 TEST(Http, ManyScrapesAtOnce) {
   RunningServer server(with_http());
   std::vector<std::future<int>> scrapes;

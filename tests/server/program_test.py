@@ -114,7 +114,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(outrider('--version').stdout, outrider('version').stdout)
 
     def test_help(self):
-        for command in ('serve', 'launch', 'generate', 'run', 'bench', 'inspect'):
+        for command in ('serve', 'launch', 'generate', 'health', 'run', 'bench', 'inspect'):
             result = outrider(command, '--help')
             self.assertEqual(result.returncode, 0)
             self.assertIn('--help', result.stdout)

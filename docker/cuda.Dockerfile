@@ -1,0 +1,44 @@
+# Outrider on NVIDIA GPUs: the stages for it, ahead of what they are to build. There is no CUDA backend
+# yet, and so no preset `cuda`: with the default below the build ends at "No such preset". With
+#   docker build -f docker/cuda.Dockerfile --build-arg PRESET=cpu -t outrider-cuda .
+# it gives a CPU server beside CUDA's libraries. Neither was ever built or run with a GPU; the steps that
+# are shared with cpu.Dockerfile are those that docker/check carries out.
+ARG DEBIAN=bookworm-20250520-slim
+ARG CUDA=13.0.1
+ARG PRESET=cuda
+
+FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS toolkit
+FROM nvidia/cuda:${CUDA}-runtime-ubuntu24.04 AS libraries
+
+FROM debian:${DEBIAN} AS build
+ARG PRESET
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+WORKDIR /src
+COPY launcher/setup.sh launcher/
+COPY docker/stages.sh docker/packages.txt docker/
+RUN source docker/stages.sh && install_pinned
+COPY --from=toolkit /usr/local/cuda /usr/local/cuda
+ENV PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+COPY . .
+RUN source docker/stages.sh && build_program "$PRESET"
+RUN mkdir /out && cp "build/$PRESET/bin/outrider" /out/
+
+FROM debian:${DEBIAN}
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+WORKDIR /usr/local/share/outrider
+COPY launcher/setup.sh launcher/
+COPY docker/stages.sh docker/packages.txt docker/
+RUN source docker/stages.sh && install_runtime_packages && \
+    useradd --system --create-home --uid 10001 outrider
+COPY --from=libraries /usr/local/cuda /usr/local/cuda
+# The container runtime mounts the driver's own libraries where these ask for them.
+ENV LD_LIBRARY_PATH=/usr/local/cuda/lib64 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=build /out/outrider /usr/local/bin/
+RUN outrider version
+USER outrider
+WORKDIR /home/outrider
+EXPOSE 50051
+# Over TLS it needs OUTRIDER_TLS_CA, and a certificate for 127.0.0.1.
+HEALTHCHECK --interval=10s --timeout=6s --start-period=300s --retries=3 CMD ["outrider", "health"]
+ENTRYPOINT ["outrider", "launch"]
+CMD ["--help"]

@@ -1,0 +1,280 @@
+"""A client that is not ours: Python's gRPC with stubs made from the schema, against the program.
+
+    python_client_test.py PROGRAM CHECKPOINT PROTO_ROOT [unittest arguments]
+
+PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory; PROTO_ROOT holds the schema.
+"""
+
+import importlib
+import json
+import re
+import ssl
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_tools import protoc
+
+PROGRAM, CHECKPOINT, PROTO_ROOT = sys.argv[1:4]
+LIMIT_S = 120  # for anything: a hang, not a slow machine
+TOKEN = 'a-token-of-the-python-client'
+NO_PROXY = urllib.request.ProxyHandler({})
+
+STUBS = tempfile.TemporaryDirectory()
+assert protoc.main(['protoc', f'-I{PROTO_ROOT}', f'--python_out={STUBS.name}',
+                    f'--grpc_python_out={STUBS.name}',
+                    *map(str, Path(PROTO_ROOT).rglob('*.proto'))]) == 0
+sys.path.insert(0, STUBS.name)
+pb = importlib.import_module('outrider.v1.generation_pb2')
+details_pb = importlib.import_module('outrider.v1.status_details_pb2')
+pb_grpc = importlib.import_module('outrider.v1.generation_pb2_grpc')
+
+
+class Server:
+    """`outrider serve` with options of its own; ends with the block."""
+
+    def __init__(self, *options):
+        self.process = subprocess.Popen(
+            [PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--http-port', '0', *options],
+            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        self.lines = []
+
+    def port_in(self, words):
+        for line in self.process.stderr:
+            self.lines.append(line)
+            found = re.search(words + r' 127\.0\.0\.1:(\d+)', line)
+            if found:
+                return int(found[1])
+        raise AssertionError(f'the server did not come up: {self.lines}')
+
+    def __enter__(self):
+        self.address = f'127.0.0.1:{self.port_in("listening on")}'
+        self.http_address = f'127.0.0.1:{self.port_in("metrics and probes on")}'
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.lines += self.process.stderr
+        self.process.wait(LIMIT_S)
+        self.process.stderr.close()
+
+
+def request(text, max_tokens=8, **parameters):
+    return pb.GenerateRequest(text=text, sampling_params=pb.SamplingParams(
+        temperature=0, max_tokens=max_tokens, ignore_eos=True, **parameters))
+
+
+def outrider(*arguments):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=LIMIT_S,
+                          stdin=subprocess.DEVNULL)
+
+
+class Plain(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(Server())
+        cls.channel = cls.enterClassContext(
+            grpc.insecure_channel(cls.server.address, [('grpc.enable_http_proxy', 0)]))
+        cls.stub = pb_grpc.GenerationServiceStub(cls.channel)
+
+    def test_a_stream_and_an_answer_at_once_are_the_same(self):
+        responses = list(self.stub.Generate(request('Once upon', 12), timeout=LIMIT_S))
+        chunks = [r.chunk for r in responses[:-1]]
+        complete = responses[-1].complete
+        self.assertEqual(complete.completion_tokens, 12)
+        self.assertEqual(complete.finish_reason, pb.FINISH_REASON_LENGTH)
+        token_ids = [token for chunk in chunks for token in chunk.token_ids]
+        once = self.stub.GenerateOnce(request('Once upon', 12), timeout=LIMIT_S)
+        self.assertEqual(list(once.token_ids), token_ids)
+        self.assertEqual(once.text, ''.join(chunk.text for chunk in chunks))
+        self.assertEqual(once.complete.prompt_tokens, complete.prompt_tokens)
+
+    def test_health(self):
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        for service in ('', 'outrider.v1.GenerationService'):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_S)
+            self.assertEqual(answer.status, health_pb2.HealthCheckResponse.SERVING)
+
+    def test_a_bad_field_is_named_in_the_details(self):
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.stub.GenerateOnce(request('x', top_p=1.5), timeout=LIMIT_S)
+        error = raised.exception
+        self.assertEqual(error.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        details = details_pb.StatusDetails.FromString(
+            dict(error.trailing_metadata())['grpc-status-details-bin'])
+        self.assertEqual(details.details[0].type_url,
+                         'type.googleapis.com/google.rpc.BadRequest')
+        bad_request = details_pb.BadRequest.FromString(details.details[0].value)
+        self.assertEqual(bad_request.field_violations[0].field, 'sampling_params.top_p')
+
+    def test_the_server_names_a_request_without_a_name(self):
+        call = self.stub.Generate(request('Hello'), timeout=LIMIT_S)
+        self.assertRegex(dict(call.initial_metadata())['outrider-request-id'], r'^[0-9a-f]{16}$')
+        list(call)
+
+    def test_a_cancelled_stream_ends(self):
+        call = self.stub.Generate(request('Hello', 1900), timeout=LIMIT_S)
+        next(call)
+        call.cancel()
+        with self.assertRaises(grpc.RpcError) as raised:
+            list(call)
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.CANCELLED)
+        self.assertEqual(
+            self.stub.GenerateOnce(request('Next'), timeout=LIMIT_S).complete.completion_tokens, 8)
+
+
+class Secure(unittest.TestCase):
+    """Mutual TLS and tokens, with files from the commands of docs/operations/security.md."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.make_authority('ca')
+        cls.make_authority('stranger')
+        cls.issue('server', 'subjectAltName=DNS:localhost,IP:127.0.0.1')
+        cls.issue('client', 'keyUsage=digitalSignature')
+        (cls.directory / 'tokens').write_text(f'# staff\n{TOKEN}\n')
+        (cls.directory / 'tokens').chmod(0o600)
+        cls.server = cls.enterClassContext(Server(
+            '--tls-cert', cls.file('server.pem'), '--tls-key', cls.file('server.key'),
+            '--tls-client-ca', cls.file('ca.pem'), '--auth-token-file', cls.file('tokens'),
+            '--log-format', 'json'))
+
+    @classmethod
+    def file(cls, name):
+        return str(cls.directory / name)
+
+    @classmethod
+    def openssl(cls, *arguments):
+        subprocess.run(['openssl', *arguments], cwd=cls.directory, check=True, timeout=LIMIT_S,
+                       capture_output=True)
+
+    @classmethod
+    def make_authority(cls, name):
+        cls.openssl('req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes',
+                    '-days', '1', '-subj', f'/CN={name}', '-keyout', f'{name}.key',
+                    '-out', f'{name}.pem')
+
+    @classmethod
+    def issue(cls, name, extension):
+        (cls.directory / f'{name}.ext').write_text(extension)
+        cls.openssl('req', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes',
+                    '-subj', f'/CN={name}', '-keyout', f'{name}.key', '-out', f'{name}.csr')
+        cls.openssl('x509', '-req', '-in', f'{name}.csr', '-CA', 'ca.pem', '-CAkey', 'ca.key',
+                    '-CAcreateserial', '-days', '1', '-extfile', f'{name}.ext',
+                    '-out', f'{name}.pem')
+
+    def channel(self, authority='ca', client='client', token=None):
+        def contents(name):
+            return (self.directory / name).read_bytes()
+        credentials = grpc.ssl_channel_credentials(
+            contents(f'{authority}.pem'), contents(f'{client}.key') if client else None,
+            contents(f'{client}.pem') if client else None)
+        if token:
+            credentials = grpc.composite_channel_credentials(
+                credentials, grpc.access_token_call_credentials(token))
+        return self.enterContext(grpc.secure_channel(self.server.address, credentials,
+                                                     [('grpc.enable_http_proxy', 0)]))
+
+    def status(self, channel):
+        stub = pb_grpc.GenerationServiceStub(channel)
+        try:
+            stub.GenerateOnce(request('Hello'), timeout=LIMIT_S)
+            once = grpc.StatusCode.OK
+        except grpc.RpcError as error:
+            once = error.code()
+        try:
+            list(stub.Generate(request('Hello'), timeout=LIMIT_S))
+            self.assertEqual(once, grpc.StatusCode.OK)
+        except grpc.RpcError as error:
+            self.assertEqual(once, error.code())
+        return once
+
+    def test_a_token_of_the_file_is_needed(self):
+        self.assertEqual(self.status(self.channel(token=TOKEN)), grpc.StatusCode.OK)
+        self.assertEqual(self.status(self.channel()), grpc.StatusCode.UNAUTHENTICATED)
+        self.assertEqual(self.status(self.channel(token=TOKEN + 'x')),
+                         grpc.StatusCode.UNAUTHENTICATED)
+
+    def test_certificates_are_needed_on_both_sides(self):
+        self.assertEqual(self.status(self.channel(authority='stranger', token=TOKEN)),
+                         grpc.StatusCode.UNAVAILABLE)
+        self.assertEqual(self.status(self.channel(client=None, token=TOKEN)),
+                         grpc.StatusCode.UNAVAILABLE)
+        self.assertEqual(self.status(self.channel(client='stranger', token=TOKEN)),
+                         grpc.StatusCode.UNAVAILABLE)
+
+    def test_health_needs_no_token(self):
+        stub = health_pb2_grpc.HealthStub(self.channel())
+        self.assertEqual(stub.Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S).status,
+                         health_pb2.HealthCheckResponse.SERVING)
+
+    def test_the_programs_own_clients(self):
+        tls = ['--address', self.server.address, '--tls-ca', self.file('ca.pem'),
+               '--tls-cert', self.file('client.pem'), '--tls-key', self.file('client.key')]
+        result = outrider('health', *tls)
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, 'SERVING\n', ''))
+        ask = ['generate', *tls, '--raw', '--max-tokens', '4', '--temperature', '0', 'Hello']
+        result = outrider(*ask)
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, '^UNAUTHENTICATED: ')
+        result = outrider(*ask, '--auth-token-file', self.file('tokens'), '--format', 'json')
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertGreater(json.loads(result.stdout)['completion_tokens'], 0)
+
+    def get(self, path, token=None):
+        context = ssl.create_default_context(cafile=self.file('ca.pem'))
+        context.load_cert_chain(self.file('client.pem'), self.file('client.key'))
+        opener = urllib.request.build_opener(NO_PROXY,
+                                             urllib.request.HTTPSHandler(context=context))
+        headers = {'Authorization': f'Bearer {token}'} if token else {}
+        try:
+            with opener.open(urllib.request.Request(
+                    f'https://{self.server.http_address}{path}', headers=headers),
+                    timeout=LIMIT_S) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def test_http(self):
+        self.assertEqual(self.get('/readyz'), (200, 'ready\n'))
+        self.assertEqual(self.get('/metrics')[0], 401)
+        status, metrics = self.get('/metrics', TOKEN)
+        self.assertEqual(status, 200)
+        self.assertIn('\noutrider_rank_up{rank="0"} 1\n', metrics)
+
+
+class Log(unittest.TestCase):
+    def test_json_lines(self):
+        with Server('--log-format', 'json') as server:
+            channel = self.enterContext(
+                grpc.insecure_channel(server.address, [('grpc.enable_http_proxy', 0)]))
+            pb_grpc.GenerationServiceStub(channel).GenerateOnce(
+                pb.GenerateRequest(request_id='logged', text='Sesame and saffron',
+                                   sampling_params=pb.SamplingParams(max_tokens=3,
+                                                                     ignore_eos=True)),
+                timeout=LIMIT_S)
+        objects = [json.loads(line) for line in server.lines]
+        ends = [o for o in objects if o.get('event') == 'request_end']
+        self.assertEqual([(o['request_id'], o['code'], o['completion_tokens']) for o in ends],
+                         [('logged', 'OK', 3)])
+        self.assertNotIn('saffron', ''.join(server.lines))
+
+
+class Health(unittest.TestCase):
+    def test_nobody_there(self):
+        result = outrider('health', '--address', '127.0.0.1:1')
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, '^UNAVAILABLE: .*\n$')
+        self.assertEqual(result.stdout, '')
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1] + sys.argv[4:])
