@@ -17,6 +17,11 @@ namespace outrider {
 namespace {
 
 constexpr int kMaxAnswerBytes = 64 << 20;
+// What an attempt to connect may take, until the server's first frame: longer than a busy machine
+// needs, and shorter than anybody waits for an address where nothing answers.
+constexpr int kConnectTimeoutMs = 5000;
+// gRPC's pauses between attempts grow to minutes; a server that is waited for is found sooner.
+constexpr int kLongestPauseMs = 1000;
 
 // Shows the token with every call; gRPC's own call credentials refuse a connection without TLS.
 class TokenInterceptor final : public grpc::experimental::Interceptor {
@@ -99,7 +104,9 @@ std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // what http_proxy names is for the web
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // not one that another channel uses
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestPauseMs);
+  // By its name a pause, by its effect the time that an attempt has.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
   std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
   if (!server.auth_token_file.empty()) {

@@ -154,6 +154,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
     engine.run();
   } catch (const std::exception& error) {
     ended();
+    if (process.launcher != nullptr) process.launcher->failed(error.what());
     alarm(kFailedEndTimeoutS);
     server.fail_calls(error.what());
     server.shutdown(kShutdownGrace);

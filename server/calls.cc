@@ -1,6 +1,8 @@
 // See calls.h.
 #include "server/calls.h"
 
+#include <absl/strings/str_cat.h>
+
 #include <utility>
 #include <vector>
 
@@ -154,10 +156,16 @@ void StreamCall::advance() {
 
 void UnaryCall::on_chunk(Chunk chunk) {
   const std::lock_guard lock(mutex_);
-  if (ended_) return;
+  if (ended_ || too_large_) return;
   record_.chunk(chunk);
   v1::GenerateOnceResponse& response = answer(chunk.index);
   const v1::Chunk proto = to_proto(chunk);
+  answer_bytes_ += static_cast<int64_t>(proto.ByteSizeLong());
+  if (answer_bytes_ > limits_.max_answer_bytes) {
+    too_large_ = true;
+    cancel();
+    return;
+  }
   response.mutable_text()->append(chunk.text);
   response.mutable_token_ids()->MergeFrom(proto.token_ids());
   response.mutable_drafted()->MergeFrom(proto.drafted());
@@ -176,7 +184,11 @@ void UnaryCall::on_complete(Completion completion) {
     record_.complete(completion);
     if (!ended_) *answer(completion.index).mutable_complete() = to_proto(completion);
   }
-  if (completion.last) end(absl::OkStatus());
+  if (!completion.last) return;
+  end(too_large_ ? absl::ResourceExhaustedError(absl::StrCat("the answer has more than ",
+                                                             limits_.max_answer_bytes,
+                                                             " bytes; Generate streams it"))
+                 : absl::OkStatus());
 }
 
 void UnaryCall::end(absl::Status status) {

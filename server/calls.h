@@ -130,6 +130,8 @@ class UnaryCall final : public Call, public grpc::ServerUnaryReactor {
 
   v1::GenerateOnceResponse* response_;  // gRPC's; guarded by mutex_, until the end
   bool ended_ = false;                  // guarded by mutex_
+  int64_t answer_bytes_ = 0;            // guarded by mutex_
+  bool too_large_ = false;              // the delivery's
 };
 
 }  // namespace outrider

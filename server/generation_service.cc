@@ -1,6 +1,8 @@
 // See generation_service.h.
 #include "server/generation_service.h"
 
+#include <absl/strings/str_cat.h>
+
 #include <iterator>
 #include <utility>
 
@@ -10,6 +12,8 @@
 
 namespace outrider {
 namespace {
+
+constexpr size_t kMaxRequestIdBytes = 128;
 
 // The client's id, or a new one, which the client is told before the answer begins.
 std::string name_request(const v1::GenerateRequest& request, grpc::CallbackServerContext& context) {
@@ -104,8 +108,10 @@ grpc::ServerUnaryReactor* GenerationService::Abort(grpc::CallbackServerContext* 
   const std::string& id = request->request_id();
   if (absl::Status status = authenticate(*context); !status.ok()) {
     reactor->Finish(to_grpc(status));
-  } else if (id.empty()) {
-    reactor->Finish(to_grpc(field_error("request_id", "is empty; expected that of a call")));
+  } else if (id.empty() || id.size() > kMaxRequestIdBytes) {
+    reactor->Finish(
+        to_grpc(field_error("request_id", absl::StrCat("has ", id.size(), " bytes; expected 1 … ",
+                                                       kMaxRequestIdBytes))));
   } else if (const int aborted = calls_.abort(id); aborted > 0) {
     response->set_num_aborted(aborted);
     reactor->Finish(grpc::Status::OK);

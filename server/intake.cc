@@ -56,8 +56,8 @@ void Intake::enqueue(const v1::GenerateRequest& request, std::string request_id,
       what = absl::StrCat("prompts of about ", tokens, " tokens");
     } else {
       waiting_bytes_ += bytes;
-      waiting_.push_back(
-          {&request, std::move(request_id), std::move(sink), std::chrono::steady_clock::now()});
+      waiting_.push_back({request, bytes, std::move(request_id), std::move(sink),
+                          std::chrono::steady_clock::now()});
       wake_.notify_one();
       return;
     }
@@ -73,7 +73,7 @@ void Intake::run() {
     if (stopping_) return;
     const Item item = std::move(waiting_.front());
     waiting_.pop_front();
-    waiting_bytes_ -= static_cast<int64_t>(item.request->ByteSizeLong());
+    waiting_bytes_ -= item.bytes;
     lock.unlock();
     process(item);
     lock.lock();
@@ -88,7 +88,7 @@ void Intake::process(const Item& item) {
   // One request's tokenisation may fail (a regular expression's limits, memory): it alone ends.
   absl::StatusOr<Request> request = absl::UnknownError("");
   try {
-    request = to_request(*item.request, context_);
+    request = to_request(item.request, context_);
   } catch (const std::exception& error) {
     request = absl::InternalError(absl::StrCat("cannot prepare the request: ", error.what()));
   }

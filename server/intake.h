@@ -30,14 +30,15 @@ class Intake {
   Intake(const Intake&) = delete;
   Intake& operator=(const Intake&) = delete;
 
-  // Never waits. RESOURCE_EXHAUSTED at once where too many wait. `request` lives until the sink has
-  // heard the end. request_id: the client's, or the one that the server gave it.
+  // Never waits. RESOURCE_EXHAUSTED at once where too many wait.  request_id: the client's, or the
+  // one that the server gave it.
   void enqueue(const v1::GenerateRequest& request, std::string request_id,
                std::shared_ptr<RequestSink> sink);
 
  private:
   struct Item {
-    const v1::GenerateRequest* request;
+    v1::GenerateRequest request;  // its own: gRPC's goes with a call that ends meanwhile
+    int64_t bytes;
     std::string request_id;
     std::shared_ptr<RequestSink> sink;
     std::chrono::steady_clock::time_point received;

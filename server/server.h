@@ -21,6 +21,8 @@ namespace outrider {
 struct CallLimits {
   // Bytes that a client may leave unread beyond what gRPC buffers.
   int64_t max_undelivered_bytes = 1 << 20;
+  // Of the answers of one GenerateOnce.
+  int64_t max_answer_bytes = 16 << 20;
   // How long a call that has ended waits for the client to read the rest.
   std::chrono::milliseconds collect_timeout{30'000};
 };

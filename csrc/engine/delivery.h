@@ -25,8 +25,9 @@ using EngineClock = std::chrono::steady_clock;
 // What the n answers of one request share.
 struct RequestProgress {
   std::shared_ptr<RequestSink> sink;
-  std::string request_id;
   int32_t choices_left = 1;        // delivery's
+  bool begun = false;              // the engine's: one of the answers was admitted
+  bool non_finite = false;         // the engine's: one of them met a NaN
   std::atomic<bool> over = false;  // the sink has heard the last of it
 };
 

@@ -60,8 +60,12 @@ void limit_prefill(const EngineOptions& options, const Executor::RowCosts& costs
   }
   for (int64_t decode = 1; decode <= options.max_rows; ++decode) {
     const double most = kPrefillSlowdown * cost_of(costs, static_cast<double>(decode));
-    int32_t rows = 1;
-    while (rows < chunk && cost_of(costs, static_cast<double>(decode + rows + 1)) <= most) ++rows;
+    int32_t rows = 1, too_many = chunk + 1;  // costs rise with rows
+    while (rows + 1 < too_many) {
+      const int32_t middle = (rows + too_many) / 2;
+      const bool fits = cost_of(costs, static_cast<double>(decode + middle)) <= most;
+      (fits ? rows : too_many) = middle;
+    }
     limits.prefill_rows_beside.push_back(rows);
   }
   // In rows of a short context: what one more of them costs beside few.
@@ -98,6 +102,7 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
       control_(control),
       observers_(observers),
       fingerprint_(executor.numerics_fingerprint()),
+      prefix_salt_(draw_seed()),
       scheduler_(scheduler_limits(executor)),
       delivery_(std::in_place) {
   limits_.vocab_size = executor.config().vocab_size;
@@ -128,7 +133,14 @@ void Engine::wake() {
 
 void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
   const auto tokens = static_cast<int64_t>(request.prompt.size());
-  auto submission = std::make_unique<Submission>(Submission{std::move(request), std::move(sink)});
+  auto submission = std::make_unique<Submission>();
+  if (!request.emitted.empty()) {
+    submission->resumed.emplace(executor_.tokenizer(), request.sampling,
+                                executor_.config().eos_token_ids, max_tokens_of(request));
+    submission->resumed->resume(request.emitted);
+  }
+  submission->request = std::move(request);
+  submission->sink = std::move(sink);
   inbox_size_ += 1;
   inbox_tokens_ += tokens;
   Submission* head = inbox_.load();
@@ -234,14 +246,19 @@ void Engine::take_submissions() {
   }
 }
 
+int64_t Engine::max_tokens_of(const Request& request) const {
+  const SamplingParams& sampling = request.sampling;
+  const int64_t room =
+      std::min(limits_.max_positions, limits_.max_kv_tokens / sampling.n - kMaxDraftTokens - 1);
+  return sampling.max_tokens.value_or(room - static_cast<int64_t>(request.prompt.size()));
+}
+
 // The request's n answers wait for their turn.
 void Engine::start(Submission& submission) {
   const Request& request = submission.request;
   const SamplingParams& sampling = request.sampling;
   const auto prompt_length = static_cast<int64_t>(request.prompt.size());
-  const int64_t room =
-      std::min(limits_.max_positions, limits_.max_kv_tokens / sampling.n - kMaxDraftTokens - 1);
-  const int64_t max_tokens = sampling.max_tokens.value_or(room - prompt_length);
+  const int64_t max_tokens = max_tokens_of(request);
   const SpeculationParams& speculation = request.speculation;
   const int lookahead =
       speculation.off
@@ -257,7 +274,6 @@ void Engine::start(Submission& submission) {
                                    : SpeculationMode::rejection;
   auto progress = std::make_shared<RequestProgress>();
   progress->sink = std::move(submission.sink);
-  progress->request_id = request.request_id;
   progress->choices_left = sampling.n;
   std::vector<int32_t> tokens = request.prompt;
   tokens.insert(tokens.end(), request.emitted.begin(), request.emitted.end());
@@ -275,7 +291,7 @@ void Engine::start(Submission& submission) {
     completion.mode = mode;
     completion.seed = seed;
     completion.numerics_fingerprint = fingerprint_;
-    answer->output.resume(request.emitted);
+    if (submission.resumed) answer->output = *std::move(submission.resumed);
     if (answer->output.finished()) {
       answer->started = EngineClock::now();
       Delivered done{.answer = std::move(answer)};
@@ -296,21 +312,22 @@ void Engine::start(Submission& submission) {
                      .top_logprobs = sampling.logprobs.value_or(-1),
                      .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
-    scheduler_.add({.id = id,
-                    .request = first_id,
-                    .choice = choice,
-                    .order = arrival - kSecondsPerPriority * request.priority,
-                    .prompt = tokens,
-                    .max_length = prompt_length + max_tokens,
-                    .processors = processors_of(sampling),
-                    .seed = seed,
-                    .drafter = drafter,
-                    .lookahead = lookahead,
-                    .lookahead_is_exact =
-                        speculation.num_speculative_tokens.has_value() || sampling.seed.has_value(),
-                    .max_draft_positions = executor_.max_draft_positions(drafter),
-                    .prompt_logits = sampling.prompt_logprobs.has_value(),
-                    .salt = 0});
+    scheduler_.add(
+        {.id = id,
+         .request = first_id,
+         .choice = choice,
+         .order = arrival - kSecondsPerPriority * request.priority,
+         .prompt = tokens,
+         .max_length = prompt_length + max_tokens,
+         .processors = processors_of(sampling),
+         .seed = seed,
+         .drafter = drafter,
+         .lookahead = lookahead,
+         .lookahead_is_exact = speculation.num_speculative_tokens.has_value() ||
+                               (sampling.seed.has_value() && mode == SpeculationMode::rejection),
+         .max_draft_positions = executor_.max_draft_positions(drafter),
+         .prompt_logits = sampling.prompt_logprobs.has_value(),
+         .salt = prefix_salt_});
   }
 }
 
@@ -324,7 +341,9 @@ void Engine::drop_ended() {
     }
     if (cancelled) {
       Delivered end{.answer = it->second.answer};
-      if (it->second.started) {
+      if (answer.request->begun) {
+        // What the request's other answers have is the client's still.
+        if (!it->second.started) answer.started = EngineClock::now();
         end.cancelled = true;
       } else {
         end.error = absl::CancelledError("cancelled while waiting");
@@ -405,6 +424,7 @@ void Engine::note_admissions(StepPlan& plan) {
     admission.top_logprobs = sequence.top_logprobs;
     admission.top_prompt_logprobs = sequence.top_prompt_logprobs;
     if (std::exchange(sequence.started, true)) continue;  // it was preempted
+    sequence.answer->request->begun = true;
     tokens_waiting_ -= sequence.answer->completion.prompt_tokens;
     sequence.answer->started = now;
     sequence.answer->completion.cached_tokens = admission.num_cached;
@@ -464,16 +484,19 @@ void Engine::apply(const SlotOutcome& outcome) {
   sequences_.erase(id);
 }
 
-// One request's bad luck ends that request; several at once mean that something is broken here.
+// One request's bad luck ends that request; that of several at once means that something is broken
+// here.
 void Engine::fail_non_finite(int64_t id, const SlotOutcome& outcome) {
   const uint64_t step = next_step_ - 1;
   Delivered item{.answer = sequences_.at(id).answer};
+  const bool told = std::exchange(item.answer->request->non_finite, true);
   item.error = absl::InternalError(
       absl::StrCat("the model's logits hold a NaN or an infinity at position ",
                    executor_.slot(outcome.slot).tokens.size(), ", step ", step));
   delivered_.push_back(std::move(item));
   scheduler_.remove(id);
   sequences_.erase(id);
+  if (told) return;  // another of its answers
   non_finite_steps_.push_back(step);
   if (non_finite_steps_.size() < kMaxNonFinite) return;
   if (step - non_finite_steps_.front() < kNonFiniteSteps) {

@@ -74,6 +74,7 @@ class Engine {
   struct Submission {
     Request request;
     std::shared_ptr<RequestSink> sink;
+    std::optional<OutputStream> resumed;  // where tokens were emitted already: behind them
     Submission* next = nullptr;
   };
   // A sequence from its submission to its end.
@@ -91,6 +92,7 @@ class Engine {
   // What was submitted since the last call, in order.
   void take_submissions();
   void start(Submission& submission);
+  int64_t max_tokens_of(const Request& request) const;
   // Sequences whose clients are gone, or whose stop string delivery has found.
   void drop_ended();
   void step();
@@ -112,6 +114,7 @@ class Engine {
   StepObservers observers_;
   Limits limits_;
   std::string fingerprint_;
+  const uint64_t prefix_salt_;  // no client can foresee the prefix cache's keys
   Scheduler scheduler_;
   std::unordered_map<int64_t, Sequence> sequences_;
   int64_t next_id_ = 0;

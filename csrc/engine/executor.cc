@@ -7,6 +7,7 @@
 #include "core/digest.h"
 #include "core/float_environment.h"
 #include "core/version.h"
+#include "engine/page_pool.h"
 #include "model/shard.h"
 #include "model/weights.h"
 
@@ -18,8 +19,6 @@ constexpr int64_t kKvCacheBytes = int64_t{1} << 30;  // of a rank, where nothing
 constexpr int kCostRepeats = 3;
 constexpr int64_t kCostRows = 8;  // with which the cost of a long context is measured
 
-int64_t pages_for(int64_t positions) { return (positions + kPageTokens - 1) / kPageTokens; }
-
 int64_t max_positions_of(const EngineOptions& options, const ModelConfig& config) {
   return options.max_positions > 0 ? options.max_positions : config.max_position_embeddings;
 }
@@ -27,9 +26,10 @@ int64_t max_positions_of(const EngineOptions& options, const ModelConfig& config
 // Pages of the target's cache: the same on all ranks, whose shares of a page differ in bytes.
 int64_t num_pages(const EngineOptions& options, const ModelConfig& config, int num_ranks) {
   // The longest sequence, the rows of a step behind it, and a page that admission keeps spare.
-  const int64_t least = pages_for(max_positions_of(options, config) + kMaxDraftTokens + 1) + 1;
+  const int64_t least =
+      PagePool::pages_for(max_positions_of(options, config) + kMaxDraftTokens + 1) + 1;
   if (options.kv_cache_tokens > 0) {
-    const int64_t pages = pages_for(options.kv_cache_tokens);
+    const int64_t pages = PagePool::pages_for(options.kv_cache_tokens);
     if (pages < least) {
       throw Error("--kv-cache-tokens is " + std::to_string(options.kv_cache_tokens) +
                   "; expected at least " + std::to_string(least * kPageTokens) +
@@ -228,8 +228,11 @@ std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
   work_.clear();
   int64_t rows = 0;
   for (const PlannedWork& w : plan.work) {
-    rows += std::max<int64_t>(w.prefill_end - slots_[w.slot].num_cached, 0) + w.draft_prefill_end +
-            w.num_draft_tokens + 1;
+    const SequenceState& slot = slots_[w.slot];
+    rows += std::max<int64_t>(w.prefill_end - slot.num_cached, 0) + w.num_draft_tokens + 1;
+    if (slot.drafter != nullptr) {
+      rows += std::max<int64_t>(w.draft_prefill_end - slot.drafter->num_seen(w.slot), 0);
+    }
     work_.push_back({.slot = w.slot,
                      .prefill_end = w.prefill_end,
                      .draft_prefill_end = w.draft_prefill_end,

@@ -22,9 +22,10 @@ OutputStream::OutputStream(const Tokenizer& tokenizer, const SamplingParams& sam
 
 void OutputStream::resume(const std::vector<int32_t>& emitted) {
   for (const int32_t token : emitted) {
-    if (!push(token, false)) break;
+    const bool goes_on = push(token, false);
+    take();  // each time: what is held stays short, and so does the search for stop strings in it
+    if (!goes_on) break;
   }
-  take();
   tokens_.clear();
   resumed_ = held_.size();
 }

@@ -4,7 +4,6 @@
 #include <absl/strings/string_view.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@ namespace outrider {
 namespace {
 
 constexpr size_t kMaxRequestIdBytes = 128;
+constexpr size_t kMaxEchoedBytes = 64;  // of a client's text in a status
 
 template <typename T>
 absl::Status unexpected(absl::string_view field, const T& found, absl::string_view expected) {
@@ -138,7 +138,8 @@ absl::Status validate_speculation(const SpeculationParams& speculation, const Li
       const std::string names = absl::StrJoin(
           limits.drafters, ", ",
           [](std::string* out, DrafterKind drafter) { out->append(drafter_name(drafter)); });
-      return unexpected("speculation.drafter", absl::StrCat("\"", *speculation.drafter, "\""),
+      return unexpected("speculation.drafter",
+                        absl::StrCat("\"", speculation.drafter->substr(0, kMaxEchoedBytes), "\""),
                         absl::StrCat("one that this server has: ", names));
     }
   }
@@ -161,7 +162,7 @@ absl::Status validate_parameters(const Request& request, const Limits& limits) {
     return field_error("request_id", absl::StrCat("has ", request.request_id.size(),
                                                   " bytes; expected at most ", kMaxRequestIdBytes));
   }
-  if (std::abs(request.priority) > limits.max_priority) {
+  if (request.priority < -limits.max_priority || request.priority > limits.max_priority) {
     return unexpected("priority", request.priority,
                       absl::StrCat(-limits.max_priority, " … ", limits.max_priority));
   }

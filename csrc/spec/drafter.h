@@ -28,8 +28,8 @@ class LogitDrafter {
  public:
   virtual ~LogitDrafter() = default;
 
-  // Longest context that it can extend, in tokens.
-  virtual int64_t max_positions() const = 0;
+  // Positions of the slot that it has seen: prefill up to there feeds nothing.
+  virtual int64_t num_seen(int64_t slot) const = 0;
 
   // A new sequence holds the slot; its first `num_cached` positions stand in the cache's pages.
   virtual void admit(int64_t slot, int64_t num_cached) = 0;
@@ -57,7 +57,8 @@ class ModelDrafter final : public LogitDrafter {
 
   const ModelConfig& config() const { return model_.config(); }
   KvCache& cache() { return cache_; }  // its pages must reach as far as what is fed
-  int64_t max_positions() const override { return model_.config().max_position_embeddings; }
+  int64_t max_positions() const { return model_.config().max_position_embeddings; }
+  int64_t num_seen(int64_t slot) const override { return seen_[slot]; }
   void admit(int64_t slot, int64_t num_cached) override { seen_[slot] = num_cached; }
   void prefill(std::span<const DraftContext> contexts, Stream& stream) override;
   void next_logits(std::span<const DraftContext> contexts, TensorView logits,
@@ -83,7 +84,7 @@ class RandomDrafter final : public LogitDrafter {
  public:
   RandomDrafter(Backend& backend, int64_t vocab_size) : backend_(backend), zeros_(vocab_size) {}
 
-  int64_t max_positions() const override { return INT64_MAX; }
+  int64_t num_seen(int64_t) const override { return INT64_MAX; }
   void admit(int64_t, int64_t) override {}
   void prefill(std::span<const DraftContext>, Stream&) override {}
   void next_logits(std::span<const DraftContext> contexts, TensorView logits,

@@ -52,6 +52,9 @@ std::vector<Case> bad_requests() {
          sampling(r).set_n(2);
        }},
       {"priority", [](R& r) { r.set_priority(-101); }},
+      {"priority", [](R& r) { r.set_priority(std::numeric_limits<int32_t>::min()); }},
+      {"speculation.drafter",
+       [](R& r) { r.mutable_speculation()->set_drafter(std::string(1 << 20, 'x')); }},
       {"stream_stats", [](R& r) { r.set_stream_stats(true); }},
       {"sampling_params.temperature", [](R& r) { sampling(r).set_temperature(-1); }},
       {"sampling_params.temperature", [](R& r) { sampling(r).set_temperature(kNan); }},

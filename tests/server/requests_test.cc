@@ -109,6 +109,42 @@ TEST(Requests, AbortEndsTheCallsOfThatName) {
   EXPECT_LT(rest.complete.completion_tokens(), 2000);
 }
 
+// The answers that wait for the first one's pages have not begun, yet what the first has is kept.
+TEST(Requests, AbortKeepsWhatAnswersHave) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("The quick brown fox", 2000);
+  sampling(request).set_n(3);
+  request.set_request_id("three");
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  v1::GenerateOnceResponse whole;
+  grpc::Status status;
+  std::thread client([&] {
+    grpc::ClientContext context;
+    set_timeout(context);
+    status = stub->GenerateOnce(&context, request, &whole);
+  });
+  while (server.engine().stats().num_completion_tokens < 20) std::this_thread::yield();
+  grpc::ClientContext context;
+  set_timeout(context);
+  v1::AbortRequest which;
+  which.set_request_id("three");
+  v1::AbortResponse aborted;
+  EXPECT_TRUE(stub->Abort(&context, which, &aborted).ok());
+  client.join();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(whole.complete().finish_reason(), v1::FINISH_REASON_CANCELLED);
+  EXPECT_GT(whole.token_ids_size(), 0);
+}
+
+TEST(Requests, AnAnswerTooLargeForOneMessageIsRefused) {
+  ServerOptions options;
+  options.calls.max_answer_bytes = 100;
+  RunningServer server(options);
+  const Heard heard = generate_once(server.port(), greedy("The quick brown fox", 500));
+  EXPECT_EQ(heard.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(generate(server.port(), greedy("The quick brown fox", 500)).status.ok());
+}
+
 TEST(Requests, ADeadlineEndsTheCallAndFreesItsPlace) {
   RunningServer server;
   const auto stub = v1::GenerationService::NewStub(connect(server.port()));
