@@ -72,7 +72,7 @@ class DecodeBench {
   void verify(int64_t rows, VerifyMode mode) {
     const Processors processors{.mode = mode};
     std::vector<RowDistribution> q;
-    for (int64_t i = 0; i + 1 < rows; ++i) {
+    for (int64_t i = 0; i + 1 < rows && mode == VerifyMode::rejection; ++i) {
       q.push_back(cpu::process_row(
           draft_logits_.view(DType::f32, {kMaxRows, vocab_}).rows(i, i + 1).data<float>(), vocab_,
           processors, cpu::select_isa()));

@@ -49,6 +49,7 @@ void ServingEnd::lost(const Loss& loss) {
   alarm(kEndTimeoutS);
   if (engine_ != nullptr) {
     engine_->fail(what);
+    server_->metrics().set_rank_up(loss.rank, false);
     server_->fail_calls(what);
     lock.unlock();
     server_->wait_for_calls(kTellTimeout);

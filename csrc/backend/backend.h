@@ -69,7 +69,8 @@ class Backend {
 
   // Rotates q and k in place by position and writes k and v to their pages, rounded to bf16.
   // qkv: f32 [rows, (num_heads + 2 num_kv_heads) * head_dim]; cos, sin: f32 [max_positions,
-  // head_dim / 2]; k_pages, v_pages: bf16 [pages, num_kv_heads, kPageTokens, head_dim]
+  // head_dim / 2]; k_pages, v_pages: bf16 [pages, num_kv_heads, kPageTokens, head_dim], the last
+  // two in whatever order the backend likes
   virtual void rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                               TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                               Stream& stream) = 0;

@@ -19,8 +19,9 @@ void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width, Isa is
   kernel(gate_up, y, rows, width);
 }
 
-void add(float* x, const float* y, int64_t size) {
-  for (int64_t i = 0; i < size; ++i) x[i] += y[i];
+void add(float* x, const float* y, int64_t size, Isa isa) {
+  const auto kernel = isa == Isa::scalar ? scalar::add : isa == Isa::avx2 ? avx2::add : avx512::add;
+  kernel(x, y, size);
 }
 
 }  // namespace outrider::cpu

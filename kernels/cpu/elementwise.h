@@ -22,6 +22,6 @@ void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
               int64_t rows, int64_t width, Isa isa);
 
 // x += y
-void add(float* x, const float* y, int64_t size);
+void add(float* x, const float* y, int64_t size, Isa isa);
 
 }  // namespace outrider::cpu

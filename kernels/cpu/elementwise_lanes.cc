@@ -1,23 +1,50 @@
-// rms_norm and silu_mul of elementwise.h for one instruction set (lanes.h).
+// elementwise.h for one instruction set (lanes.h).
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/lanes_kernels.h"
 
 namespace outrider::cpu::OUTRIDER_LANES {
 
+namespace {
+
+// R rows together, so that one row's chains hide the latency of another's.
+template <int R>
+OUTRIDER_INLINE void norm_rows(const float* x, const bf16* weight, bf16* y, int64_t hidden,
+                               float epsilon) {
+  Lanes squares[R];
+  OUTRIDER_UNROLL
+  for (int r = 0; r < R; ++r) squares[r] = broadcast(0.0f);
+  for (int64_t i = 0; i < hidden; i += kLanes) {
+    OUTRIDER_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Lanes v = load(x + r * hidden + i, hidden - i);
+      squares[r] = fma(v, v, squares[r]);
+    }
+  }
+  Lanes scale[R];
+  for (int r = 0; r < R; ++r) {
+    const float mean = sum(squares[r]) / static_cast<float>(hidden);
+    scale[r] = broadcast(1.0f / __builtin_sqrtf(mean + epsilon));
+  }
+  for (int64_t i = 0; i < hidden; i += kLanes) {
+    const int64_t count = hidden - i;
+    const Lanes weights = load(weight + i, count);
+    OUTRIDER_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Lanes scaled = mul(load(x + r * hidden + i, count), scale[r]);
+      store_narrow(y + r * hidden + i, mul(scaled, weights), count);
+    }
+  }
+}
+
+}  // namespace
+
 void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden,
               float epsilon) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* in = x + r * hidden;
-    bf16* out = y + r * hidden;
-    Lanes squares = broadcast(0.0f);
-    for (int64_t i = 0; i < hidden; i += kLanes) {
-      const Lanes v = load(in + i, hidden - i);
-      squares = fma(v, v, squares);
-    }
-    const float mean = sum(squares) / static_cast<float>(hidden);
-    const float scale = 1.0f / __builtin_sqrtf(mean + epsilon);
-    for (int64_t i = 0; i < hidden; ++i) out[i] = narrow(in[i] * scale * widen(weight[i]));
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    norm_rows<4>(x + r * hidden, weight, y + r * hidden, hidden, epsilon);
   }
+  for (; r < rows; ++r) norm_rows<1>(x + r * hidden, weight, y + r * hidden, hidden, epsilon);
 }
 
 void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width) {
@@ -25,7 +52,17 @@ void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width) {
     const float* gate = gate_up + r * 2 * width;
     const float* up = gate + width;
     bf16* out = y + r * width;
-    for (int64_t i = 0; i < width; ++i) out[i] = narrow(silu_f32(gate[i]) * up[i]);
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const int64_t count = width - i;
+      store_narrow(out + i, mul(silu(load(gate + i, count)), load(up + i, count)), count);
+    }
+  }
+}
+
+void add(float* x, const float* y, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const int64_t count = size - i;
+    store(x + i, add(load(x + i, count), load(y + i, count)), count);
   }
 }
 

@@ -24,11 +24,14 @@ OUTRIDER_INLINE float widen(bf16 x) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);
 }
 
-// to_bf16 of core/bf16.h without a branch.
-OUTRIDER_INLINE bf16 narrow(float x) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return {static_cast<uint16_t>(x != x ? (bits >> 16) | 0x40u : rounded)};
+// to_bf16 of core/bf16.h without a branch, of a float or a vector of them (math.h): the lower
+// halves of the result.
+template <typename V>
+OUTRIDER_INLINE IntegersOf<V> narrow(V x) {
+  using Integers = IntegersOf<V>;
+  const Integers bits = __builtin_bit_cast(Integers, x);
+  const Integers rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return x != x ? (bits >> 16) | 0x40u : rounded;
 }
 
 #if defined(__AVX512F__)
@@ -45,40 +48,33 @@ OUTRIDER_INLINE Lanes load(const bf16* p) {
   return {_mm512_castsi512_ps(
       _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16))};
 }
+// The first, the second of each of 16 pairs, 64 bytes in all.
+OUTRIDER_INLINE Lanes load_even(const bf16* p) {
+  return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_loadu_si512(p), 16))};
+}
+OUTRIDER_INLINE Lanes load_odd(const bf16* p) {
+  return {_mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
 // a * b + c, rounded once
 OUTRIDER_INLINE Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 OUTRIDER_INLINE Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
+OUTRIDER_INLINE Lanes sub(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
 OUTRIDER_INLINE Lanes mul(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
 OUTRIDER_INLINE Lanes div(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; }
 OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {  // b where either is NaN
   return {_mm512_maskz_max_ps(0xffff, a.v, b.v)};
 }
-
-// a's 128-bit quarters kA and kB, then b's.
-template <int kControl>
-OUTRIDER_INLINE __m512 quarters(__m512 a, __m512 b) {
-  return _mm512_maskz_shuffle_f32x4(0xffff, a, b, kControl);
+OUTRIDER_INLINE Lanes exp(Lanes x) { return {exp_f32(x.v)}; }
+OUTRIDER_INLINE Lanes silu(Lanes x) { return {silu_f32(x.v)}; }
+OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
+  const __m256i bits = _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)narrow(x.v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bits);
 }
-template <int kControl>
-OUTRIDER_INLINE __m512 elements(__m512 a, __m512 b) {
-  return _mm512_maskz_shuffle_ps(0xffff, a, b, kControl);
-}
-
-// Lane t of the result is sum(rows[t]): each step adds halves of two vectors and packs them.
-OUTRIDER_INLINE Lanes sums(const Lanes (&rows)[16]) {
-  __m512 by_four[4];
-  OUTRIDER_UNROLL
-  for (int e = 0; e < 4; ++e) {
-    const __m512 a = rows[e].v, b = rows[4 + e].v, c = rows[8 + e].v, d = rows[12 + e].v;
-    const __m512 ab = _mm512_add_ps(quarters<0x44>(a, b), quarters<0xee>(a, b));
-    const __m512 cd = _mm512_add_ps(quarters<0x44>(c, d), quarters<0xee>(c, d));
-    by_four[e] = _mm512_add_ps(quarters<0x88>(ab, cd), quarters<0xdd>(ab, cd));
-  }
-  const __m512 low =
-      _mm512_add_ps(elements<0x44>(by_four[0], by_four[1]), elements<0xee>(by_four[0], by_four[1]));
-  const __m512 high =
-      _mm512_add_ps(elements<0x44>(by_four[2], by_four[3]), elements<0xee>(by_four[2], by_four[3]));
-  return {_mm512_add_ps(elements<0x88>(low, high), elements<0xdd>(low, high))};
+// The first and the second of 16 pairs.
+OUTRIDER_INLINE void store_narrow(bf16* p, Lanes even, Lanes odd) {
+  const auto pairs = (narrow(even.v) & 0xffffu) | (narrow(odd.v) << 16);
+  _mm512_storeu_si512(p, (__m512i)pairs);
 }
 
 #elif defined(__AVX2__)
@@ -98,11 +94,25 @@ OUTRIDER_INLINE __m256 load_half(const bf16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 OUTRIDER_INLINE Lanes load(const bf16* p) { return {load_half(p), load_half(p + 8)}; }
+OUTRIDER_INLINE __m256 even_half(const bf16* p) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+}
+OUTRIDER_INLINE __m256 odd_half(const bf16* p) {
+  return _mm256_castsi256_ps(
+      _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                       _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+OUTRIDER_INLINE Lanes load_even(const bf16* p) { return {even_half(p), even_half(p + 16)}; }
+OUTRIDER_INLINE Lanes load_odd(const bf16* p) { return {odd_half(p), odd_half(p + 16)}; }
 OUTRIDER_INLINE Lanes fma(Lanes a, Lanes b, Lanes c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
 OUTRIDER_INLINE Lanes add(Lanes a, Lanes b) {
   return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+OUTRIDER_INLINE Lanes sub(Lanes a, Lanes b) {
+  return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
 }
 OUTRIDER_INLINE Lanes mul(Lanes a, Lanes b) {
   return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
@@ -113,25 +123,19 @@ OUTRIDER_INLINE Lanes div(Lanes a, Lanes b) {
 OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {
   return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
 }
-
-// sums of rows 0 … 7
-OUTRIDER_INLINE __m256 eight_sums(const Lanes* rows) {
-  __m256 by_four[4];
-  OUTRIDER_UNROLL
-  for (int e = 0; e < 4; ++e) {
-    const __m256 a = _mm256_add_ps(rows[e].low, rows[e].high);
-    const __m256 b = _mm256_add_ps(rows[4 + e].low, rows[4 + e].high);
-    by_four[e] =
-        _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-  }
-  const __m256 low = _mm256_add_ps(_mm256_shuffle_ps(by_four[0], by_four[1], 0x44),
-                                   _mm256_shuffle_ps(by_four[0], by_four[1], 0xee));
-  const __m256 high = _mm256_add_ps(_mm256_shuffle_ps(by_four[2], by_four[3], 0x44),
-                                    _mm256_shuffle_ps(by_four[2], by_four[3], 0xee));
-  return _mm256_add_ps(_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd));
+OUTRIDER_INLINE Lanes exp(Lanes x) { return {exp_f32(x.low), exp_f32(x.high)}; }
+OUTRIDER_INLINE Lanes silu(Lanes x) { return {silu_f32(x.low), silu_f32(x.high)}; }
+OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
+  const auto low = (__m256i)(narrow(x.low) & 0xffffu);
+  const auto high = (__m256i)(narrow(x.high) & 0xffffu);
+  const __m256i bits = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bits);
 }
-OUTRIDER_INLINE Lanes sums(const Lanes (&rows)[16]) {
-  return {eight_sums(rows), eight_sums(rows + 8)};
+OUTRIDER_INLINE void store_narrow(bf16* p, Lanes even, Lanes odd) {
+  const auto low = (narrow(even.low) & 0xffffu) | (narrow(odd.low) << 16);
+  const auto high = (narrow(even.high) & 0xffffu) | (narrow(odd.high) << 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)low);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), (__m256i)high);
 }
 
 #else
@@ -158,12 +162,22 @@ OUTRIDER_INLINE Lanes load(const bf16* p) {
   for (int i = 0; i < 16; ++i) y.v[i] = widen(p[i]);
   return y;
 }
+OUTRIDER_INLINE Lanes load_even(const bf16* p) {
+  Lanes y;
+  for (int i = 0; i < 16; ++i) y.v[i] = widen(p[2 * i]);
+  return y;
+}
+OUTRIDER_INLINE Lanes load_odd(const bf16* p) { return load_even(p + 1); }
 OUTRIDER_INLINE Lanes fma(Lanes a, Lanes b, Lanes c) {
   for (int i = 0; i < 16; ++i) c.v[i] = fma_f32(a.v[i], b.v[i], c.v[i]);
   return c;
 }
 OUTRIDER_INLINE Lanes add(Lanes a, Lanes b) {
   for (int i = 0; i < 16; ++i) a.v[i] += b.v[i];
+  return a;
+}
+OUTRIDER_INLINE Lanes sub(Lanes a, Lanes b) {
+  for (int i = 0; i < 16; ++i) a.v[i] -= b.v[i];
   return a;
 }
 OUTRIDER_INLINE Lanes mul(Lanes a, Lanes b) {
@@ -178,33 +192,58 @@ OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {
   for (int i = 0; i < 16; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
   return a;
 }
+OUTRIDER_INLINE Lanes exp(Lanes x) {
+  for (float& lane : x.v) lane = exp_f32(lane);
+  return x;
+}
+OUTRIDER_INLINE Lanes silu(Lanes x) {
+  for (float& lane : x.v) lane = silu_f32(lane);
+  return x;
+}
+OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
+  for (int i = 0; i < 16; ++i) p[i] = {static_cast<uint16_t>(narrow(x.v[i]))};
+}
+OUTRIDER_INLINE void store_narrow(bf16* p, Lanes even, Lanes odd) {
+  for (int i = 0; i < 16; ++i) {
+    p[2 * i] = {static_cast<uint16_t>(narrow(even.v[i]))};
+    p[2 * i + 1] = {static_cast<uint16_t>(narrow(odd.v[i]))};
+  }
+}
 
+#endif
+
+#if defined(__AVX2__)
+OUTRIDER_INLINE __m256 halves_added(Lanes x) {
+#if defined(__AVX512F__)
+  return _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_maskz_extractf32x8_ps(0xff, x.v, 1));
+#else
+  return _mm256_add_ps(x.low, x.high);
+#endif
+}
 #endif
 
 // The sum of all lanes: lane i + lane i + 8, then i + 4, i + 2, i + 1.
 OUTRIDER_INLINE float sum(Lanes x) {
-  float v[16];
-  store(v, x);
+#if defined(__AVX2__)
+  const __m256 eight = halves_added(x);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
   for (int width = 8; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) v[i] += v[i + width];
+    for (int i = 0; i < width; ++i) x.v[i] += x.v[i + width];
   }
-  return v[0];
-}
-
-#if !defined(__AVX2__)
-OUTRIDER_INLINE Lanes sums(const Lanes (&rows)[16]) {
-  Lanes y;
-  for (int t = 0; t < 16; ++t) y.v[t] = sum(rows[t]);
-  return y;
-}
+  return x.v[0];
 #endif
+}
 
 OUTRIDER_INLINE float largest(Lanes x) {
   float v[16];
   store(v, x);
-  float y = v[0];
-  for (int i = 1; i < 16; ++i) y = v[i] > y ? v[i] : y;
-  return y;
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) v[i] = v[i] > v[i + width] ? v[i] : v[i + width];
+  }
+  return v[0];
 }
 
 // The first `count` of 16, zeros behind them; nothing beyond is read.
@@ -216,17 +255,25 @@ OUTRIDER_INLINE Lanes load(const T* p, int64_t count) {
   return load(padded);
 }
 
-// 16 numbers rounded to bf16, of which the first `count` are stored.
+// The first `count` of 16 numbers, rounded to bf16; of 16 pairs, the first `count` of 32.
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x, int64_t count) {
+  if (count >= kLanes) return store_narrow(p, x);
+  bf16 rounded[kLanes];
+  store_narrow(rounded, x);
+  __builtin_memcpy(p, rounded, static_cast<size_t>(count) * sizeof(bf16));
+}
+OUTRIDER_INLINE void store_narrow(bf16* p, Lanes even, Lanes odd, int64_t count) {
+  if (count >= 2 * kLanes) return store_narrow(p, even, odd);
+  bf16 rounded[2 * kLanes];
+  store_narrow(rounded, even, odd);
+  __builtin_memcpy(p, rounded, static_cast<size_t>(count) * sizeof(bf16));
+}
+// The first `count` of 16.
+OUTRIDER_INLINE void store(float* p, Lanes x, int64_t count) {
+  if (count >= kLanes) return store(p, x);
   float v[16];
   store(v, x);
-  bf16 rounded[16];
-  for (int i = 0; i < 16; ++i) rounded[i] = narrow(v[i]);
-  if (count >= kLanes) {
-    __builtin_memcpy(p, rounded, sizeof rounded);
-  } else {
-    __builtin_memcpy(p, rounded, static_cast<size_t>(count) * sizeof(bf16));
-  }
+  __builtin_memcpy(p, v, static_cast<size_t>(count) * sizeof(float));
 }
 
 }  // namespace outrider::cpu::OUTRIDER_LANES

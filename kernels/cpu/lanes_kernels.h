@@ -7,14 +7,16 @@
 #include "core/bf16.h"
 #include "kernels/cpu/attention.h"
 
-#define OUTRIDER_DECLARE_LANES_KERNELS(isa)                                                \
-  namespace isa {                                                                          \
-  void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden, \
-                float epsilon);                                                            \
-  void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width);               \
-  void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16* y,      \
-                 float* scratch, int64_t scratch_stride, RowPointers map, int64_t rows,    \
-                 AttentionShape shape);                                                    \
+#define OUTRIDER_DECLARE_LANES_KERNELS(isa)                                                      \
+  namespace isa {                                                                                \
+  void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden,       \
+                float epsilon);                                                                  \
+  void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width);                     \
+  void add(float* x, const float* y, int64_t size);                                              \
+  void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages, \
+                      bf16* v_pages, RowPointers map, int64_t rows, AttentionShape shape);       \
+  void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16* y,            \
+                 float* scratch, RowPointers map, int64_t rows, AttentionShape shape);           \
   }
 
 namespace outrider::cpu {

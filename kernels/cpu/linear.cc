@@ -17,12 +17,12 @@ static_assert(kFewRows * kFewRowsStride <= kMaxBlockRows * kManyRowsStride);
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A vdpbf16ps takes an Intel core 2.2 cycles (seen on Emerald Rapids), the two fmas that give the
-// same bits take one: there it is for so few rows only, where memory is the bound and it leaves
-// the core more idle.
+// A vdpbf16ps takes an Intel core 2 cycles (seen on Emerald Rapids), the two fmas that give the
+// same bits take one: there it is for one row alone, where it saves more by not widening the
+// weights.
 bool prefers_dot_pairs(int64_t rows) {
   static const bool is_intel = __builtin_cpu_is("intel");
-  return rows <= 4 || !is_intel;
+  return rows == 1 || !is_intel;
 }
 
 const TileKernels& kernels_for(Isa isa, int64_t rows) {
@@ -56,7 +56,7 @@ void lay_out(const bf16* row, int64_t begin, int64_t end, int64_t k, bool as_f32
 // it is in the cache.
 void run_tiles(const TileKernels& kernels, const LinearTile& block, int64_t rows) {
   const bool few = rows <= kFewRows;
-  const int64_t num_tiles = divide_up(rows, kernels.max_rows);
+  const int64_t num_tiles = rows <= kernels.max_rows ? 1 : divide_up(rows, kernels.max_shared_rows);
   const int64_t group = num_tiles == 1 ? block.num_panels : kernels.group_panels;
   const size_t x_row_bytes =
       (few ? kFewRowsStride : kManyRowsStride) * (kernels.x_is_f32 ? sizeof(float) : sizeof(bf16));

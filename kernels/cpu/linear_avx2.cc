@@ -95,6 +95,7 @@ __attribute__((target("avx2,fma"))) void run(const LinearTile& tile) {
 
 const TileKernels kTileAvx2 = {true,
                                4,
+                               4,
                                1,
                                {nullptr, run<1, kFewRowsStride>, run<2, kFewRowsStride>,
                                 run<3, kFewRowsStride>, run<4, kFewRowsStride>},

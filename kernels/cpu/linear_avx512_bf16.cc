@@ -53,7 +53,7 @@ OUTRIDER_AVX512_BF16 void add_panels(const LinearTile& tile, int64_t panel) {
 
 template <int R, int64_t kStride>
 __attribute__((target("avx512f,avx512bf16"))) void run(const LinearTile& tile) {
-  constexpr int P = R <= 2 ? 4 : R <= 8 ? 3 : 2;  // at most 24 registers of sums
+  constexpr int P = R <= 2 ? 4 : R <= 8 ? 3 : R <= 12 ? 2 : 1;  // at most 24 registers of sums
   int64_t panel = 0;
   for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P, kStride>(tile, panel);
   for (; panel < tile.num_panels; ++panel) add_panels<R, 1, kStride>(tile, panel);
@@ -63,15 +63,19 @@ __attribute__((target("avx512f,avx512bf16"))) void run(const LinearTile& tile) {
 
 const TileKernels kTileAvx512Bf16 = {
     false,
+    16,
     12,
     2,
     {nullptr, run<1, kFewRowsStride>, run<2, kFewRowsStride>, run<3, kFewRowsStride>,
      run<4, kFewRowsStride>, run<5, kFewRowsStride>, run<6, kFewRowsStride>, run<7, kFewRowsStride>,
      run<8, kFewRowsStride>, run<9, kFewRowsStride>, run<10, kFewRowsStride>,
-     run<11, kFewRowsStride>, run<12, kFewRowsStride>},
+     run<11, kFewRowsStride>, run<12, kFewRowsStride>, run<13, kFewRowsStride>,
+     run<14, kFewRowsStride>, run<15, kFewRowsStride>, run<16, kFewRowsStride>},
     {nullptr, run<1, kManyRowsStride>, run<2, kManyRowsStride>, run<3, kManyRowsStride>,
      run<4, kManyRowsStride>, run<5, kManyRowsStride>, run<6, kManyRowsStride>,
      run<7, kManyRowsStride>, run<8, kManyRowsStride>, run<9, kManyRowsStride>,
-     run<10, kManyRowsStride>, run<11, kManyRowsStride>, run<12, kManyRowsStride>}};
+     run<10, kManyRowsStride>, run<11, kManyRowsStride>, run<12, kManyRowsStride>,
+     run<13, kManyRowsStride>, run<14, kManyRowsStride>, run<15, kManyRowsStride>,
+     run<16, kManyRowsStride>}};
 
 }  // namespace outrider::cpu

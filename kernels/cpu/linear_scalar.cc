@@ -33,6 +33,6 @@ void run(const LinearTile& tile) {
 
 }  // namespace
 
-const TileKernels kTileScalar = {true, 1, 1, {nullptr, run}, {nullptr, run}};
+const TileKernels kTileScalar = {true, 1, 1, 1, {nullptr, run}, {nullptr, run}};
 
 }  // namespace outrider::cpu

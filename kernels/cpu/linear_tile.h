@@ -10,7 +10,7 @@
 
 namespace outrider::cpu {
 
-constexpr int kMaxTileRows = 12;
+constexpr int kMaxTileRows = 16;
 
 // Elements from row to row of x, a constant, so that one address serves all rows: for up to
 // kFewRows rows with much of k, or for many with less. 16 more than a power of two keep the rows
@@ -38,7 +38,8 @@ using TileKernel = void (*)(const LinearTile& tile);
 
 struct TileKernels {
   bool x_is_f32;                           // else bf16
-  int max_rows;                            // that one tile may have
+  int max_rows;                            // that one tile may have, if it is alone
+  int max_shared_rows;                     // that each of several may have
   int group_panels;                        // handed over together where several tiles share them
   TileKernel few_rows[kMaxTileRows + 1];   // [rows], for x with kFewRowsStride; [0] is empty
   TileKernel many_rows[kMaxTileRows + 1];  // with kManyRowsStride

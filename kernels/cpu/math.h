@@ -1,43 +1,66 @@
 // fp32 exp, silu and fma, ours instead of libm's: the same bits from every compiler, library and
-// instruction set. Plain multiplies and adds without a branch, so a loop over them is vectorised.
+// instruction set. Plain multiplies and adds without a branch, for a float or a vector of them.
 // (Always inlined and free of std functions: files compiled for different instruction sets share
 // this header, and the linker must not pick one file's copy for the others.)
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace outrider::cpu {
+
+// Integers in place of floats: of V, a float or a vector of them (as __m256 and __m512 are).
+template <size_t kBytes>
+struct IntegersOfSize;
+template <>
+struct IntegersOfSize<4> {
+  using type = uint32_t;
+};
+template <>
+struct IntegersOfSize<32> {
+  using type = uint32_t __attribute__((vector_size(32)));
+};
+template <>
+struct IntegersOfSize<64> {
+  using type = uint32_t __attribute__((vector_size(64)));
+};
+template <typename V>
+using IntegersOf = typename IntegersOfSize<sizeof(V)>::type;
 
 // e^x within 8.1e-8 of it, relatively. 0 below -87.3365, where e^x is a denormal; infinity above
 // 88.7228; NaN stays NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts of which the first gives an exact product
 // (Cody and Waite 1980); e^r = 1 + r + r² q(r), q minimax, 3.8e-9.
-[[gnu::always_inline]] inline float exp_f32(float x) {
-  constexpr float kLowest = -87.3365f;
-  constexpr float kHighest = 88.72283f;
-  constexpr float kRound = 12582912.0f;         // 1.5 * 2^23: adding it rounds to an integer
-  const float low = x > kLowest ? x : kLowest;  // a NaN goes on as kLowest and comes back below
-  const float clamped = low < kHighest ? low : kHighest;
-  const float shifted = clamped * 1.44269504f + kRound;
-  const float n = shifted - kRound;
-  const float r = (clamped - n * 0.693359375f) - n * -2.12194442e-4f;
-  float q = 0x1.6a240cp-10f;
+template <typename V>
+[[gnu::always_inline]] inline V exp_f32(V x) {
+  using Integers = IntegersOf<V>;
+  const V lowest = V{} + -87.3365f;
+  const V highest = V{} + 88.72283f;
+  constexpr float kRound = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer
+  const V low = x > lowest ? x : lowest;  // a NaN goes on as `lowest` and comes back below
+  const V clamped = low < highest ? low : highest;
+  const V shifted = clamped * 1.44269504f + kRound;
+  const V n = shifted - kRound;
+  const V r = (clamped - n * 0.693359375f) - n * -2.12194442e-4f;
+  V q = V{} + 0x1.6a240cp-10f;
   q = q * r + 0x1.1239f2p-7f;
   q = q * r + 0x1.5558f2p-5f;
   q = q * r + 0x1.555492p-3f;
   q = q * r + 0x1.fffffcp-2f;
-  const float e = 1.0f + (r + (r * r) * q);
+  const V e = 1.0f + (r + (r * r) * q);
   // e * 2^n: n is in the low bits of `shifted`.
-  const uint32_t scaled =
-      __builtin_bit_cast(uint32_t, e) + (__builtin_bit_cast(uint32_t, shifted) << 23);
-  float y = __builtin_bit_cast(float, scaled);
-  y = x < kLowest ? 0.0f : y;
-  y = x > kHighest ? __builtin_inff() : y;
+  V y = __builtin_bit_cast(
+      V, __builtin_bit_cast(Integers, e) + (__builtin_bit_cast(Integers, shifted) << 23));
+  y = x < lowest ? V{} : y;
+  y = x > highest ? V{} + __builtin_inff() : y;
   return x != x ? x : y;
 }
 
 // x / (1 + e^-x)
-[[gnu::always_inline]] inline float silu_f32(float x) { return x / (1.0f + exp_f32(-x)); }
+template <typename V>
+[[gnu::always_inline]] inline V silu_f32(V x) {
+  return x / (1.0f + exp_f32(-x));
+}
 
 // A denormal becomes the zero of its sign.
 [[gnu::always_inline]] inline float flush_f32(float x) {

@@ -77,17 +77,24 @@ class AttentionTest : public KernelTest {
     out.y.resize(count * shape_.num_heads * shape_.head_dim);
     std::vector<float> scratch(kAttentionQueries * max_pages_ * kPageTokens, std::nanf(""));
     rope_and_cache(out.qkv.data(), cos_.data(), sin_.data(), k_.data(), v_.data(), map, count,
-                   shape_);
+                   shape_, isa);
     attention(out.qkv.data(), k_.data(), v_.data(), out.y.data(), scratch.data(), map, count,
               shape_, isa);
     return out;
   }
 
-  // Where head h of a row's keys or values starts in the pages.
-  int64_t page_index(int32_t sequence, int64_t position, int64_t kv_head) const {
+  // Where element i of a row's key or value lies in the pages.
+  int64_t page_start(int32_t sequence, int64_t position, int64_t kv_head) const {
     const int64_t page = tables_[sequence * max_pages_ + position / kPageTokens];
-    return ((page * shape_.num_kv_heads + kv_head) * kPageTokens + position % kPageTokens) *
-           shape_.head_dim;
+    return (page * shape_.num_kv_heads + kv_head) * kPageTokens * shape_.head_dim;
+  }
+  bf16 key(int32_t sequence, int64_t position, int64_t kv_head, int64_t i) const {
+    return k_[page_start(sequence, position, kv_head) +
+              (i / 2 * kPageTokens + position % kPageTokens) * 2 + i % 2];
+  }
+  bf16 value(int32_t sequence, int64_t position, int64_t kv_head, int64_t i) const {
+    return v_[page_start(sequence, position, kv_head) + position % kPageTokens * shape_.head_dim +
+              i];
   }
 
   void expect_close(const float* q, Row row, int64_t head, const bf16* y) const;
@@ -110,11 +117,11 @@ void AttentionTest::expect_close(const float* q, Row row, int64_t head, const bf
   std::vector<double> scores(context);
   double error = 0.0;
   for (int64_t t = 0; t < context; ++t) {
-    const bf16* k = k_.data() + page_index(row.sequence, t, kv_head);
     double norm = 0.0;
     for (int64_t i = 0; i < dim; ++i) {
-      scores[t] += scale * q[i] * to_float(k[i]);
-      norm += scale * std::abs(q[i] * to_float(k[i]));
+      const double k = to_float(key(row.sequence, t, kv_head, i));
+      scores[t] += scale * q[i] * k;
+      norm += scale * std::abs(q[i] * k);
     }
     error = std::max(error, (dim + 4) * kRoundF32 * norm);
   }
@@ -127,7 +134,7 @@ void AttentionTest::expect_close(const float* q, Row row, int64_t head, const bf
     double norm = 0.0;
     for (int64_t t = 0; t < context; ++t) {
       const double weight = std::exp(scores[t] - *most) / sum;
-      const double v = to_float(v_[page_index(row.sequence, t, kv_head) + i]);
+      const double v = to_float(value(row.sequence, t, kv_head, i));
       exact += weight * v;
       norm += weight * std::abs(v);
     }
@@ -177,10 +184,10 @@ TEST_F(AttentionTest, RopeRotatesHalvesAndCachesKAndV) {
       for (int64_t h = 0; h < shape_.num_kv_heads; ++h) {
         const float* k = after + (shape_.num_heads + h) * shape_.head_dim;
         const float* v = in + rotated + h * shape_.head_dim;
-        const int64_t at = page_index(rows[r].sequence, rows[r].position, h);
         for (int64_t i = 0; i < shape_.head_dim; ++i) {
-          ASSERT_EQ(k_[at + i].bits, to_bf16(k[i]).bits);
-          ASSERT_EQ(v_[at + i].bits, to_bf16(v[i]).bits);
+          const Row row = rows[r];
+          ASSERT_EQ(key(row.sequence, row.position, h, i).bits, to_bf16(k[i]).bits);
+          ASSERT_EQ(value(row.sequence, row.position, h, i).bits, to_bf16(v[i]).bits);
         }
       }
     }
@@ -194,7 +201,9 @@ TEST_F(AttentionTest, EveryIsaGivesTheSameBits) {
     const auto rows = rows_between(c.context, length_);
     const Output expected = run(rows, Isa::scalar);
     for (Isa isa : available_isas()) {
-      EXPECT_TRUE(same_bits(run(rows, isa).y, expected.y)) << isa_name(isa);
+      const Output out = run(rows, isa);
+      EXPECT_TRUE(same_bits(out.qkv, expected.qkv)) << isa_name(isa);
+      EXPECT_TRUE(same_bits(out.y, expected.y)) << isa_name(isa);
     }
   }
 }

@@ -100,11 +100,14 @@ TEST_F(ElementwiseTest, ARowDoesNotDependOnTheOthers) {
 }
 
 TEST_F(ElementwiseTest, AddAdds) {
-  auto x = random_f32(1003);
-  const auto before = x;
+  const auto x = random_f32(1003);
   const auto y = random_f32(1003);
-  add(x.data(), y.data(), 1003);
-  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i], before[i] + y[i]);
+  for (Isa isa : available_isas()) {
+    auto sum = x;
+    add(sum.data(), y.data(), 1000, isa);
+    for (size_t i = 0; i < 1000; ++i) EXPECT_EQ(sum[i], x[i] + y[i]);
+    for (size_t i = 1000; i < 1003; ++i) EXPECT_EQ(sum[i], x[i]);
+  }
 }
 
 }  // namespace

@@ -10,11 +10,13 @@
 #include <sstream>
 #include <string>
 
+#include "engine/retry_error.h"
 #include "outrider/v1/status_details.pb.h"
 #include "server/call_record.h"
 #include "server/logging.h"
 #include "server/server_harness.h"
 #include "server/service_rate.h"
+#include "server/status.h"
 #include "testing/temporary_directory.h"
 
 namespace outrider {
@@ -154,6 +156,11 @@ TEST(RetryInfo, ComesWithAFullQueue) {
   EXPECT_EQ(asked.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(retry_delay_s(asked.status), 1.0);  // nothing has been served yet
   EXPECT_EQ(asked.given_id.size(), 16u);        // a refused request has a name too
+}
+
+TEST(RetryInfo, HasFractionsOfASecond) {
+  EXPECT_EQ(retry_delay_s(to_grpc(retry_error("too many", milliseconds(1500)))), 1.5);
+  EXPECT_EQ(retry_delay_s(to_grpc(absl::ResourceExhaustedError("too much"))), std::nullopt);
 }
 
 TEST(ServiceRate, GoesByRecentEnds) {

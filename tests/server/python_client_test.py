@@ -118,6 +118,31 @@ class Plain(unittest.TestCase):
         self.assertRegex(dict(call.initial_metadata())['outrider-request-id'], r'^[0-9a-f]{16}$')
         list(call)
 
+    def test_metrics_count_steps(self):
+        def metrics():
+            opener = urllib.request.build_opener(NO_PROXY)
+            with opener.open(f'http://{self.server.http_address}/metrics', timeout=LIMIT_S) as text:
+                lines = [line.decode().split() for line in text if not line.startswith(b'#')]
+            return {name: float(value) for name, value in lines}
+
+        before = metrics()
+        guessing = request('Count', 20)
+        guessing.speculation.drafter = 'random'
+        guessing.speculation.num_speculative_tokens = 3
+        answer = self.stub.GenerateOnce(guessing, timeout=LIMIT_S).complete
+        grown = {name: value - before[name] for name, value in metrics().items()}
+        prefix = 'outrider_spec_decode_num_'
+        speculation = answer.speculation
+        self.assertGreater(speculation.num_draft_tokens, 0)
+        # The last step may have verified tokens behind the end, which are not the answer's.
+        self.assertGreaterEqual(grown[prefix + 'draft_tokens_total'], speculation.num_draft_tokens)
+        self.assertGreaterEqual(grown[prefix + 'drafts_total'], speculation.num_spec_steps)
+        self.assertGreaterEqual(grown['outrider_lookahead_tokens_count'], speculation.num_spec_steps)
+        for phase in ('draft', 'target', 'verify', 'exchange', 'host'):
+            self.assertGreater(grown[f'outrider_step_seconds_count{{phase="{phase}"}}'], 0)
+        self.assertEqual(grown['outrider_time_to_first_token_seconds_count'], 1)
+        self.assertEqual(grown['outrider_request_success_total{finished_reason="length"}'], 1)
+
     def test_a_cancelled_stream_ends(self):
         call = self.stub.Generate(request('Hello', 1900), timeout=LIMIT_S)
         next(call)
@@ -252,8 +277,9 @@ class Secure(unittest.TestCase):
 
 
 class Log(unittest.TestCase):
-    def test_json_lines(self):
-        with Server('--log-format', 'json') as server:
+    def test_json_lines_and_a_trace(self):
+        trace = self.enterContext(tempfile.NamedTemporaryFile('r'))
+        with Server('--log-format', 'json', '--trace', trace.name) as server:
             channel = self.enterContext(
                 grpc.insecure_channel(server.address, [('grpc.enable_http_proxy', 0)]))
             pb_grpc.GenerationServiceStub(channel).GenerateOnce(
@@ -266,6 +292,11 @@ class Log(unittest.TestCase):
         self.assertEqual([(o['request_id'], o['code'], o['completion_tokens']) for o in ends],
                          [('logged', 'OK', 3)])
         self.assertNotIn('saffron', ''.join(server.lines))
+        events = json.load(trace)
+        self.assertTrue({'plan', 'draft', 'target', 'verify', 'apply'} <=
+                        {event['name'] for event in events if event['ph'] == 'X'})
+        self.assertEqual([event['args']['request_id'] for event in events
+                          if event['ph'] == 'b' and event['name'] == 'request'], ['logged'])
 
 
 class Health(unittest.TestCase):

@@ -131,7 +131,7 @@ void CpuBackend::silu_mul(TensorView gate_up, TensorView y, Stream&) {
 void CpuBackend::add(TensorView x, TensorView y, Stream&) {
   CHECK(x.contiguous() && y.contiguous() && x.rank() == y.rank());
   for (int d = 0; d < x.rank(); ++d) CHECK(x.extent(d) == y.extent(d));
-  cpu::add(x.data<float>(), y.data<float>(), x.size());
+  cpu::add(x.data<float>(), y.data<float>(), x.size(), isa_);
 }
 
 void CpuBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream&) {
@@ -158,7 +158,7 @@ void CpuBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, 
   const cpu::RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
   for (int64_t r = 0; r < rows; ++r) CHECK(pointers.positions[r] < cos.extent(0));
   cpu::rope_and_cache(qkv.data<float>(), cos.data<float>(), sin.data<float>(), k_pages.data<bf16>(),
-                      v_pages.data<bf16>(), pointers, rows, shape);
+                      v_pages.data<bf16>(), pointers, rows, shape, isa_);
 }
 
 void CpuBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,

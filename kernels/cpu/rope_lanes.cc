@@ -1,0 +1,65 @@
+// rope_and_cache of attention.h for one instruction set (lanes.h).
+#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/lanes_kernels.h"
+
+namespace outrider::cpu::OUTRIDER_LANES {
+namespace {
+
+OUTRIDER_INLINE void rotate(float* head, const float* cos_row, const float* sin_row, int64_t half) {
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Lanes a = load(head + i), b = load(head + half + i);
+    const Lanes c = load(cos_row + i), s = load(sin_row + i);
+    store(head + i, sub(mul(a, c), mul(b, s)));
+    store(head + half + i, add(mul(b, c), mul(a, s)));
+  }
+  for (; i < half; ++i) {
+    const float a = head[i];
+    const float b = head[i + half];
+    head[i] = a * cos_row[i] - b * sin_row[i];
+    head[i + half] = b * cos_row[i] + a * sin_row[i];
+  }
+}
+
+// One token's key into its page: pairs, kPageTokens of them side by side.
+OUTRIDER_INLINE void cache_key(const float* k, bf16* page, int64_t token, int64_t head_dim) {
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const int64_t count = head_dim - d < kLanes ? head_dim - d : kLanes;
+    bf16 rounded[kLanes];
+    store_narrow(rounded, load(k + d, count));
+    bf16* to = page + d * kPageTokens + 2 * token;
+    for (int64_t i = 0; i < count; i += 2) {
+      __builtin_memcpy(to + i * kPageTokens, rounded + i, 2 * sizeof(bf16));
+    }
+  }
+}
+
+}  // namespace
+
+void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages,
+                    bf16* v_pages, RowPointers map, int64_t rows, AttentionShape shape) {
+  const int64_t head_dim = shape.head_dim;
+  const int64_t half = head_dim / 2;
+  for (int64_t r = 0; r < rows; ++r) {
+    float* q = qkv + r * shape.qkv_width();
+    const float* k = q + shape.num_heads * head_dim;
+    const float* v = k + shape.num_kv_heads * head_dim;
+    const int64_t position = map.positions[r];
+    const int64_t token = position % kPageTokens;
+    for (int64_t h = 0; h < shape.num_heads + shape.num_kv_heads; ++h) {
+      rotate(q + h * head_dim, cos_table + position * half, sin_table + position * half, half);
+    }
+    const int64_t page = map.page_tables[map.sequences[r] * map.max_pages + position / kPageTokens];
+    for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+      const int64_t page_head = (page * shape.num_kv_heads + h) * kPageTokens * head_dim;
+      cache_key(k + h * head_dim, k_pages + page_head, token, head_dim);
+      bf16* to = v_pages + page_head + token * head_dim;
+      const float* from = v + h * head_dim;
+      for (int64_t d = 0; d < head_dim; d += kLanes) {
+        store_narrow(to + d, load(from + d, head_dim - d), head_dim - d);
+      }
+    }
+  }
+}
+
+}  // namespace outrider::cpu::OUTRIDER_LANES
