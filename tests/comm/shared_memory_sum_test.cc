@@ -36,7 +36,8 @@ TEST(SharedMemorySum, AddsInRankOrderRoundAfterRound) {
         }
         ordered_sum(parts.data(), ranks, n, expected.data());
         shared.sum(x.data(), n);
-        ASSERT_EQ(std::memcmp(x.data(), expected.data(), n * sizeof(float)), 0)
+        // And on it goes: a rank that left would be waited for.
+        EXPECT_EQ(std::memcmp(x.data(), expected.data(), n * sizeof(float)), 0)
             << "rank " << rank << ", round " << round;
       }
     };
