@@ -2,39 +2,13 @@
 // us allocate little.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
 #include <nlohmann/json.hpp>
 
 #include "model/safetensors.h"
 #include "tests/model/model_runner.h"
 #include "tests/testing/checkpoints.h"
+#include "tests/testing/counted_allocations.h"
 #include "tests/testing/temporary_directory.h"
-
-namespace {
-
-struct Allocations {
-  int64_t count = 0;
-  int64_t bytes = 0;
-};
-thread_local Allocations allocations;
-
-void* allocate(size_t bytes) {
-  ++allocations.count;
-  allocations.bytes += static_cast<int64_t>(bytes);
-  void* data = std::malloc(bytes);
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-
-}  // namespace
-
-void* operator new(size_t bytes) { return allocate(bytes); }
-void* operator new[](size_t bytes) { return allocate(bytes); }
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete[](void* data) noexcept { std::free(data); }
-void operator delete(void* data, size_t) noexcept { std::free(data); }
-void operator delete[](void* data, size_t) noexcept { std::free(data); }
 
 namespace outrider {
 namespace {

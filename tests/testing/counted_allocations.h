@@ -1,0 +1,31 @@
+// Counts this thread's allocations by replacing operator new. Include it in one file of a program.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace outrider {
+
+struct Allocations {
+  int64_t count = 0;
+  int64_t bytes = 0;
+};
+inline thread_local Allocations allocations;
+
+inline void* counted_allocation(size_t bytes) {
+  ++allocations.count;
+  allocations.bytes += static_cast<int64_t>(bytes);
+  void* data = std::malloc(bytes);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+
+}  // namespace outrider
+
+void* operator new(size_t bytes) { return outrider::counted_allocation(bytes); }
+void* operator new[](size_t bytes) { return outrider::counted_allocation(bytes); }
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete[](void* data) noexcept { std::free(data); }
+void operator delete(void* data, size_t) noexcept { std::free(data); }
+void operator delete[](void* data, size_t) noexcept { std::free(data); }
