@@ -10,7 +10,6 @@
 
 #include "bench/bandwidth.h"
 #include "core/float_environment.h"
-#include "kernels/cpu/distribution.h"
 #include "model/transformer.h"
 #include "spec/batch_builder.h"
 #include "spec/drafter.h"
@@ -59,6 +58,20 @@ class DecodeBench {
     for (float& logit : noise) logit = static_cast<float>(random() % 1000) * 0.01f;
     backend_->copy_from_host(draft_logits_.view(DType::f32, {kMaxRows * vocab_}), noise.data(),
                              stream_);
+    Staged<DraftRow> rows(*backend_, kMaxRows);
+    for (int i = 0; i < kMaxRows; ++i) {
+      rows.host()[i] = {.processors = {.mode = VerifyMode::rejection},
+                        .key = {.seed = 1, .base = 1},
+                        .offset = i,
+                        .drafted = i};
+    }
+    rows.upload(0, kMaxRows, stream_);
+    drafted_ = backend_->allocate(kMaxRows * sizeof(int32_t));
+    q_ = backend_->allocate(kMaxRows * sizeof(RowDistribution));
+    backend_->sample_drafts(draft_logits_.view(DType::f32, {kMaxRows, vocab_}), rows.device(),
+                            kMaxRows, static_cast<int32_t*>(drafted_.data()),
+                            static_cast<RowDistribution*>(q_.data()), stream_);
+    backend_->synchronize(stream_);
     for (int64_t begin = 0; begin < context_; begin += kMaxRows) {
       forward(begin, std::min(context_, begin + kMaxRows));
     }
@@ -70,20 +83,16 @@ class DecodeBench {
 
   void target_step(int64_t rows) { forward(context_, context_ + rows); }
   void verify(int64_t rows, VerifyMode mode) {
-    const Processors processors{.mode = mode};
-    std::vector<RowDistribution> q;
-    for (int64_t i = 0; i + 1 < rows && mode == VerifyMode::rejection; ++i) {
-      q.push_back(cpu::process_row(
-          draft_logits_.view(DType::f32, {kMaxRows, vocab_}).rows(i, i + 1).data<float>(), vocab_,
-          processors, cpu::select_isa()));
-    }
-    const SequenceToVerify sequence{
-        .drafted = std::span(tokens_).subspan(context_, rows - 1),
-        .draft_logits = draft_logits_.view(DType::f32, {rows - 1, vocab_}),
-        .draft_rows = q,
-        .processors = processors,
-        .key = {.seed = 1, .base = 1}};
-    verifier_.verify({&sequence, 1}, {}, logits(rows), 0, stream_);
+    const VerifyWork work{.num_drafted = static_cast<int>(rows - 1),
+                          .drafted = static_cast<const int32_t*>(drafted_.data()),
+                          .draft_logits = static_cast<const float*>(draft_logits_.data()),
+                          .draft_stride = vocab_,
+                          .draft_rows = static_cast<const RowDistribution*>(q_.data()),
+                          .processors = {.mode = mode},
+                          .key = {.seed = 1, .base = 1}};
+    verifier_.prepare({&work, 1}, {}, logits(rows), false, 0, stream_);
+    verifier_.enqueue(stream_);
+    verifier_.finish(stream_);
   }
   void all_reduce(int64_t rows) {
     communicator_.all_reduce_sum(partial_.view(DType::f32, {rows, target_.config().hidden_size}),
@@ -91,8 +100,10 @@ class DecodeBench {
   }
   // One drafted token on a warm cache.
   void draft_step() {
-    const DraftContext context{0, std::span(tokens_).first(context_)};
-    drafter_->next_logits({&context, 1}, draft_logits_.view(DType::f32, {1, vocab_}), stream_);
+    const DraftContext context{.slot = 0, .tokens = std::span(tokens_).first(context_)};
+    drafter_->begin_step();
+    drafter_->prepare({&context, 1}, draft_logits_.view(DType::f32, {1, vocab_}), stream_);
+    drafter_->enqueue(stream_);
     drafter_->truncate(0, context_ - 1);
   }
   // Milliseconds of one call, begun by all ranks together.
@@ -116,9 +127,10 @@ class DecodeBench {
  private:
   // Rows [begin, end) of the context; earlier ones are cached.
   void forward(int64_t begin, int64_t end) {
-    rows_.clear();
+    rows_.begin_step();
     for (int64_t i = begin; i < end; ++i) rows_.add(0, tokens_[i], i, true);
-    target_.forward(rows_.upload(stream_), cache_, logits(end - begin), stream_);
+    rows_.upload(stream_);
+    target_.forward(rows_.batch(stream_), cache_, logits(end - begin), stream_);
   }
   TensorView logits(int64_t rows) {
     return logits_.view(DType::f32, {rows, target_.shard().vocab.size()});
@@ -133,6 +145,7 @@ class DecodeBench {
   BatchBuilder rows_;
   int64_t vocab_;
   Buffer logits_, draft_logits_, partial_;
+  Buffer drafted_, q_;  // i32, RowDistribution [kMaxRows]
   Verifier verifier_;
   std::optional<ModelDrafter> drafter_;
   std::vector<int32_t> tokens_;

@@ -150,7 +150,7 @@ Case attention_case(const AttentionCase& c, Isa isa) {
             }
             t.page_tables.resize(c.sequences * max_pages);
             std::iota(t.page_tables.begin(), t.page_tables.end(), 0);
-            const cpu::RowPointers map = {t.positions.data(), t.sequences.data(),
+            const RowPointers map = {t.positions.data(), t.sequences.data(),
                                           t.page_tables.data(), max_pages};
             const auto* pages =
                 reinterpret_cast<const bf16*>(t.next_weights((4 * pages_elements + 63) / 64 * 64));

@@ -18,4 +18,12 @@ struct AttentionShape {
   int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
+// Where each row of a ragged pass stands: rows of several sequences, in any number, side by side.
+struct RowPointers {
+  const int32_t* positions;    // [rows]: position in its sequence, from 0
+  const int32_t* sequences;    // [rows]: which page table
+  const int32_t* page_tables;  // [sequences, max_pages]: page of each kPageTokens positions
+  int64_t max_pages;
+};
+
 }  // namespace outrider

@@ -43,12 +43,12 @@ constexpr std::array<uint32_t, 4> philox_counter(const RandomKey& key, int offse
           key.choice};
 }
 
-inline uint32_t random_word(const RandomKey& key, int offset, Purpose purpose, uint32_t token) {
+constexpr uint32_t random_word(const RandomKey& key, int offset, Purpose purpose, uint32_t token) {
   return philox4x32(philox_counter(key, offset, purpose, token), philox_key(key))[token % 4];
 }
 
 // For the accept test: one of 2^32 equally spaced values in [0, 1).
-inline double accept_uniform(const RandomKey& key, int offset) {
+constexpr double accept_uniform(const RandomKey& key, int offset) {
   return random_word(key, offset, Purpose::accept, 0) * 0x1p-32;
 }
 

@@ -1,7 +1,10 @@
 // Plain data of verification, shared by the CPU and the CUDA twins and sent between ranks as bytes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+
+#include "kernels/host_device.h"
 
 namespace outrider {
 
@@ -52,6 +55,39 @@ struct ShardSummary {
   int32_t num_candidates;  // how many of the kCandidates are filled
   int32_t non_finite;      // 1 where the shard holds a NaN or an infinity
   int32_t shard_size;      // tokens of this shard
+  int32_t draft_token;     // the row's: equal on all ranks, or they do not draft alike
+};
+
+// What a rank sends in exchange A: a digest of the plan and of the state before it, the summaries
+// of all rows, the candidates of those that want some. A view; the ranks' messages stand side by
+// side.
+struct SummaryMessage {
+  std::byte* data;
+  int64_t num_rows;
+
+  static constexpr size_t bytes(int64_t num_rows, int64_t num_filtered) {
+    return sizeof(uint64_t) + num_rows * sizeof(ShardSummary) +
+           num_filtered * kCandidates * sizeof(Candidate);
+  }
+  OUTRIDER_HOST_DEVICE uint64_t& digest() const { return *reinterpret_cast<uint64_t*>(data); }
+  OUTRIDER_HOST_DEVICE ShardSummary* summaries() const {
+    return reinterpret_cast<ShardSummary*>(data + sizeof(uint64_t));
+  }
+  OUTRIDER_HOST_DEVICE Candidate* candidates() const {
+    return reinterpret_cast<Candidate*>(summaries() + num_rows);
+  }
+};
+static_assert(sizeof(ShardSummary) % sizeof(uint64_t) == 0 &&
+              sizeof(Candidate) == sizeof(uint64_t));
+
+// Every rank's message of exchange A, [ranks], `bytes` apart.
+struct SummaryMessages {
+  std::byte* data;
+  size_t bytes;
+  int64_t num_rows;
+  int32_t ranks;
+
+  OUTRIDER_HOST_DEVICE SummaryMessage of(int rank) const { return {data + rank * bytes, num_rows}; }
 };
 
 // A row's processed distribution over the whole vocabulary, known to every rank after exchange A.
@@ -84,6 +120,39 @@ struct SequenceRows {
   int32_t shard_size;
   int32_t vocab_size;
   int64_t draft_stride;  // elements
+};
+
+// A sequence of a step, and what its verification is a function of beside its rows.
+struct SequenceToVerify {
+  SequenceRows rows;
+  Processors processors;
+  RandomKey key;
+};
+
+// What verification made of one sequence: the same on every rank.
+struct Verdict {
+  double alpha_sum;      // rejection: sum of Σ min(p, q) over alpha_rows; greedy: accepted of them
+  int32_t alpha_rows;    // positions up to and including the first refusal
+  int32_t num_accepted;  // n, 0 … K
+  int32_t extra_token;   // follows the accepted prefix
+  float extra_logit;     // the target's, of that token
+  int32_t non_finite;    // 1: NaN or infinity in a row that was needed: nothing is committed
+  int32_t unresolved;    // 1: row n's candidates did not suffice; n may grow once it is gathered
+  int32_t gathered;      // 1: such a row was gathered
+};
+
+// A row of a drafter's logits, of which a token is to be drawn.
+struct DraftRow {
+  Processors processors;
+  RandomKey key;
+  int32_t offset;   // position within the step, from 0
+  int32_t drafted;  // where the token and its distribution go, in the step's drafted tokens
+};
+
+// A token that is known on the device alone, and where it is needed.
+struct TokenCopy {
+  const int32_t* from;
+  int32_t* to;
 };
 
 // What a race draws from, over one shard: token v with weight max(p(v) - q(v), 0), or p(v).

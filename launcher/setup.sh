@@ -8,7 +8,7 @@ PACKAGES=(
   # tools
   g++ cmake ninja-build ccache pkgconf python3-venv procps
   # libraries
-  libabsl-dev libcli11-dev libcpp-httplib-dev libgrpc++-dev libopenmpi-dev libpcre2-dev
+  libabsl-dev libboost-context-dev libcli11-dev libcpp-httplib-dev libgrpc++-dev libopenmpi-dev libpcre2-dev
   libprotobuf-dev libspdlog-dev libssl-dev libtomlplusplus-dev libutf8proc-dev libxxhash-dev
   nlohmann-json3-dev prometheus-cpp-dev
   # programs that the build and the launcher run

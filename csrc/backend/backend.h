@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 #include "core/stream.h"
 #include "core/tensor.h"
 #include "kernels/attention_types.h"
+#include "kernels/verify_types.h"
 
 namespace outrider {
 
@@ -36,11 +38,23 @@ class Backend {
   // What the numerics depend on, e.g. "cpu/avx512_bf16". Part of the fingerprint.
   virtual std::string description() const = 0;
 
+  virtual Stream make_stream() = 0;  // lives as long as the backend
   // Zeroed memory of this backend. Throws Error where there is none left.
   virtual Buffer allocate(size_t bytes) = 0;
+  // Zeroed memory of the host, for copies that are in flight when the call returns.
+  virtual Buffer allocate_pinned(size_t bytes) = 0;
+  // Contiguous views. Pinned memory of the host is read (or written) when the stream gets there,
+  // any other before the call returns.
   virtual void copy_from_host(TensorView to, const void* from, Stream& stream) = 0;
   virtual void copy_to_host(void* to, TensorView from, Stream& stream) = 0;
+  virtual void copy(TensorView to, TensorView from, Stream& stream) = 0;
   virtual void synchronize(Stream& stream) = 0;
+
+  // Does what `enqueue` enqueues; from the second call with this key on, perhaps without calling
+  // it. So a key stands for the same operations on the same views, and `enqueue` does nothing else.
+  virtual void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) = 0;
+  // Rows that a replayed pass of `rows` is padded to, by rows at position -1.
+  virtual int64_t padded_rows(int64_t rows) const = 0;
 
   // Stacks the parts along n. Each part: bf16 [n_i, k] on the host, last dimension contiguous.
   virtual PackedWeight pack(std::span<const TensorView> parts) = 0;
@@ -79,9 +93,34 @@ class Backend {
   // num_heads * head_dim]
   virtual void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
                          const RowMap& map, const AttentionShape& shape, Stream& stream) = 0;
+
+  // Drafting and verification: kernels/cpu/{sample,distribution,verify}.h say what each does. The
+  // structs and all that they point to are memory of this backend.
+  virtual void copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) = 0;
+  // logits: f32 [n, vocab_size]
+  virtual void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
+                             RowDistribution* q, Stream& stream) = 0;
+  // logits: f32 [any, shard_size]; rows: [to.num_rows]. Leaves the digest alone.
+  virtual void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
+                              SummaryMessage to, Stream& stream) = 0;
+  virtual void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                            RowDistribution* p, uint64_t* disagreeing, Stream& stream) = 0;
+  // logits: f32 [vocab_size]
+  virtual void resolve_row(TensorView logits, const Processors& processors, RowDistribution* row,
+                           Stream& stream) = 0;
+  virtual void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                           Stream& stream) = 0;
+  virtual void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                         const Verdict* verdicts, RaceResult* results, Stream& stream) = 0;
+  virtual void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
+                           int ranks, Verdict* verdicts, Stream& stream) = 0;
 };
 
 // The CPU backend on the instruction set of kernels/cpu/isa.h.
 std::unique_ptr<Backend> make_cpu_backend();
+
+// The CUDA backend on a device of this host. Throws Error where there is no such device, or where
+// this program was built without CUDA.
+std::unique_ptr<Backend> make_cuda_backend(int device);
 
 }  // namespace outrider

@@ -1,6 +1,8 @@
 // Communicator: collectives among the ranks of one tensor-parallel group.
 #pragma once
 
+#include <string>
+
 #include "core/stream.h"
 #include "core/tensor.h"
 
@@ -23,6 +25,10 @@ class Communicator {
   virtual void all_gather(TensorView mine, TensorView all, Stream& stream) = 0;
   // x: the same number of bytes on every rank; all end with root's.
   virtual void broadcast(TensorView x, int root, Stream& stream) = 0;
+
+  // Why collectives that were enqueued will never be done, as far as the transport has found out
+  // by itself; empty while all is well. Thread-safe.
+  virtual std::string failure() const { return ""; }
 };
 
 }  // namespace outrider

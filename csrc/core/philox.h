@@ -11,7 +11,7 @@ struct PhiloxKey {
   uint32_t low, high;
 };
 
-inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, PhiloxKey key) {
+constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, PhiloxKey key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
     const uint64_t b = uint64_t{0xCD9E8D57u} * counter[2];

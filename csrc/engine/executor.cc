@@ -102,6 +102,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
     : options_(std::move(options)),
       backend_(backend),
       num_ranks_(communicator.size()),
+      stream_(backend.make_stream()),
       tokenizer_(Tokenizer::load(options_.model)),
       target_(options_.model, backend, communicator, options_.max_rows, options_.max_positions,
               progress_of(options_, "model")),

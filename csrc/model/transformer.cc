@@ -69,7 +69,7 @@ Transformer::Transformer(const std::filesystem::path& directory, Backend& backen
   const RopeTables tables = make_rope_tables(config_, max_positions_);
   const size_t table_bytes = tables.cos.size() * sizeof(float);
   rope_ = backend_.allocate(2 * table_bytes);
-  Stream stream;
+  Stream stream = backend_.make_stream();
   const auto size = static_cast<int64_t>(tables.cos.size());
   backend_.copy_from_host(rope_.view(DType::f32, {size}), tables.cos.data(), stream);
   backend_.copy_from_host(rope_.view(DType::f32, {size}, table_bytes), tables.sin.data(), stream);

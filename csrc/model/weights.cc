@@ -103,7 +103,7 @@ class WeightReader {
     WeightVector vector;
     vector.data = backend_.allocate(n * dtype_bytes(dtype));
     vector.view = vector.data.view(dtype, {n});
-    Stream stream;
+    Stream stream = backend_.make_stream();
     backend_.copy_from_host(vector.view, from, stream);
     backend_.synchronize(stream);  // `from` may end with the caller
     return vector;

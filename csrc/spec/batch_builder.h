@@ -1,57 +1,102 @@
-// BatchBuilder: gathers the rows of one ragged pass on the host and hands them to the backend.
+// BatchBuilder: gathers the rows of a ragged pass on the host and hands them to the backend.
+// Several passes of a step may be in flight at once.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "backend/backend.h"
 #include "model/transformer.h"
+#include "spec/staged.h"
 
 namespace outrider {
 
 class BatchBuilder {
  public:
-  BatchBuilder(Backend& backend, int64_t max_rows)
+  // max_rows: of a pass; num_passes: that may be in flight.
+  BatchBuilder(Backend& backend, int64_t max_rows, int64_t num_passes = 1)
       : backend_(backend),
         max_rows_(max_rows),
-        device_(backend.allocate(static_cast<size_t>(4 * max_rows) * sizeof(int32_t))) {
-    for (auto* column : {&tokens_, &positions_, &slots_, &logit_rows_}) column->reserve(max_rows);
+        num_passes_(num_passes),
+        columns_(backend, num_passes * kColumns * max_rows_),
+        copies_(backend, num_passes * max_rows_) {}
+
+  // Nothing is in flight: the step before is done.
+  void begin_step() {
+    pass_ = 0;
+    clear();
+  }
+  // Goes on to the next pass, if this one was uploaded.
+  void begin_pass(Stream& stream) {
+    if (!uploaded_) return;
+    clear();
+    if (++pass_ < num_passes_) return;
+    backend_.synchronize(stream);
+    pass_ = 0;
   }
 
   void add(int64_t slot, int32_t token, int64_t position, bool wants_logits) {
-    CHECK(num_rows() < max_rows_);
-    if (wants_logits) logit_rows_.push_back(static_cast<int32_t>(num_rows()));
-    tokens_.push_back(token);
-    positions_.push_back(static_cast<int32_t>(position));
-    slots_.push_back(static_cast<int32_t>(slot));
+    add(slot, position, wants_logits, token, nullptr);
+  }
+  // A row whose token the device alone knows, at `token` on the backend.
+  void add(int64_t slot, const int32_t* token, int64_t position, bool wants_logits) {
+    add(slot, position, wants_logits, 0, token);
   }
 
-  int64_t num_rows() const { return static_cast<int64_t>(tokens_.size()); }
-  int64_t num_logit_rows() const { return static_cast<int64_t>(logit_rows_.size()); }
-  bool full() const { return num_rows() == max_rows_; }
+  int64_t num_rows() const { return num_rows_; }
+  int64_t num_logit_rows() const { return num_logit_rows_; }
+  bool full() const { return num_rows_ == max_rows_; }
+  int64_t pass() const { return pass_; }  // which of a step's passes is being gathered
 
-  // The rows so far, on the backend; valid until the next upload.
-  Batch upload(Stream& stream) {
-    return {column(0, tokens_, stream), column(1, positions_, stream), column(2, slots_, stream),
-            column(3, logit_rows_, stream)};
+  // Adds rows that nobody reads, until rows and rows with logits are as many as a replayed pass
+  // has. False where a pass cannot have so many: then nothing is added.
+  bool pad() {
+    const int64_t more_logits = backend_.padded_rows(num_logit_rows_) - num_logit_rows_;
+    const int64_t rows = backend_.padded_rows(num_rows_ + more_logits);
+    if (rows > max_rows_) return false;
+    for (int64_t i = 0; num_rows_ < rows; ++i) add(0, 0, -1, i < more_logits);
+    return true;
   }
 
-  void clear() {
-    for (auto* column : {&tokens_, &positions_, &slots_, &logit_rows_}) column->clear();
+  // Sends the rows so far to the backend.
+  void upload(Stream& stream) {
+    uploaded_ = true;
+    columns_.upload(pass_ * kColumns * max_rows_, kColumns * max_rows_, stream);
+    copies_.upload(pass_ * max_rows_, num_rows_, stream);
+  }
+  // Those rows, on the backend, with every token in its place.
+  Batch batch(Stream& stream) {
+    backend_.copy_tokens(copies_.device() + pass_ * max_rows_, num_rows_, stream);
+    return {column(0, num_rows_), column(1, num_rows_), column(2, num_rows_),
+            column(3, num_logit_rows_)};
   }
 
  private:
-  TensorView column(int index, const std::vector<int32_t>& values, Stream& stream) {
-    const TensorView view = device_.view(DType::i32, {static_cast<int64_t>(values.size())},
-                                         static_cast<size_t>(index * max_rows_) * sizeof(int32_t));
-    backend_.copy_from_host(view, values.data(), stream);
-    return view;
+  static constexpr int64_t kColumns = 4;  // tokens, positions, slots, rows with logits
+
+  void add(int64_t slot, int64_t position, bool wants_logits, int32_t token, const int32_t* from) {
+    CHECK(num_rows_ < max_rows_);
+    if (wants_logits) host(3)[num_logit_rows_++] = static_cast<int32_t>(num_rows_);
+    host(0)[num_rows_] = token;
+    host(1)[num_rows_] = static_cast<int32_t>(position);
+    host(2)[num_rows_] = static_cast<int32_t>(slot);
+    copies_.host()[pass_ * max_rows_ + num_rows_] = {from, device(0) + num_rows_};
+    ++num_rows_;
   }
+  void clear() {
+    num_rows_ = num_logit_rows_ = 0;
+    uploaded_ = false;
+  }
+  int64_t offset(int64_t index) const { return (pass_ * kColumns + index) * max_rows_; }
+  int32_t* host(int64_t index) { return columns_.host() + offset(index); }
+  int32_t* device(int64_t index) { return columns_.device() + offset(index); }
+  TensorView column(int64_t index, int64_t n) { return {device(index), DType::i32, {n}}; }
 
   Backend& backend_;
-  int64_t max_rows_;
-  Buffer device_;  // i32 [4, max_rows]
-  std::vector<int32_t> tokens_, positions_, slots_, logit_rows_;
+  int64_t max_rows_, num_passes_;
+  Staged<int32_t> columns_;   // [passes, kColumns, max_rows]
+  Staged<TokenCopy> copies_;  // [passes, max_rows]
+  int64_t pass_ = 0, num_rows_ = 0, num_logit_rows_ = 0;
+  bool uploaded_ = false;
 };
 
 }  // namespace outrider

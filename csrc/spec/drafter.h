@@ -18,8 +18,12 @@ namespace outrider {
 // One sequence that a drafter extends.
 struct DraftContext {
   int64_t slot = 0;
-  std::span<const int32_t>
-      tokens;  // prompt, emitted tokens, and what was drafted so far in this step
+  std::span<const int32_t> tokens;  // prompt and emitted tokens
+  // What was drafted so far in this step, behind them: on the backend, where alone it is known.
+  const int32_t* drafted = nullptr;
+  int64_t num_drafted = 0;
+
+  int64_t length() const { return static_cast<int64_t>(tokens.size()) + num_drafted; }
 };
 
 // Makes a row of logits for each next token; the token itself is drawn from it by the same
@@ -27,6 +31,9 @@ struct DraftContext {
 class LogitDrafter {
  public:
   virtual ~LogitDrafter() = default;
+
+  // A step begins; nothing of the one before is in flight.
+  virtual void begin_step() = 0;
 
   // Positions of the slot that it has seen: prefill up to there feeds nothing.
   virtual int64_t num_seen(int64_t slot) const = 0;
@@ -37,10 +44,13 @@ class LogitDrafter {
   // Feeds whatever of the contexts was not seen before.
   virtual void prefill(std::span<const DraftContext> contexts, Stream& stream) = 0;
 
-  // logits: f32 [contexts, vocab_size], a row for each context's next token. Whatever of a context
-  // was not seen before (the last accepted tokens) is fed first.
-  virtual void next_logits(std::span<const DraftContext> contexts, TensorView logits,
+  // Readies a row of logits for each context's next token; `enqueue` then computes it. Whatever of
+  // a context was not seen before (the last accepted tokens) is fed first. Returns a key of all
+  // that `enqueue` does. logits: f32 [contexts, vocab_size], or more rows, which come to mean
+  // nothing.
+  virtual uint64_t prepare(std::span<const DraftContext> contexts, TensorView logits,
                            Stream& stream) = 0;
+  virtual void enqueue(Stream& stream) = 0;
 
   // Forgets what it has seen of the slot from position `length` on.
   virtual void truncate(int64_t slot, int64_t length) = 0;
@@ -57,43 +67,53 @@ class ModelDrafter final : public LogitDrafter {
 
   const ModelConfig& config() const { return model_.config(); }
   KvCache& cache() { return cache_; }  // its pages must reach as far as what is fed
+  void begin_step() override { rows_.begin_step(); }
   int64_t max_positions() const { return model_.config().max_position_embeddings; }
   int64_t num_seen(int64_t slot) const override { return seen_[slot]; }
   void admit(int64_t slot, int64_t num_cached) override { seen_[slot] = num_cached; }
   void prefill(std::span<const DraftContext> contexts, Stream& stream) override;
-  void next_logits(std::span<const DraftContext> contexts, TensorView logits,
+  uint64_t prepare(std::span<const DraftContext> contexts, TensorView logits,
                    Stream& stream) override;
+  void enqueue(Stream& stream) override;
   void truncate(int64_t slot, int64_t length) override;
 
  private:
-  // Rows for what was not seen; wants_logits: of the last of each context. Passes run as they fill,
-  // `flush` runs the last.
-  template <typename Flush>
-  void feed(std::span<const DraftContext> contexts, bool wants_logits, const Flush& flush);
+  // Gathers rows of what was not seen, for logits of the last row of each context where they are
+  // wanted. A pass that is full runs; the last one is left.
+  void gather(std::span<const DraftContext> contexts, bool wants_logits, TensorView logits,
+              Stream& stream);
+  void run_pass(TensorView logits, Stream& stream);
 
+  Backend& backend_;
   std::unique_ptr<Communicator> self_;
   Transformer model_;
   KvCache cache_;
   BatchBuilder rows_;
   std::vector<int64_t> seen_;  // [slots]: positions in the cache
+  int64_t logits_done_ = 0;    // rows of `logits` that earlier passes of a `prepare` wrote
+  TensorView logits_;          // that the pass of `enqueue` writes
 };
 
 // `random`: uniform over the vocabulary. Costs nothing, guesses nothing, tests everything. Greedy
 // requests see token 0 drafted, the arg max of equal logits.
 class RandomDrafter final : public LogitDrafter {
  public:
-  RandomDrafter(Backend& backend, int64_t vocab_size) : backend_(backend), zeros_(vocab_size) {}
+  RandomDrafter(Backend& backend, int64_t vocab_size)
+      : backend_(backend), zeros_(backend.allocate(vocab_size * sizeof(float))) {}
 
+  void begin_step() override {}
   int64_t num_seen(int64_t) const override { return INT64_MAX; }
   void admit(int64_t, int64_t) override {}
   void prefill(std::span<const DraftContext>, Stream&) override {}
-  void next_logits(std::span<const DraftContext> contexts, TensorView logits,
+  uint64_t prepare(std::span<const DraftContext> contexts, TensorView logits,
                    Stream& stream) override;
+  void enqueue(Stream& stream) override;
   void truncate(int64_t, int64_t) override {}
 
  private:
   Backend& backend_;
-  std::vector<float> zeros_;  // [vocab_size]: equal logits, so that processors leave them uniform
+  TensorView logits_;  // of `prepare`
+  Buffer zeros_;       // f32 [vocab_size]: equal logits, so that processors leave them uniform
 };
 
 // `prompt_lookup`: copies what followed the latest earlier occurrence of the context's last tokens

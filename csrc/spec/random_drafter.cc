@@ -1,12 +1,19 @@
+#include "core/digest.h"
 #include "spec/drafter.h"
 
 namespace outrider {
 
-void RandomDrafter::next_logits(std::span<const DraftContext> contexts, TensorView logits,
-                                Stream& stream) {
-  for (size_t i = 0; i < contexts.size(); ++i) {
-    const auto row = static_cast<int64_t>(i);
-    backend_.copy_from_host(logits.rows(row, row + 1), zeros_.data(), stream);
+uint64_t RandomDrafter::prepare(std::span<const DraftContext> contexts, TensorView logits,
+                                Stream&) {
+  logits_ = logits.rows(0, static_cast<int64_t>(contexts.size()));
+  const int64_t parts[] = {reinterpret_cast<int64_t>(logits_.raw()), logits_.extent(0)};
+  return digest(parts, sizeof parts);
+}
+
+void RandomDrafter::enqueue(Stream& stream) {
+  for (int64_t row = 0; row < logits_.extent(0); ++row) {
+    backend_.copy(logits_.rows(row, row + 1), zeros_.view(DType::f32, {1, logits_.extent(1)}),
+                  stream);
   }
 }
 

@@ -4,8 +4,6 @@
 #include <chrono>
 
 #include "core/digest.h"
-#include "kernels/cpu/distribution.h"
-#include "kernels/cpu/sample.h"
 
 namespace outrider {
 
@@ -17,6 +15,17 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+enum class Pass : uint64_t { target, draft };
+
+// Of a pass to be replayed.
+uint64_t key_of(Pass pass, int64_t rows, uint64_t parts) {
+  const uint64_t key[] = {static_cast<uint64_t>(pass), static_cast<uint64_t>(rows), parts};
+  return digest(key, sizeof key);
+}
+
+// Logit drafters that take part in one step, at most: rows are padded for each.
+constexpr int64_t kLogitDrafters = 2;
+
 bool drafts_with(const SequenceState& state, const SlotWork& work, const LogitDrafter* drafter) {
   return state.drafter == drafter && work.num_draft_tokens > 0;
 }
@@ -25,21 +34,22 @@ bool drafts_with(const SequenceState& state, const SlotWork& work, const LogitDr
 
 SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, Transformer& target,
                                  KvCache& cache, int64_t num_slots, int64_t max_rows)
-    : target_(target),
+    : backend_(backend),
+      target_(target),
       cache_(cache),
       verifier_(backend, communicator, target.config().vocab_size, target.shard().vocab.begin,
                 target.shard().vocab.size(), max_rows, num_slots),
-      isa_(cpu::select_isa()),
       max_rows_(max_rows),
+      nobody_(num_slots * kMaxDraftTokens),
+      max_draft_rows_(kLogitDrafters * backend.padded_rows(num_slots) * kMaxDraftTokens),
       rows_(backend, max_rows),
-      draft_logits_(backend.allocate(sizeof(float) * num_slots * kMaxDraftTokens *
-                                     target.config().vocab_size)),
+      draft_logits_(backend.allocate(sizeof(float) * max_draft_rows_ * target.config().vocab_size)),
       target_logits_(backend.allocate(sizeof(float) * max_rows * target.shard().vocab.size())),
+      q_(backend.allocate(sizeof(RowDistribution) * (nobody_ + 1))),
+      draft_rows_(backend, max_draft_rows_),
+      proposed_(backend, num_slots * kMaxDraftTokens),
+      proposals_(backend, num_slots * kMaxDraftTokens),
       drafted_(num_slots) {
-  for (Drafted& drafted : drafted_) {
-    drafted.tokens.reserve(kMaxDraftTokens);
-    drafted.rows.reserve(kMaxDraftTokens);
-  }
   drafting_.reserve(num_slots);
   contexts_.reserve(num_slots);
   to_verify_.reserve(num_slots);
@@ -51,29 +61,39 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
                                                   std::span<const SlotWork> work, uint64_t agreed,
                                                   Stream& stream) {
   const auto start = Clock::now();
+  rows_.begin_step();
   prefill_drafts(slots, work, stream);
   draft(slots, work, stream);
-  for (const SlotWork& w : work) {
-    const std::vector<int32_t>& tokens = drafted_[w.slot].tokens;
-    agreed = digest(tokens.data(), tokens.size() * sizeof(int32_t), agreed);
-  }
   times_.draft = seconds_since(start);
 
   // One ragged pass: prompt rows, then for each decoding sequence its last token and the drafted
   // ones.
-  rows_.clear();
   to_verify_.clear();
   queries_.clear();
   outcomes_.clear();
-  for (const SlotWork& w : work) add_rows(slots, w);
+  for (size_t i = 0; i < work.size(); ++i) add_rows(slots, work, static_cast<int64_t>(i));
+  // Steps without prompts are many and alike: they are replayed.
+  const bool replayed =
+      rows_.num_rows() == rows_.num_logit_rows() && queries_.empty() && rows_.pad();
   const TensorView logits =
       target_logits_.view(DType::f32, {rows_.num_logit_rows(), target_.shard().vocab.size()});
+  rows_.upload(stream);
+  const uint64_t verify_key =
+      verifier_.prepare(to_verify_, queries_, logits, replayed, agreed, stream);
   const auto target_start = Clock::now();
-  target_.forward(rows_.upload(stream), cache_, logits, stream);
-  times_.target = seconds_since(target_start);
-
-  const auto verify_start = Clock::now();
-  const auto verdicts = verifier_.verify(to_verify_, queries_, logits, agreed, stream);
+  auto verify_start = target_start;
+  const auto enqueue = [&] {
+    target_.forward(rows_.batch(stream), cache_, logits, stream);
+    verify_start = Clock::now();
+    verifier_.enqueue(stream);
+  };
+  if (replayed) {
+    backend_.replay(key_of(Pass::target, rows_.num_rows(), verify_key), stream, enqueue);
+  } else {
+    enqueue();
+  }
+  const auto verdicts = verifier_.finish(stream);
+  times_.target = std::chrono::duration<double>(verify_start - target_start).count();
   times_.exchange = verifier_.exchange_seconds();
   times_.verify = seconds_since(verify_start) - times_.exchange;
 
@@ -88,22 +108,26 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
     if (!outcome.decoded) continue;
     outcome.logprobs = next_queries(outcome.logprobs.size());
     outcome.verdict = verdicts[verdict++];
-    commit(slots[work[i].slot], work[i], outcome.verdict);
+    commit(slots[work[i].slot], work[i], verifier_.host_drafted() + place(static_cast<int64_t>(i)),
+           outcome.verdict);
   }
   return outcomes_;
 }
 
 void SpeculativeStep::run_target(int64_t rows, int64_t position, Stream& stream) {
-  rows_.clear();
+  rows_.begin_step();
   for (int64_t i = 0; i < rows; ++i) rows_.add(0, 0, position + i, i == 0);
-  target_.forward(rows_.upload(stream), cache_,
+  rows_.upload(stream);
+  target_.forward(rows_.batch(stream), cache_,
                   target_logits_.view(DType::f32, {1, target_.shard().vocab.size()}), stream);
 }
 
 // Rows, verification and queries of one slot, and its outcome with the sizes of what will come.
-void SpeculativeStep::add_rows(std::span<SequenceState> slots, const SlotWork& w) {
+void SpeculativeStep::add_rows(std::span<SequenceState> slots, std::span<const SlotWork> work,
+                               int64_t index) {
+  const SlotWork& w = work[index];
   SequenceState& state = slots[w.slot];
-  const Drafted& drafted = drafted_[w.slot];
+  const int32_t* const drafted = verifier_.drafted() + place(index);
   const auto length = static_cast<int64_t>(state.tokens.size());
   CHECK((w.decode ? length + w.num_draft_tokens : w.prefill_end) <= cache_.capacity(w.slot));
   SlotOutcome outcome{.slot = w.slot,
@@ -116,7 +140,9 @@ void SpeculativeStep::add_rows(std::span<SequenceState> slots, const SlotWork& w
   const bool wants_prompt = w.prompt_logits;
   for (int64_t i = state.num_cached; i < w.prefill_end; ++i) {
     if (wants_prompt) {
-      queries_.push_back({rows_.num_logit_rows(), state.tokens[i + 1], state.top_prompt_logprobs});
+      queries_.push_back({.row = rows_.num_logit_rows(),
+                          .token = state.tokens[i + 1],
+                          .top_n = state.top_prompt_logprobs});
     }
     rows_.add(w.slot, state.tokens[i], i, wants_prompt);
   }
@@ -126,34 +152,39 @@ void SpeculativeStep::add_rows(std::span<SequenceState> slots, const SlotWork& w
   state.num_cached = w.prefill_end;
   if (w.decode) {
     CHECK(w.prefill_end == length - 1);
-    const auto k = static_cast<size_t>(w.num_draft_tokens);
+    const int k = w.num_draft_tokens;
     to_verify_.push_back({.first_row = rows_.num_logit_rows(),
-                          .drafted = drafted.tokens,
-                          .draft_logits = drafted.logits,
-                          .draft_rows = drafted.rows,
+                          .num_drafted = k,
+                          .drafted = drafted,
+                          .draft_logits = drafted_[index].logits,
+                          .draft_stride = drafted_[index].stride,
+                          .draft_rows = q(index),
                           .processors = state.processors,
                           .key = {state.seed, state.choice, static_cast<uint32_t>(length)}});
-    for (size_t i = 0; i <= k; ++i) {
+    for (int i = 0; i <= k; ++i) {
       if (state.top_logprobs >= 0) {
-        queries_.push_back(
-            {rows_.num_logit_rows(), i < k ? drafted.tokens[i] : -1, state.top_logprobs});
+        queries_.push_back({.row = rows_.num_logit_rows(),
+                            .drafted = i < k ? drafted + i : nullptr,
+                            .top_n = state.top_logprobs});
       }
-      rows_.add(w.slot, i == 0 ? state.tokens.back() : drafted.tokens[i - 1],
-                length - 1 + static_cast<int64_t>(i), true);
+      if (i == 0) {
+        rows_.add(w.slot, state.tokens.back(), length - 1, true);
+      } else {
+        rows_.add(w.slot, drafted + i - 1, length - 1 + i, true);
+      }
     }
-    if (state.top_logprobs >= 0) outcome.logprobs = {kLater, k + 1};
+    if (state.top_logprobs >= 0) outcome.logprobs = {kLater, static_cast<size_t>(k) + 1};
   }
   outcomes_.push_back(outcome);
 }
 
 // The accepted prefix and the extra token; rejected positions leave no trace.
-void SpeculativeStep::commit(SequenceState& state, const SlotWork& w, const Verdict& verdict) {
+void SpeculativeStep::commit(SequenceState& state, const SlotWork& w, const int32_t* drafted,
+                             const Verdict& verdict) {
   const auto length = static_cast<int64_t>(state.tokens.size());
   const int64_t verified = verdict.non_finite ? length - 1 : length + verdict.num_accepted;
   if (!verdict.non_finite) {
-    const std::vector<int32_t>& drafted = drafted_[w.slot].tokens;
-    state.tokens.insert(state.tokens.end(), drafted.begin(),
-                        drafted.begin() + verdict.num_accepted);
+    state.tokens.insert(state.tokens.end(), drafted, drafted + verdict.num_accepted);
     state.tokens.push_back(verdict.extra_token);
   }
   state.num_cached = verified;
@@ -177,77 +208,106 @@ static void for_each_drafter(std::span<SequenceState> slots, std::span<const Slo
 void SpeculativeStep::prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,
                                      Stream& stream) {
   const auto prefills = [](const SlotWork& w) { return w.draft_prefill_end > 0; };
+  for_each_drafter(
+      slots, work, [](const SlotWork&) { return true; },
+      [](LogitDrafter* drafter) { drafter->begin_step(); });
   for_each_drafter(slots, work, prefills, [&](LogitDrafter* drafter) {
     contexts_.clear();
     for (const SlotWork& w : work) {
       const SequenceState& state = slots[w.slot];
       if (state.drafter != drafter || !prefills(w)) continue;
-      contexts_.push_back({w.slot, std::span(state.tokens).first(w.draft_prefill_end)});
+      contexts_.push_back(
+          {.slot = w.slot, .tokens = std::span(state.tokens).first(w.draft_prefill_end)});
     }
     drafter->prefill(contexts_, stream);
   });
 }
 
-// Fills drafted_.
+// Every work's drafted tokens come to their places on the backend, and what is kept of q.
 void SpeculativeStep::draft(std::span<SequenceState> slots, std::span<const SlotWork> work,
                             Stream& stream) {
   draft_rows_used_ = 0;
-  for (const SlotWork& w : work) {
-    Drafted& drafted = drafted_[w.slot];
-    drafted.tokens.assign(w.proposed.begin(), w.proposed.end());
-    drafted.logits = {};
-    drafted.rows.clear();
-  }
+  std::fill_n(drafted_.begin(), work.size(), Drafted{});
+  propose(work, stream);
   for_each_drafter(
       slots, work, [](const SlotWork& w) { return w.num_draft_tokens > 0; },
       [&](LogitDrafter* drafter) { draft_with(drafter, slots, work, stream); });
 }
 
+// What copy drafters found on rank 0's host.
+void SpeculativeStep::propose(std::span<const SlotWork> work, Stream& stream) {
+  int64_t count = 0;
+  for (size_t i = 0; i < work.size(); ++i) {
+    for (size_t j = 0; j < work[i].proposed.size(); ++j) {
+      proposed_.host()[count] = work[i].proposed[j];
+      proposals_.host()[count] = {
+          proposed_.device() + count,
+          verifier_.drafted() + place(static_cast<int64_t>(i)) + static_cast<int64_t>(j)};
+      ++count;
+    }
+  }
+  if (count == 0) return;
+  proposed_.upload(0, count, stream);
+  proposals_.upload(0, count, stream);
+  backend_.copy_tokens(proposals_.device(), count, stream);
+}
+
 // Round i extends every sequence that drafts more than i tokens, in one pass. They stand in order
 // of falling K, so that a round's sequences are the first ones of the round before it: sequence j's
-// row of round i is row i * sequences + j.
+// row of round i is row i * width + j. Behind a round's rows come those that it is padded with.
 void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState> slots,
                                  std::span<const SlotWork> work, Stream& stream) {
   const int64_t vocab = target_.config().vocab_size;
   drafting_.clear();
-  for (const SlotWork& w : work) {
-    if (drafts_with(slots[w.slot], w, drafter)) drafting_.push_back(&w);
+  for (size_t i = 0; i < work.size(); ++i) {
+    if (drafts_with(slots[work[i].slot], work[i], drafter)) {
+      drafting_.push_back(static_cast<int64_t>(i));
+    }
   }
-  std::stable_sort(drafting_.begin(), drafting_.end(), [](const SlotWork* a, const SlotWork* b) {
-    return a->num_draft_tokens > b->num_draft_tokens;
+  std::stable_sort(drafting_.begin(), drafting_.end(), [&](int64_t a, int64_t b) {
+    return work[a].num_draft_tokens > work[b].num_draft_tokens;
   });
-  const int rounds = drafting_.front()->num_draft_tokens;
+  const int rounds = work[drafting_.front()].num_draft_tokens;
   const auto count = static_cast<int64_t>(drafting_.size());
-  const TensorView rows = draft_logits_.view(DType::f32, {rounds, count, vocab},
-                                             sizeof(float) * draft_rows_used_ * vocab);
-  draft_rows_used_ += rounds * count;
+  const int64_t width = backend_.padded_rows(count);
+  const int64_t first_row = draft_rows_used_;
+  draft_rows_used_ += rounds * width;
+  CHECK(draft_rows_used_ <= max_draft_rows_);
+  const TensorView logits =
+      draft_logits_.view(DType::f32, {rounds * width, vocab}, sizeof(float) * first_row * vocab);
+  DraftRow* const rows = draft_rows_.host() + first_row;
+  for (int64_t row = 0; row < rounds * width; ++row) {
+    const int64_t j = row % width, round = row / width;
+    rows[row] = {.drafted = static_cast<int32_t>(nobody_)};
+    if (j >= count || work[drafting_[j]].num_draft_tokens <= round) continue;
+    const SequenceState& state = slots[work[drafting_[j]].slot];
+    rows[row] = {.processors = state.processors,
+                 .key = {state.seed, state.choice, static_cast<uint32_t>(state.tokens.size())},
+                 .offset = static_cast<int32_t>(round),
+                 .drafted = static_cast<int32_t>(place(drafting_[j]) + round)};
+  }
+  draft_rows_.upload(first_row, rounds * width, stream);
   for (int round = 0; round < rounds; ++round) {
     contexts_.clear();
-    for (const SlotWork* w : drafting_) {
-      if (w->num_draft_tokens > round) contexts_.push_back({w->slot, slots[w->slot].tokens});
+    for (const int64_t i : drafting_) {
+      if (work[i].num_draft_tokens <= round) continue;
+      contexts_.push_back({.slot = work[i].slot,
+                           .tokens = slots[work[i].slot].tokens,
+                           .drafted = verifier_.drafted() + place(i),
+                           .num_drafted = round});
     }
-    const auto drafting = static_cast<int64_t>(contexts_.size());
-    float* const logits = rows.data<float>() + round * count * vocab;
-    drafter->next_logits(contexts_, TensorView(logits, DType::f32, {drafting, vocab}), stream);
-    for (int64_t j = 0; j < drafting; ++j) {
-      SequenceState& state = slots[drafting_[j]->slot];
-      Drafted& drafted = drafted_[drafting_[j]->slot];
-      const RowDistribution q = cpu::process_row(logits + j * vocab, vocab, state.processors, isa_);
-      const auto base = static_cast<uint32_t>(state.tokens.size() - round);
-      const int32_t token = cpu::sample_draft(logits + j * vocab, vocab, q, state.processors.mode,
-                                              {state.seed, state.choice, base}, round, isa_);
-      drafted.rows.push_back(q);
-      drafted.tokens.push_back(token);
-      state.tokens.push_back(token);  // a hypothesis; taken back below
-    }
+    const int64_t row = round * width;
+    const int64_t drafting = backend_.padded_rows(static_cast<int64_t>(contexts_.size()));
+    const TensorView of_round = logits.rows(row, row + drafting);
+    const uint64_t key = drafter->prepare(contexts_, of_round, stream);
+    backend_.replay(key_of(Pass::draft, first_row + row, key), stream, [&] {
+      drafter->enqueue(stream);
+      backend_.sample_drafts(of_round, draft_rows_.device() + first_row + row, drafting,
+                             verifier_.drafted(), q(0), stream);
+    });
   }
   for (int64_t j = 0; j < count; ++j) {
-    const SlotWork& w = *drafting_[j];
-    SequenceState& state = slots[w.slot];
-    state.tokens.resize(state.tokens.size() - w.num_draft_tokens);
-    drafted_[w.slot].logits =
-        TensorView(rows.data<float>() + j * vocab, DType::f32, {w.num_draft_tokens, count, vocab})
-            .slice(1, 0, 1);
+    drafted_[drafting_[j]] = {logits.rows(j, j + 1).data<float>(), width * vocab};
   }
 }
 

@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cpu/isa.h"
 #include "spec/batch_builder.h"
 #include "spec/drafter.h"
 #include "spec/verifier.h"
@@ -78,31 +77,43 @@ class SpeculativeStep {
   void prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,
                       Stream& stream);
   void draft(std::span<SequenceState> slots, std::span<const SlotWork> work, Stream& stream);
+  void propose(std::span<const SlotWork> work, Stream& stream);
   void draft_with(LogitDrafter* drafter, std::span<SequenceState> slots,
                   std::span<const SlotWork> work, Stream& stream);
-  void add_rows(std::span<SequenceState> slots, const SlotWork& work);
-  void commit(SequenceState& state, const SlotWork& work, const Verdict& verdict);
+  void add_rows(std::span<SequenceState> slots, std::span<const SlotWork> work, int64_t index);
+  void commit(SequenceState& state, const SlotWork& work, const int32_t* drafted,
+              const Verdict& verdict);
 
-  // What a slot drafted in this step.
+  // Where what a work drafted lies, on the backend; drafted tokens: place(work).
   struct Drafted {
-    std::vector<int32_t> tokens;
-    TensorView logits;                  // f32 [K, vocab_size]; empty: one-hot
-    std::vector<RowDistribution> rows;  // [K]: q
+    const float* logits = nullptr;  // of its first token; null: one-hot
+    int64_t stride = 0;             // elements from a row to the next
   };
+  // The drafted tokens of a work (its index in the step's): an index into drafted tokens and q.
+  static int64_t place(int64_t work) { return work * kMaxDraftTokens; }
+  RowDistribution* q(int64_t work) const {
+    return static_cast<RowDistribution*>(q_.data()) + place(work);
+  }
 
+  Backend& backend_;
   Transformer& target_;
   KvCache& cache_;
   Verifier verifier_;
-  cpu::Isa isa_;
   int64_t max_rows_;
+  int64_t nobody_;          // the place of drafted tokens that nobody reads
+  int64_t max_draft_rows_;  // of a step, over all rounds
   BatchBuilder rows_;
-  Buffer draft_logits_;   // f32 [max_rows, vocab_size]: q, kept until verified
-  Buffer target_logits_;  // f32 [max_rows, vocabulary shard]
+  Buffer draft_logits_;          // f32 [max_draft_rows, vocab_size]: q, kept until verified
+  Buffer target_logits_;         // f32 [max_rows, vocabulary shard]
+  Buffer q_;                     // RowDistribution [nobody + 1]
+  Staged<DraftRow> draft_rows_;  // [max_draft_rows], in the order of the rounds
+  Staged<int32_t> proposed_;     // [slots, kMaxDraftTokens]: by copy drafters
+  Staged<TokenCopy> proposals_;  // [slots * kMaxDraftTokens]: into the drafted tokens
   int64_t draft_rows_used_ = 0;
-  std::vector<Drafted> drafted_;  // [slots]
-  std::vector<const SlotWork*> drafting_;
+  std::vector<Drafted> drafted_;   // [works]
+  std::vector<int64_t> drafting_;  // works, by falling K
   std::vector<DraftContext> contexts_;
-  std::vector<SequenceToVerify> to_verify_;
+  std::vector<VerifyWork> to_verify_;
   std::vector<LogprobQuery> queries_;
   std::vector<SlotOutcome> outcomes_;
   StepPhases times_;

@@ -12,29 +12,30 @@
 #include "backend/backend.h"
 #include "comm/communicator.h"
 #include "core/buffer.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/verify_types.h"
+#include "spec/staged.h"
 
 namespace outrider {
 
 // One sequence's rows of a step: row i holds the target's logits after drafted[0 … i), so there are
-// drafted.size() + 1 of them, side by side from first_row.
-struct SequenceToVerify {
+// num_drafted + 1 of them, side by side from first_row. The pointers are to memory of the backend.
+struct VerifyWork {
   int64_t first_row = 0;
-  std::span<const int32_t> drafted;  // [K], K = 0 … kMaxDraftTokens
-  // f32 [K, vocab_size], whole vocabulary, rows contiguous; empty: one-hot (copy drafter)
-  TensorView draft_logits;
-  std::span<const RowDistribution>
-      draft_rows;  // [K]: cpu::process_row of them; unused where one-hot
+  int num_drafted = 0;                          // K, 0 … kMaxDraftTokens
+  const int32_t* drafted = nullptr;             // [K]
+  const float* draft_logits = nullptr;          // [K, vocab_size]; null: one-hot (copy drafter)
+  int64_t draft_stride = 0;                     // elements from one of its rows to the next
+  const RowDistribution* draft_rows = nullptr;  // [K]: of them; unused where one-hot
   Processors processors;
   RandomKey key;
 };
 
 // A row whose log-probabilities are wanted: of the model itself, before temperature and filters.
 struct LogprobQuery {
-  int64_t row = 0;     // of the logits
-  int32_t token = -1;  // whose logit is wanted beside the best; -1: none
-  int32_t top_n = 0;   // 0 … kMaxTopLogprobs
+  int64_t row = 0;                   // of the logits
+  int32_t token = -1;                // whose logit is wanted beside the best; -1: none, or …
+  const int32_t* drafted = nullptr;  // … that of a drafted token, on the backend
+  int32_t top_n = 0;                 // 0 … kMaxTopLogprobs
 };
 constexpr int kMaxTopLogprobs = 20;
 
@@ -45,16 +46,6 @@ struct LogprobRow {
   int32_t num_top = 0;                         // fewer than top_n in a smaller vocabulary
 };
 
-struct Verdict {
-  int num_accepted = 0;     // n, 0 … K
-  int32_t extra_token = 0;  // follows the accepted prefix
-  float extra_logit = 0;    // the target's, of that token
-  bool gathered = false;    // a filtered row's candidates did not suffice: its logits were gathered
-  bool non_finite = false;  // NaN or infinity in a row that was needed: nothing is committed
-  int alpha_rows = 0;    // rows behind alpha_sum: positions up to and including the first refusal
-  double alpha_sum = 0;  // rejection: sum of Σ min(p, q) over them; greedy: accepted of them
-};
-
 class Verifier {
  public:
   // This rank owns tokens [first_token, first_token + shard_size) of the vocabulary; ranks own
@@ -63,58 +54,70 @@ class Verifier {
   Verifier(Backend& backend, Communicator& communicator, int64_t vocab_size, int64_t first_token,
            int64_t shard_size, int64_t max_rows, int64_t max_sequences);
 
-  // logits: f32 [rows, shard_size], in host memory. `digest` (of the plan and of the state before
-  // it) rides in the first exchange, which takes place without sequences too; throws Error naming
-  // the ranks where it differs. Every rank returns the same verdicts, in the order of the
-  // sequences, valid until the next call. At most max_rows queries. Allocates nothing.
-  std::span<const Verdict> verify(std::span<const SequenceToVerify> sequences,
-                                  std::span<const LogprobQuery> queries, TensorView logits,
-                                  uint64_t digest, Stream& stream);
+  // A step in three parts. `prepare` sends to the backend what the step is about; `digest` (of the
+  // plan and of the state before it) rides in the first exchange, which takes place without work
+  // too. At most max_rows queries.
+  // logits: f32 [rows, shard_size], which may be computed later. padded: everything is as many as a
+  // replayed step has, up to the rows of `logits`. Returns a key of all that `enqueue` does.
+  uint64_t prepare(std::span<const VerifyWork> work, std::span<const LogprobQuery> queries,
+                   TensorView logits, bool padded, uint64_t digest, Stream& stream);
+  // Enqueues verification and its exchanges.
+  void enqueue(Stream& stream);
+  // Waits for the verdicts, in the order of the work; every rank has the same. Throws
+  // DisagreementError naming the ranks whose digest or drafted tokens differ from rank 0's. Valid
+  // until the next `prepare`.
+  std::span<const Verdict> finish(Stream& stream);
+
+  // Where drafted tokens go, so that they come to the host with the verdicts: on the backend, i32
+  // [max_sequences * kMaxDraftTokens + 1], the last for those that nobody reads …
+  int32_t* drafted();
+  const int32_t* host_drafted() const;  // … and on the host, behind `finish`
 
   // Of the last call's queries, in their order; valid until the next call.
   std::span<const LogprobRow> logprobs() const { return logprobs_; }
-  // Seconds that the last call spent in exchanges.
+  // Seconds that the host spent in exchanges since `prepare`.
   double exchange_seconds() const { return exchange_seconds_; }
 
  private:
   struct Shard {
     int64_t first_token, size;
   };
-  // One sequence between the exchanges.
-  struct Work {
-    SequenceRows rows;
-    int64_t first_summary;  // of its rows, in exchange A
-    double u[kMaxDraftTokens] = {};
-    double p_draft[kMaxDraftTokens] = {}, q_draft[kMaxDraftTokens] = {};
-  };
 
-  void exchange_summaries(std::span<const SequenceToVerify> sequences,
-                          std::span<const LogprobQuery> queries, const float* logits,
-                          uint64_t digest, Stream& stream);
-  void combine(int64_t row);
-  LogprobRow combine_logprobs(const LogprobQuery& query, int64_t row) const;
-  int accept(const SequenceToVerify& sequence, Work& work, bool& gathered, Stream& stream);
-  void all_gather(TensorView mine, TensorView all, Stream& stream);
-  void resolve(const SequenceToVerify& sequence, const Work& work, int position, Stream& stream);
-  void exchange_extra_tokens(std::span<const SequenceToVerify> sequences, Stream& stream);
+  void exchange(TensorView mine, TensorView all, Stream& stream);
+  void enqueue_verdicts(Stream& stream);
+  void resolve(int64_t sequence, Stream& stream);
+  void combine_logprobs(Stream& stream);
+  LogprobRow combine_logprobs(const SummaryMessages& all, int64_t row, int top_n) const;
+  SummaryMessages messages(std::byte* data) const;
 
+  Backend& backend_;
   Communicator& communicator_;
-  cpu::Isa isa_;
-  int64_t vocab_size_, first_token_, shard_size_, max_rows_, max_sequences_;
+  int64_t first_token_, shard_size_, vocab_size_, max_rows_, max_sequences_;
   std::vector<Shard> shards_;  // [ranks]
   int64_t largest_shard_ = 0;
 
-  Buffer mine_, all_;               // exchange A: what a rank sends, and what came, [ranks]
-  Buffer my_race_, all_races_;      // exchange B: RaceResult [sequences], [ranks, sequences]
-  Buffer my_logits_, all_logits_;   // a row to resolve: f32 [largest_shard], [ranks, largest_shard]
-  std::vector<float> whole_row_;    // [vocab_size]
-  std::vector<VerifyRow> rows_;     // [rows + queries]
-  std::vector<RowDistribution> p_;  // [rows]
-  std::vector<Work> work_;          // [sequences]
-  std::vector<Verdict> verdicts_;   // [sequences]
-  std::vector<LogprobRow> logprobs_;  // [queries]
+  // What a step is about.
+  Staged<uint64_t> digest_;             // [1]
+  Staged<VerifyRow> rows_;              // [2 max_rows]: of the work, then of the queries
+  Staged<TokenCopy> draft_tokens_;      // [2 max_rows]: into the rows
+  Staged<SequenceToVerify> sequences_;  // [max_sequences]
+  int64_t num_rows_ = 0, num_work_rows_ = 0, num_sequences_ = 0;
+  int64_t num_padded_sequences_ = 0;
+  bool races_ = false;        // some sequence samples: there is an exchange B
+  size_t message_bytes_ = 0;  // of exchange A, a rank
+  TensorView logits_;
+  std::vector<LogprobQuery> queries_;
+
+  Buffer mine_, all_;           // exchange A: what a rank sends, and what came, [ranks]
+  Buffer my_race_, all_races_;  // exchange B: RaceResult [sequences], [ranks, sequences]
+  Buffer my_logits_, all_logits_, whole_row_;  // a row to resolve: f32 [largest_shard],
+                                               // [ranks, largest_shard], [vocab_size]
+  Buffer p_;                                   // RowDistribution [max_rows]
+  Buffer record_, host_record_;                // of the step: see Record
+  Buffer host_messages_;                       // of exchange A, where there are queries
+  std::vector<Verdict> verdicts_;              // [sequences]
+  std::vector<LogprobRow> logprobs_;           // [queries]
   double exchange_seconds_ = 0;
-  size_t message_bytes_ = 0;  // of this step's exchange A, a rank
 };
 
 }  // namespace outrider

@@ -9,14 +9,6 @@
 
 namespace outrider::cpu {
 
-// Where each row of a ragged pass stands: rows of several sequences, in any number, side by side.
-struct RowPointers {
-  const int32_t* positions;    // [rows]: position in its sequence, from 0
-  const int32_t* sequences;    // [rows]: which page table
-  const int32_t* page_tables;  // [sequences, max_pages]: page of each 16 positions
-  int64_t max_pages;
-};
-
 // Rotates q and k by their positions (the half-split form of Hugging Face's Llama), in place, and
 // writes k and v, rounded to bf16, to their pages. Pages of v: [num_pages, num_kv_heads,
 // kPageTokens, head_dim]; of k, so that 16 tokens meet a query in one register: [num_pages,

@@ -1,29 +1,13 @@
 #include "kernels/cpu/distribution.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
-#include <limits>
-
-#include "kernels/cpu/math_f64.h"
 
 namespace outrider::cpu {
 
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kBlock = 1024;  // tokens: what a pass looks at before it decides anything
-
-// Logits in an order that integers share: a < b as floats iff key(a) < key(b). Zeros are equal.
-// NaNs come somewhere; rows that have one are never used.
-[[gnu::always_inline]] inline int32_t order_key(float logit) {
-  const int32_t bits = __builtin_bit_cast(int32_t, logit + 0.0f);
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-
-inline float logit_of_key(int32_t key) {
-  return __builtin_bit_cast(float, key ^ ((key >> 31) & 0x7fffffff));
-}
 
 [[gnu::always_inline]] inline int32_t largest_key(const float* logits, int64_t n) {
   int32_t largest = INT32_MIN;
@@ -75,12 +59,6 @@ inline float logit_of_key(int32_t key) {
     for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   }
   return lanes[0];
-}
-
-// (key, token) as one integer, larger for what comes first.
-inline uint64_t rank_of(int32_t key, int64_t token) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(key) ^ 0x80000000u) << 32 |
-         (0xffffffffu - static_cast<uint32_t>(token));
 }
 
 // O(n): the kCandidates-th best of the chunks' maxima bounds the kCandidates-th best token from
@@ -135,6 +113,7 @@ inline uint64_t rank_of(int32_t key, int64_t token) {
                                                   ShardSummary& summary, Candidate* candidates) {
   summary = {};
   summary.shard_size = static_cast<int32_t>(n);
+  summary.draft_token = row.draft_token;
   find_max(logits, n, first_token, summary);
   const int64_t drafted = int64_t{row.draft_token} - first_token;
   const bool owned = row.draft_token >= 0 && 0 <= drafted && drafted < n;
@@ -151,55 +130,6 @@ OUTRIDER_MULTIVERSION(void, summarise,
                       (const float* logits, int64_t n, int32_t first_token, const VerifyRow& row,
                        ShardSummary& summary, Candidate* candidates),
                       (logits, n, first_token, row, summary, candidates));
-
-// Mass in units of 2^-43, rounded down: sums over up to 2^20 tokens of mass at most 1 are exact,
-// whatever their order, and lose less than 2^-23 of the largest token's mass.
-constexpr double kMassUnit = 0x1p-43;
-inline uint64_t mass_of(float e) { return static_cast<uint64_t>(e * 0x1p43f); }
-
-// The shortest prefix of a row's tokens, best first, that has max_count tokens or holds max_mass.
-struct Prefix {
-  bool crossed = false;  // false: the candidates, or the row, ended before either
-  bool complete = true;  // false: the candidates ended before the row
-  uint64_t mass = 0;     // of its tokens
-  Candidate last{-kInfinity, INT32_MAX};
-};
-
-struct CandidateLists {
-  const ShardSummary* summaries;
-  const Candidate* const* candidates;
-  int ranks;
-};
-
-Prefix find_prefix(const CandidateLists& lists, const RowDistribution& row, int64_t max_count,
-                   double max_mass) {
-  int32_t next[kMaxRanks] = {};
-  Prefix prefix;
-  for (int r = 0; r < lists.ranks; ++r) {
-    const ShardSummary& summary = lists.summaries[r];
-    if (summary.num_candidates == 0 && summary.shard_size > 0) prefix.complete = false;
-  }
-  if (!prefix.complete) return prefix;
-  for (int64_t count = 0;;) {
-    int best = -1;
-    for (int r = 0; r < lists.ranks; ++r) {
-      if (next[r] == lists.summaries[r].num_candidates) continue;
-      const Candidate& c = lists.candidates[r][next[r]];
-      const Candidate& b = best < 0 ? c : lists.candidates[best][next[best]];
-      if (best < 0 || c.logit > b.logit || (c.logit == b.logit && c.token < b.token)) best = r;
-    }
-    if (best < 0) return prefix;
-    const ShardSummary& summary = lists.summaries[best];
-    prefix.last = lists.candidates[best][next[best]++];
-    prefix.mass += mass_of(exp_f32((prefix.last.logit - row.max) / row.temperature));
-    prefix.crossed = ++count >= max_count || static_cast<double>(prefix.mass) >= max_mass;
-    if (prefix.crossed) return prefix;
-    if (next[best] == summary.num_candidates && summary.num_candidates < summary.shard_size) {
-      prefix.complete = false;
-      return prefix;
-    }
-  }
-}
 
 struct WholeRow {
   const float* logits;
@@ -278,33 +208,6 @@ Prefix find_prefix(const WholeRow& whole, const RowDistribution& row, int64_t ma
   return prefix;
 }
 
-// top_k, then top_p of what it left. `row` has the mass of the whole row in `sum`.
-template <typename Tokens>
-RowDistribution filter(const Tokens& tokens, int64_t vocab_size, RowDistribution row,
-                       const Processors& processors) {
-  const bool top_k = processors.top_k > 0 && processors.top_k < vocab_size;
-  if (!top_k && !(processors.top_p < 1.0f)) return row;
-  row.resolved = 0;
-  const int64_t max_count = top_k ? processors.top_k : INT64_MAX;
-  Prefix kept;
-  double mass = row.sum / kMassUnit;
-  if (top_k) {
-    kept = find_prefix(tokens, row, max_count, kInfinity);
-    if (!kept.complete) return row;
-    mass = static_cast<double>(kept.mass);
-  }
-  if (processors.top_p < 1.0f) {
-    kept = find_prefix(tokens, row, max_count, double{processors.top_p} * mass);
-    if (!kept.complete) return row;
-  }
-  // A prefix that never crosses (top_p next to 1, and rounding) is the whole row.
-  row.cut_logit = kept.crossed ? kept.last.logit : -kInfinity;
-  row.cut_token = kept.crossed ? kept.last.token : INT32_MAX;
-  row.sum = static_cast<double>(kept.mass) * kMassUnit;
-  row.resolved = 1;
-  return row;
-}
-
 }  // namespace
 
 void verify_summary(const float* logits, int64_t shard_size, int32_t first_token,
@@ -317,44 +220,24 @@ void verify_summary(const float* logits, int64_t shard_size, int32_t first_token
   }
 }
 
-RowDistribution combine_summaries(const ShardSummary* summaries, const Candidate* const* candidates,
-                                  int ranks, const Processors& processors) {
-  RowDistribution row{.sum = 1.0,
-                      .max = -kInfinity,
-                      .argmax = -1,
-                      .temperature = processors.temperature,
-                      .cut_logit = kInfinity,
-                      .cut_token = -1,
-                      .draft_logit = -kInfinity,
-                      .non_finite = 0,
-                      .resolved = 1};
-  int64_t vocab_size = 0;
-  for (int r = 0; r < ranks; ++r) {
-    const ShardSummary& s = summaries[r];
-    vocab_size += s.shard_size;
-    row.non_finite |= s.non_finite;
-    row.draft_logit = std::max(row.draft_logit, s.draft_logit);
-    if (s.shard_size > 0 && (row.argmax < 0 || s.max > row.max)) {  // ranks own ascending tokens
-      row.max = s.max;
-      row.argmax = s.argmax;
+uint64_t combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num_rows,
+                      RowDistribution* p) {
+  uint64_t disagreeing = 0;
+  for (int r = 1; r < all.ranks; ++r) {
+    if (all.of(r).digest() != all.of(0).digest()) disagreeing |= uint64_t{1} << r;
+  }
+  ShardSummary summaries[kMaxRanks];
+  const Candidate* candidates[kMaxRanks];
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t slot = std::max(rows[row].candidates_slot, 0);
+    for (int r = 0; r < all.ranks; ++r) {
+      summaries[r] = all.of(r).summaries()[row];
+      candidates[r] = all.of(r).candidates() + slot * kCandidates;
+      if (summaries[r].draft_token != summaries[0].draft_token) disagreeing |= uint64_t{1} << r;
     }
+    p[row] = combine_summaries(summaries, candidates, all.ranks, rows[row].processors);
   }
-  if (row.non_finite != 0) return row;
-  if (processors.mode == VerifyMode::greedy) {
-    row.temperature = 1.0f;
-    row.cut_logit = row.max;
-    row.cut_token = row.argmax;
-    return row;
-  }
-  row.cut_logit = -kInfinity;
-  row.cut_token = INT32_MAX;
-  row.sum = 0.0;
-  for (int r = 0; r < ranks; ++r) {
-    if (summaries[r].shard_size == 0) continue;
-    const double below = static_cast<double>(summaries[r].max) - row.max;
-    row.sum += summaries[r].sum_exp * exp_f64(below / row.temperature);
-  }
-  return filter(CandidateLists{summaries, candidates, ranks}, vocab_size, row, processors);
+  return disagreeing;
 }
 
 RowDistribution resolve_row(const RowDistribution& unresolved, const float* logits,

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/math.h"
 #include "kernels/cpu/multiversion.h"
+#include "kernels/distribution.h"
 #include "kernels/verify_types.h"
 
 namespace outrider::cpu {
@@ -14,7 +14,7 @@ namespace outrider::cpu {
 // kCandidates (logit, token) in order of (logit descending, token ascending).
 // Bound: rows * shard_size * 4 bytes, read once for greedy rows, from cache once more for the sum
 // and twice more for candidates. The sum: 16 fp64 lanes, lane i adds elements i, i + 16, …; lanes
-// are added in a fixed tree. Twin: ../cuda/verify_summary.cu.
+// are added in a fixed tree. Twin: ../cuda/distribution.cu.
 void verify_summary(const float* logits,  // [logits_rows, shard_size]
                     int64_t shard_size,
                     int32_t first_token,      // token of a row's first logit
@@ -24,14 +24,12 @@ void verify_summary(const float* logits,  // [logits_rows, shard_size]
                     Candidate* candidates,    // [slots, kCandidates]
                     Isa isa);
 
-// One row over all ranks, in rank order: the same bits on every rank. Where the row is filtered and
-// the union of the candidates does not hold what top_k and top_p keep, it is left unresolved, with
-// `sum` the mass of the whole row. The union is exact down to the best of the last offers of those
-// ranks that have more tokens than they offered.
-RowDistribution combine_summaries(const ShardSummary* summaries,       // [ranks]
-                                  const Candidate* const* candidates,  // [ranks][num_candidates]
-                                  int ranks,                           // at most kMaxRanks
-                                  const Processors& processors);
+// The rows of a step, from every rank's message. Returns the ranks (bit r: rank r) whose digest or
+// drafted tokens differ from rank 0's. Twin: ../cuda/distribution.cu.
+uint64_t combine_rows(const SummaryMessages& all,
+                      const VerifyRow* rows,  // [num_rows], num_rows <= all.num_rows
+                      int64_t num_rows,
+                      RowDistribution* p);  // [num_rows]
 
 // Finishes an unresolved row from all of its logits: the same distribution, bit for bit, that
 // enough candidates would have given. Masses are summed in fixed point, so their order is free.
@@ -43,20 +41,5 @@ RowDistribution resolve_row(const RowDistribution& unresolved,
 // A row that this rank holds whole: the three above, over a single shard.
 RowDistribution process_row(const float* logits,  // [vocab_size]
                             int64_t vocab_size, const Processors& processors, Isa isa);
-
-// exp((logit - max) / temperature) for the tokens that the row keeps, 0 for the others.
-[[gnu::always_inline]] inline float kept_exp(const RowDistribution& row, float logit,
-                                             int32_t token) {
-  const bool kept = (logit > row.cut_logit) | ((logit == row.cut_logit) & (token <= row.cut_token));
-  const float e = exp_f32((logit - row.max) / row.temperature);
-  return kept ? e : 0.0f;
-}
-
-// The probability of a token with this logit. p and q both come from here. A multiplication by
-// 1 / sum, since the races do it for every token of the vocabulary.
-[[gnu::always_inline]] inline double probability(const RowDistribution& row, float logit,
-                                                 int32_t token) {
-  return static_cast<double>(kept_exp(row, logit, token)) * (1.0 / row.sum);
-}
 
 }  // namespace outrider::cpu

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "core/error.h"
-#include "kernels/cpu/math.h"
+#include "kernels/math.h"
 
 namespace outrider::cpu {
 namespace {

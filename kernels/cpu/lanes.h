@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "core/bf16.h"
-#include "kernels/cpu/math.h"
+#include "kernels/math.h"
 #include "kernels/cpu/unroll.h"
 #if defined(__AVX2__)
 #include <immintrin.h>

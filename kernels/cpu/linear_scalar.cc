@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "kernels/cpu/linear_tile.h"
-#include "kernels/cpu/math.h"
+#include "kernels/math.h"
 
 namespace outrider::cpu {
 namespace {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "kernels/cpu/distribution.h"
-#include "kernels/cpu/math_f64.h"
+#include "kernels/math_f64.h"
 
 namespace outrider::cpu {
 
@@ -157,6 +157,17 @@ int32_t sample_draft(const float* logits, int64_t vocab_size, const RowDistribut
   if (q.non_finite != 0) return 0;
   if (mode == VerifyMode::greedy) return q.argmax;
   return race(draft_row(logits, vocab_size, q), key, offset, Purpose::draft, isa).token;
+}
+
+void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
+                   int32_t* drafted, RowDistribution* q, Isa isa) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float* row_logits = logits + r * vocab_size;
+    const DraftRow& row = rows[r];
+    q[row.drafted] = process_row(row_logits, vocab_size, row.processors, isa);
+    drafted[row.drafted] = sample_draft(row_logits, vocab_size, q[row.drafted], row.processors.mode,
+                                        row.key, row.offset, isa);
+  }
 }
 
 }  // namespace outrider::cpu

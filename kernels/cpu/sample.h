@@ -17,7 +17,7 @@ namespace outrider::cpu {
 void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w);
 
 // The smallest time, then the smallest token; time is +infinity where no token has weight. Leaves
-// `overlap` 0. Twin: ../cuda/extra_token_race.cu.
+// `overlap` 0. Twin: ../cuda/sample.cu.
 // Bound: compute, ~50 instructions a token. No sums, so no order.
 RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa);
 
@@ -27,6 +27,13 @@ RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose pu
 int32_t sample_draft(const float* logits,                           // [vocab_size]
                      int64_t vocab_size, const RowDistribution& q,  // process_row of it
                      VerifyMode mode, const RandomKey& key, int offset, Isa isa);
+
+// Both for many rows: the token and its distribution of row r go to drafted[rows[r].drafted] and
+// q[rows[r].drafted]. Twin: ../cuda/sample.cu.
+void sample_drafts(const float* logits,  // [num_rows, vocab_size]
+                   int64_t vocab_size,
+                   const DraftRow* rows,  // [num_rows]
+                   int64_t num_rows, int32_t* drafted, RowDistribution* q, Isa isa);
 
 // What sample_draft draws from, for a row that is not greedy.
 RaceRow draft_row(const float* logits,  // [vocab_size]

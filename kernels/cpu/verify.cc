@@ -10,8 +10,6 @@ namespace outrider::cpu {
 
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 // Σ min(p, q) over n tokens.
 [[gnu::always_inline]] inline double overlap_body(const float* p_logits, const RowDistribution& p,
                                                   const float* q_logits, const RowDistribution& q,
@@ -52,69 +50,11 @@ OUTRIDER_MULTIVERSION(double, overlap,
                        const RowDistribution& q, int32_t first_token, int32_t n),
                       (p_logits, p, q_logits, q, first_token, n));
 
-// This rank's part of row i of the draft's logits.
-const float* draft_shard(const SequenceRows& sequence, int i) {
-  return sequence.draft_logits + i * sequence.draft_stride + sequence.first_token;
-}
-
 }  // namespace
-
-void draft_probabilities(const SequenceRows& sequence, const Processors& processors,
-                         double* p_draft, double* q_draft) {
-  const bool sampled = sequence.draft_logits != nullptr && processors.mode == VerifyMode::rejection;
-  for (int i = 0; i < sequence.num_drafted; ++i) {
-    const int32_t token = sequence.drafted[i];
-    const RowDistribution& p = sequence.p[i];
-    const bool usable = p.resolved != 0 && p.non_finite == 0;
-    p_draft[i] = usable ? probability(p, p.draft_logit, token) : kNaN;
-    q_draft[i] = 1.0;
-    if (!sampled) continue;
-    const RowDistribution& q = sequence.q[i];
-    const float logit = sequence.draft_logits[i * sequence.draft_stride + token];
-    q_draft[i] = q.non_finite == 0 ? probability(q, logit, token) : kNaN;
-  }
-}
-
-int verify_accept(const double* p_draft, const double* q_draft, const double* u, int num_drafted) {
-  for (int i = 0; i < num_drafted; ++i) {
-    if (!(u[i] * q_draft[i] < p_draft[i])) return i;  // NaN refuses
-  }
-  return num_drafted;
-}
-
-RaceRow extra_token_row(const SequenceRows& sequence, int num_accepted) {
-  const int n = num_accepted;
-  RaceRow row{.p_logits = sequence.target_logits + int64_t{n} * sequence.shard_size,
-              .q_logits = nullptr,
-              .p = sequence.p[n],
-              .q = sequence.p[n],
-              .excluded = -1,
-              .first_token = sequence.first_token,
-              .size = sequence.shard_size};
-  if (n == sequence.num_drafted) return row;
-  if (sequence.draft_logits == nullptr) {
-    row.excluded = sequence.drafted[n];
-  } else {
-    row.q_logits = draft_shard(sequence, n);
-    row.q = sequence.q[n];
-  }
-  return row;
-}
 
 RaceResult extra_token_race(const SequenceRows& sequence, int num_accepted, const RandomKey& key,
                             Isa isa) {
   return race(extra_token_row(sequence, num_accepted), key, num_accepted, Purpose::extra, isa);
-}
-
-int32_t verify_commit(const RaceResult* results, int ranks, const SequenceRows& sequence,
-                      int num_accepted) {
-  RaceResult best = results[0];
-  for (int r = 1; r < ranks; ++r) {  // ranks own ascending tokens: a tie stays with the smaller
-    if (results[r].time < best.time) best = results[r];
-  }
-  if (best.time < std::numeric_limits<double>::infinity()) return best.token;
-  return num_accepted < sequence.num_drafted ? sequence.drafted[num_accepted]
-                                             : sequence.p[num_accepted].argmax;
 }
 
 double shard_overlap(const SequenceRows& sequence, int num_accepted, Isa isa) {
@@ -133,6 +73,45 @@ double shard_overlap(const SequenceRows& sequence, int num_accepted, Isa isa) {
     }
   }
   return sum;
+}
+
+void copy_tokens(const TokenCopy* copies, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (copies[i].from != nullptr) *copies[i].to = *copies[i].from;
+  }
+}
+
+void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts) {
+  for (int64_t s = 0; s < n; ++s) {
+    const SequenceToVerify& sequence = sequences[s];
+    const int k = sequence.rows.num_drafted;
+    if (k < 0) continue;
+    double u[kMaxDraftTokens], p_draft[kMaxDraftTokens], q_draft[kMaxDraftTokens];
+    const bool greedy = sequence.processors.mode == VerifyMode::greedy;
+    for (int i = 0; i < k; ++i) u[i] = greedy ? 0.0 : accept_uniform(sequence.key, i);
+    draft_probabilities(sequence.rows, sequence.processors, p_draft, q_draft);
+    const int accepted = verify_accept(p_draft, q_draft, u, k);
+    verdicts[s] = verdict_of(sequence.rows, accepted);
+  }
+}
+
+void race_step(const SequenceToVerify* sequences, int64_t n, const Verdict* verdicts,
+               RaceResult* results, Isa isa) {
+  for (int64_t s = 0; s < n; ++s) {
+    results[s] = {std::numeric_limits<double>::infinity(), 0.0, -1, 0.0f};
+    if (!races(sequences[s], verdicts[s])) continue;
+    const int accepted = verdicts[s].num_accepted;
+    results[s] = extra_token_race(sequences[s].rows, accepted, sequences[s].key, isa);
+    results[s].overlap = shard_overlap(sequences[s].rows, accepted, isa);
+  }
+}
+
+void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results, int ranks,
+                 Verdict* verdicts) {
+  for (int64_t s = 0; s < n; ++s) {
+    if (!races(sequences[s], verdicts[s])) continue;
+    commit_race(results + s, ranks, n, sequences[s].rows, verdicts[s]);
+  }
 }
 
 }  // namespace outrider::cpu

@@ -90,7 +90,9 @@ TEST(Executor, RanksThatHoldOtherStatesEndTheJob) {
                          // … then the comparison that each step makes.
                          Verifier verifier(*backend, communicator, 2, communicator.rank(), 1, 1, 1);
                          Stream stream;
-                         verifier.verify({}, {}, {}, alone.state_digest(), stream);
+                         verifier.prepare({}, {}, {}, false, alone.state_digest(), stream);
+                         verifier.enqueue(stream);
+                         verifier.finish(stream);
                        }),
       DisagreementError);
 }

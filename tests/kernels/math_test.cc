@@ -1,4 +1,4 @@
-#include "kernels/cpu/math.h"
+#include "kernels/math.h"
 
 #include <immintrin.h>
 

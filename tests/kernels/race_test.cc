@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cpu/math_f64.h"
+#include "kernels/math_f64.h"
 #include "kernels/cpu/sample.h"
 
 namespace outrider::cpu {

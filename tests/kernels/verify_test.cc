@@ -282,10 +282,10 @@ TEST(VerifyCommit, TakesTheSmallestTimeThenTheSmallestToken) {
   rows.num_drafted = 1;
   rows.p = &p;
   const RaceResult results[] = {{2.0, 0, 10, 0}, {1.0, 0, 20, 0}, {1.0, 0, 30, 0}};
-  EXPECT_EQ(verify_commit(results, 3, rows, 0), 20);
-  EXPECT_EQ(verify_commit(results, 1, rows, 0), 10);
+  EXPECT_EQ(verify_commit(results, 3, 1, rows, 0), 20);
+  EXPECT_EQ(verify_commit(results, 1, 1, rows, 0), 10);
   const RaceResult none[] = {{INFINITY, 0, -1, 0}, {INFINITY, 0, -1, 0}};
-  EXPECT_EQ(verify_commit(none, 2, rows, 0), 42);  // no residual anywhere: the refused token
+  EXPECT_EQ(verify_commit(none, 2, 1, rows, 0), 42);  // no residual anywhere: the refused token
 }
 
 TEST(ShardOverlap, IsTheSumOfMinimaOverReachedRows) {

@@ -29,8 +29,11 @@ using Logits = std::vector<float>;  // one row
 class ModelRunner {
  public:
   ModelRunner(const std::filesystem::path& directory, Communicator& communicator,
-              int64_t max_rows = 128, int64_t num_slots = 4, int64_t max_positions = 0)
-      : model_(directory, *backend_, communicator, max_rows, max_positions),
+              int64_t max_rows = 128, int64_t num_slots = 4, int64_t max_positions = 0,
+              std::unique_ptr<Backend> backend = make_cpu_backend())
+      : backend_(std::move(backend)),
+        stream_(backend_->make_stream()),
+        model_(directory, *backend_, communicator, max_rows, max_positions),
         cache_(model_.make_kv_cache(num_slots * 96, num_slots)),
         max_rows_(max_rows),
         batch_(backend_->allocate(4 * max_rows * sizeof(int32_t))),
@@ -88,13 +91,13 @@ class ModelRunner {
     return view;
   }
 
-  std::unique_ptr<Backend> backend_ = make_cpu_backend();
+  std::unique_ptr<Backend> backend_;
+  Stream stream_;
   Transformer model_;
   KvCache cache_;
   int64_t max_rows_;
   Buffer batch_;   // i32 [4, max_rows]
   Buffer logits_;  // f32 [max_rows, vocab of this rank]
-  Stream stream_;
 };
 
 // Calls body(runner) on `ranks` threads, each with its own runner, and joins what the ranks return

@@ -48,8 +48,12 @@ class ModelDrafterTest : public ::testing::Test {
     const Buffer buffer = backend_->allocate(sizeof(float) * count * vocab);
     const TensorView view = buffer.view(DType::f32, {count, vocab});
     std::vector<DraftContext> views;
-    for (const Context& context : contexts) views.push_back({context.slot, context.tokens});
-    drafter.next_logits(views, view, stream_);
+    for (const Context& context : contexts) {
+      views.push_back({.slot = context.slot, .tokens = context.tokens});
+    }
+    drafter.begin_step();
+    drafter.prepare(views, view, stream_);
+    drafter.enqueue(stream_);
     std::vector<Row> rows(count, Row(vocab));
     for (int64_t i = 0; i < count; ++i) {
       backend_->copy_to_host(rows[i].data(), view.rows(i, i + 1), stream_);

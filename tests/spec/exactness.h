@@ -21,13 +21,13 @@ namespace outrider::exactness {
 // What a step is made of; the members' defaults are production.
 struct Steps {
   decltype(&cpu::verify_summary) verify_summary = cpu::verify_summary;
-  decltype(&cpu::combine_summaries) combine_summaries = cpu::combine_summaries;
+  decltype(&outrider::combine_summaries) combine_summaries = outrider::combine_summaries;
   decltype(&cpu::process_row) process_row = cpu::process_row;  // q, as verification sees it
-  decltype(&cpu::draft_probabilities) draft_probabilities = cpu::draft_probabilities;
-  decltype(&cpu::verify_accept) verify_accept = cpu::verify_accept;
-  decltype(&cpu::extra_token_row) extra_token_row = cpu::extra_token_row;
+  decltype(&outrider::draft_probabilities) draft_probabilities = outrider::draft_probabilities;
+  decltype(&outrider::verify_accept) verify_accept = outrider::verify_accept;
+  decltype(&outrider::extra_token_row) extra_token_row = outrider::extra_token_row;
   decltype(&cpu::race_weights) race_weights = cpu::race_weights;
-  decltype(&cpu::verify_commit) verify_commit = cpu::verify_commit;
+  decltype(&outrider::verify_commit) verify_commit = outrider::verify_commit;
   // How many of the drafted tokens are verified: all. There is no such step in production.
   int (*verified)(const double* q_draft, int num_drafted) = [](const double*, int k) { return k; };
 };
@@ -258,7 +258,7 @@ class ExactOutput {
     if (total == 0.0) {
       const RaceResult nobody{std::numeric_limits<double>::infinity(), 0.0, -1, 0.0f};
       const std::vector<RaceResult> results(views.size(), nobody);
-      w[steps_.verify_commit(results.data(), static_cast<int>(results.size()), views[0], n)] = 1.0;
+      w[steps_.verify_commit(results.data(), static_cast<int>(results.size()), 1, views[0], n)] = 1.0;
     }
     for (int32_t v = 0; v < pair_.vocab; ++v) {
       if (w[v] == 0.0) continue;

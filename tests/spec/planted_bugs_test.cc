@@ -32,11 +32,11 @@ SequenceRows as_one_hot(SequenceRows rows) {
 
 void one_hot_probabilities(const SequenceRows& rows, const Processors& processors, double* p,
                            double* q) {
-  cpu::draft_probabilities(as_one_hot(rows), processors, p, q);
+  outrider::draft_probabilities(as_one_hot(rows), processors, p, q);
 }
 
 RaceRow one_hot_extra_token_row(const SequenceRows& rows, int n) {
-  return cpu::extra_token_row(as_one_hot(rows), n);
+  return outrider::extra_token_row(as_one_hot(rows), n);
 }
 
 std::vector<PlantedBug> planted_bugs() {
@@ -67,14 +67,14 @@ std::vector<PlantedBug> planted_bugs() {
   });
   plant("residual from p", [](Steps& s) {
     s.extra_token_row = [](const SequenceRows& rows, int n) {
-      RaceRow row = cpu::extra_token_row(rows, n);
+      RaceRow row = outrider::extra_token_row(rows, n);
       row.q_logits = nullptr;
       return row;
     };
   });
   plant("residual from q", [](Steps& s) {
     s.extra_token_row = [](const SequenceRows& rows, int n) {
-      RaceRow row = cpu::extra_token_row(rows, n);
+      RaceRow row = outrider::extra_token_row(rows, n);
       if (row.q_logits == nullptr) return row;
       row.p_logits = row.q_logits;
       row.p = row.q;
@@ -88,14 +88,14 @@ std::vector<PlantedBug> planted_bugs() {
       if (row.q_logits == nullptr) return;
       for (int32_t i = 0; i < count; ++i) {
         const int32_t token = row.first_token + begin + i;
-        w[i] = std::abs(cpu::probability(row.p, row.p_logits[begin + i], token) -
-                        cpu::probability(row.q, row.q_logits[begin + i], token));
+        w[i] = std::abs(outrider::probability(row.p, row.p_logits[begin + i], token) -
+                        outrider::probability(row.q, row.q_logits[begin + i], token));
       }
     };
   });
   plant("residual of weights that are not normalised", [](Steps& s) {
     s.extra_token_row = [](const SequenceRows& rows, int n) {
-      RaceRow row = cpu::extra_token_row(rows, n);
+      RaceRow row = outrider::extra_token_row(rows, n);
       row.p.sum = row.q.sum = 1.0;
       return row;
     };
@@ -123,7 +123,7 @@ std::vector<PlantedBug> planted_bugs() {
                              int ranks, const Processors& processors) {
       Processors unfiltered = processors;
       unfiltered.top_p = 1.0f;
-      return cpu::combine_summaries(summaries, candidates, ranks, unfiltered);
+      return outrider::combine_summaries(summaries, candidates, ranks, unfiltered);
     };
   });
   plant("temperature on p only", [](Steps& s) {
@@ -140,12 +140,12 @@ std::vector<PlantedBug> planted_bugs() {
   plant("stale q: the row of the position before", [](Steps& s) {
     s.draft_probabilities = [](const SequenceRows& rows, const Processors& processors, double* p,
                                double* q) {
-      cpu::draft_probabilities(rows, processors, p, q);
+      outrider::draft_probabilities(rows, processors, p, q);
       if (rows.draft_logits == nullptr) return;
       for (int i = 1; i < rows.num_drafted; ++i) {
         const int32_t token = rows.drafted[i];
-        q[i] = cpu::probability(rows.q[i - 1],
-                                rows.draft_logits[(i - 1) * rows.draft_stride + token], token);
+        q[i] = outrider::probability(rows.q[i - 1],
+                                     rows.draft_logits[(i - 1) * rows.draft_stride + token], token);
       }
     };
   });
@@ -161,14 +161,14 @@ std::vector<PlantedBug> planted_bugs() {
   });
   plant("extra token from the row before", [](Steps& s) {
     s.extra_token_row = [](const SequenceRows& rows, int n) {
-      RaceRow row = cpu::extra_token_row(rows, n);
+      RaceRow row = outrider::extra_token_row(rows, n);
       if (n > 0) row.p_logits -= rows.shard_size, row.p = rows.p[n - 1];
       return row;
     };
   });
   plant("bonus drawn from the residual", [](Steps& s) {
     s.extra_token_row = [](const SequenceRows& rows, int n) {
-      RaceRow row = cpu::extra_token_row(rows, n);
+      RaceRow row = outrider::extra_token_row(rows, n);
       if (n < rows.num_drafted || n == 0 || rows.draft_logits == nullptr) return row;
       row.q_logits = rows.draft_logits + (n - 1) * rows.draft_stride + rows.first_token;
       row.q = rows.q[n - 1];
@@ -177,7 +177,7 @@ std::vector<PlantedBug> planted_bugs() {
   });
   plant("refused, then drawn with the refused token", [](Steps& s) {
     s.extra_token_row = [](const SequenceRows& rows, int n) {
-      RaceRow row = cpu::extra_token_row(rows, n);
+      RaceRow row = outrider::extra_token_row(rows, n);
       row.excluded = -1;
       return row;
     };
@@ -192,7 +192,7 @@ std::vector<PlantedBug> planted_bugs() {
   plant("first rank's sum for all", [](Steps& s) {
     s.combine_summaries = [](const ShardSummary* summaries, const Candidate* const* candidates,
                              int ranks, const Processors& processors) {
-      RowDistribution row = cpu::combine_summaries(summaries, candidates, ranks, processors);
+      RowDistribution row = outrider::combine_summaries(summaries, candidates, ranks, processors);
       if (!processors.filtered()) row.sum = summaries[0].sum_exp;
       return row;
     };
@@ -236,12 +236,12 @@ double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset))
     p.draft_logit = target[drafted];
     const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, 1, 0, 4, 4, 4};
     double p_draft, q_draft;
-    cpu::draft_probabilities(rows, processors, &p_draft, &q_draft);
+    outrider::draft_probabilities(rows, processors, &p_draft, &q_draft);
     const double u = accept_u(key, 0);
     int32_t token = drafted;
-    if (cpu::verify_accept(&p_draft, &q_draft, &u, 1) == 0) {
+    if (outrider::verify_accept(&p_draft, &q_draft, &u, 1) == 0) {
       const RaceResult result = cpu::extra_token_race(rows, 0, key, isa);
-      token = cpu::verify_commit(&result, 1, rows, 0);
+      token = outrider::verify_commit(&result, 1, 1, rows, 0);
     }
     frequency[token] += 1.0 / kSamples;
   }

@@ -45,44 +45,52 @@ class Rank {
   std::span<const Verdict> verify(const std::vector<Case>& cases, uint64_t digest = 7) {
     target_.clear();
     draft_.clear();
-    std::vector<SequenceToVerify> sequences;
     q_.clear();
+    drafted_.clear();
     for (const Case& c : cases) {
+      drafted_.insert(drafted_.end(), c.drafted.begin(), c.drafted.end());
       for (const auto& row : c.draft) {
         draft_.insert(draft_.end(), row.begin(), row.end());
         q_.push_back(cpu::process_row(row.data(), vocab_, c.processors, cpu::select_isa()));
       }
-    }
-    const RowDistribution* q = q_.data();
-    float* draft = draft_.data();
-    for (const Case& c : cases) {
-      const auto drafted = static_cast<int64_t>(c.drafted.size());
-      sequences.push_back({.first_row = static_cast<int64_t>(target_.size()) / shard_.size,
-                           .drafted = c.drafted,
-                           .draft_logits = c.draft.empty()
-                                               ? TensorView()
-                                               : TensorView(draft, DType::f32, {drafted, vocab_}),
-                           .draft_rows = {q, c.draft.size()},
-                           .processors = c.processors,
-                           .key = c.key});
-      draft += c.draft.size() * vocab_;
-      q += c.draft.size();
       for (const auto& row : c.target) {
         const auto begin = row.begin() + shard_.first;
         target_.insert(target_.end(), begin, begin + shard_.size);
       }
     }
-    const auto rows = static_cast<int64_t>(target_.size()) / shard_.size;
-    const TensorView logits(target_.data(), DType::f32, {rows, shard_.size});
-    return verifier_.verify(sequences, {}, logits, digest, stream_);
+    std::vector<VerifyWork> work;
+    const RowDistribution* q = q_.data();
+    const float* draft = draft_.data();
+    const int32_t* drafted = drafted_.data();
+    int64_t row = 0;
+    for (const Case& c : cases) {
+      work.push_back({.first_row = row,
+                      .num_drafted = static_cast<int>(c.drafted.size()),
+                      .drafted = drafted,
+                      .draft_logits = c.draft.empty() ? nullptr : draft,
+                      .draft_stride = vocab_,
+                      .draft_rows = q,
+                      .processors = c.processors,
+                      .key = c.key});
+      row += static_cast<int64_t>(c.target.size());
+      draft += c.draft.size() * vocab_;
+      q += c.draft.size();
+      drafted += c.drafted.size();
+    }
+    const TensorView logits(target_.data(), DType::f32, {row, shard_.size});
+    verifier_.prepare(work, {}, logits, false, digest, stream_);
+    verifier_.enqueue(stream_);
+    return verifier_.finish(stream_);
   }
 
   // Of one row over the whole vocabulary.
   std::span<const LogprobRow> logprobs(const std::vector<float>& row,
                                        const std::vector<LogprobQuery>& queries) {
     std::vector<float> shard(row.begin() + shard_.first, row.begin() + shard_.first + shard_.size);
-    verifier_.verify({}, queries, TensorView(shard.data(), DType::f32, {1, shard_.size}), 0,
-                     stream_);
+    verifier_.prepare({}, queries, TensorView(shard.data(), DType::f32, {1, shard_.size}), false, 0,
+                      stream_);
+    verifier_.enqueue(stream_);
+    verifier_.finish(stream_);
     return verifier_.logprobs();
   }
 
@@ -94,6 +102,7 @@ class Rank {
   Stream stream_;
   std::vector<float> target_, draft_;
   std::vector<RowDistribution> q_;
+  std::vector<int32_t> drafted_;
 };
 
 // A drafted token.
@@ -171,8 +180,22 @@ TEST(Verifier, WithoutSequencesTheDigestIsStillCompared) {
     });
     ADD_FAILURE() << "no Error";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "digest of plan and state differs from rank 0's on rank 1, rank 3");
+    EXPECT_STREQ(
+        error.what(),
+        "digest of plan and state, or drafted tokens, differ from rank 0's on rank 1, rank 3");
   }
+}
+
+// A rank whose draft went astray: same plan, same state, another token.
+TEST(Verifier, DraftedTokensAreCompared) {
+  const std::vector<float> row(10, 0.0f);
+  EXPECT_THROW(run_thread_ranks(2,
+                                [&](Communicator& communicator) {
+                                  Rank rank(communicator, 10, 1);
+                                  Case c{{row, row}, {}, {communicator.rank()}, kGreedy};
+                                  rank.verify({c});
+                                }),
+               DisagreementError);
 }
 
 TEST(Verifier, RefusesShardsThatDoNotCoverTheVocabulary) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -95,21 +96,31 @@ inline std::vector<CollectedAnswer> lead_requests(Executor& executor, ControlSer
   return answers;
 }
 
+// What the ranks compute on. No make_communicator: the threads' own, over host memory.
+struct Device {
+  std::unique_ptr<Backend> (*make_backend)() = make_cpu_backend;
+  std::function<std::unique_ptr<Communicator>(int rank, int size)> make_communicator;
+};
+
 // lead_requests, over ranks that are threads.
 inline std::vector<CollectedAnswer> run_requests(const EngineOptions& options, int num_ranks,
                                                  const std::vector<Request>& requests,
                                                  const std::vector<size_t>& cancel_after = {},
-                                                 EngineStats* stats = nullptr) {
+                                                 EngineStats* stats = nullptr,
+                                                 const Device& device = {}) {
   std::vector<CollectedAnswer> answers;
   const std::string secret = make_control_secret();
   std::optional<ControlServer> control;
   if (num_ranks > 1) control.emplace(num_ranks - 1, secret);
-  run_thread_ranks(num_ranks, [&](Communicator& communicator) {
+  run_thread_ranks(num_ranks, [&](Communicator& threads) {
     set_float_environment();
-    const auto backend = make_cpu_backend();
-    Executor executor(options, *backend, communicator);
-    if (communicator.rank() > 0) {
-      ControlClient client(control->address(), communicator.rank(), secret);
+    const int rank = threads.rank();
+    const auto backend = device.make_backend();
+    std::unique_ptr<Communicator> own;
+    if (device.make_communicator) own = device.make_communicator(rank, num_ranks);
+    Executor executor(options, *backend, own ? *own : threads);
+    if (rank > 0) {
+      ControlClient client(control->address(), rank, secret);
       run_follower(executor, client);
       return;
     }

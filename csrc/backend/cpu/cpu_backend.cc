@@ -4,38 +4,23 @@
 #include <cstring>
 #include <memory>
 
+#include "backend/shape_checks.h"
 #include "core/error.h"
+#include "kernels/cpu/distribution.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/sample.h"
+#include "kernels/cpu/verify.h"
 
 namespace outrider {
 namespace {
 
-// A contiguous tensor of these extents; -1 is any.
-bool has_shape(TensorView view, DType dtype, std::initializer_list<int64_t> extents) {
-  if (view.dtype() != dtype || view.rank() != static_cast<int>(extents.size())) return false;
-  int d = 0;
-  for (int64_t extent : extents) {
-    if (extent != -1 && view.extent(d) != extent) return false;
-    ++d;
-  }
-  return view.contiguous();
-}
-
 // Checks a ragged pass, and that the pages are those of `shape`.
-cpu::RowPointers row_pointers(const RowMap& map, int64_t rows, TensorView k_pages,
-                              TensorView v_pages, const AttentionShape& shape) {
-  CHECK(has_shape(map.positions, DType::i32, {rows}));
-  CHECK(has_shape(map.sequences, DType::i32, {rows}));
-  CHECK(has_shape(map.page_tables, DType::i32, {-1, -1}));
-  CHECK(shape.head_dim > 0 && shape.head_dim % 2 == 0 && shape.group_size > 0);
-  CHECK(shape.head_offset >= 0 &&
-        shape.num_heads + shape.head_offset <= shape.num_kv_heads * shape.group_size);
-  CHECK(has_shape(k_pages, DType::bf16, {-1, shape.num_kv_heads, kPageTokens, shape.head_dim}));
-  CHECK(has_shape(v_pages, DType::bf16,
-                  {k_pages.extent(0), shape.num_kv_heads, kPageTokens, shape.head_dim}));
-  const cpu::RowPointers pointers = {map.positions.data<int32_t>(), map.sequences.data<int32_t>(),
-                                     map.page_tables.data<int32_t>(), map.page_tables.extent(1)};
+RowPointers row_pointers(const RowMap& map, int64_t rows, TensorView k_pages, TensorView v_pages,
+                         const AttentionShape& shape) {
+  check_row_map(map, rows, k_pages, v_pages, shape);
+  const RowPointers pointers = {map.positions.data<int32_t>(), map.sequences.data<int32_t>(),
+                                map.page_tables.data<int32_t>(), map.page_tables.extent(1)};
   for (int64_t r = 0; r < rows; ++r) {
     CHECK(0 <= pointers.sequences[r] && pointers.sequences[r] < map.page_tables.extent(0));
     CHECK(0 <= pointers.positions[r] && pointers.positions[r] < pointers.max_pages * kPageTokens);
@@ -59,7 +44,10 @@ void CpuBackend::copy_to_host(void* to, TensorView from, Stream&) {
   if (from.bytes() > 0) std::memcpy(to, from.raw(), from.bytes());
 }
 
-void CpuBackend::synchronize(Stream&) {}
+void CpuBackend::copy(TensorView to, TensorView from, Stream&) {
+  CHECK(to.contiguous() && from.contiguous() && to.bytes() == from.bytes());
+  if (to.bytes() > 0) std::memcpy(to.raw(), from.raw(), to.bytes());
+}
 
 PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
   CHECK(!parts.empty());
@@ -155,7 +143,7 @@ void CpuBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, 
   CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
   CHECK(has_shape(cos, DType::f32, {-1, shape.head_dim / 2}));
   CHECK(has_shape(sin, DType::f32, {cos.extent(0), shape.head_dim / 2}));
-  const cpu::RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
+  const RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
   for (int64_t r = 0; r < rows; ++r) CHECK(pointers.positions[r] < cos.extent(0));
   cpu::rope_and_cache(qkv.data<float>(), cos.data<float>(), sin.data<float>(), k_pages.data<bf16>(),
                       v_pages.data<bf16>(), pointers, rows, shape, isa_);
@@ -166,12 +154,60 @@ void CpuBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_page
   const int64_t rows = qkv.extent(0);
   CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
   CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
-  const cpu::RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
+  const RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
   const size_t scores_bytes =
       cpu::kAttentionQueries * pointers.max_pages * kPageTokens * sizeof(float);
   if (scores_.bytes() < scores_bytes) scores_ = allocate_host(scores_bytes);
   cpu::attention(qkv.data<float>(), k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(),
                  static_cast<float*>(scores_.data()), pointers, rows, shape, isa_);
+}
+
+void CpuBackend::copy_tokens(const TokenCopy* copies, int64_t n, Stream&) {
+  cpu::copy_tokens(copies, n);
+}
+
+void CpuBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
+                               RowDistribution* q, Stream&) {
+  CHECK(has_shape(logits, DType::f32, {n, -1}));
+  cpu::sample_drafts(logits.data<float>(), logits.extent(1), rows, n, drafted, q, isa_);
+}
+
+void CpuBackend::verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
+                                SummaryMessage to, Stream&) {
+  CHECK(to.num_rows == 0 || has_shape(logits, DType::f32, {-1, -1}));
+  for (int64_t r = 0; r < to.num_rows; ++r) {
+    CHECK(0 <= rows[r].logits_row && rows[r].logits_row < logits.extent(0));
+  }
+  if (to.num_rows == 0) return;
+  cpu::verify_summary(logits.data<float>(), logits.extent(1), first_token, rows, to.num_rows,
+                      to.summaries(), to.candidates(), isa_);
+}
+
+void CpuBackend::combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                              RowDistribution* p, uint64_t* disagreeing, Stream&) {
+  CHECK(num_rows <= all.num_rows && all.ranks <= kMaxRanks);
+  *disagreeing = cpu::combine_rows(all, rows, num_rows, p);
+}
+
+void CpuBackend::resolve_row(TensorView logits, const Processors& processors, RowDistribution* row,
+                             Stream&) {
+  CHECK(has_shape(logits, DType::f32, {-1}));
+  *row = cpu::resolve_row(*row, logits.data<float>(), logits.extent(0), processors, isa_);
+}
+
+void CpuBackend::accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                             Stream&) {
+  cpu::accept_step(sequences, n, verdicts);
+}
+
+void CpuBackend::race_step(const SequenceToVerify* sequences, int64_t n, int64_t,
+                           const Verdict* verdicts, RaceResult* results, Stream&) {
+  cpu::race_step(sequences, n, verdicts, results, isa_);
+}
+
+void CpuBackend::commit_step(const SequenceToVerify* sequences, int64_t n,
+                             const RaceResult* results, int ranks, Verdict* verdicts, Stream&) {
+  cpu::commit_step(sequences, n, results, ranks, verdicts);
 }
 
 std::unique_ptr<Backend> make_cpu_backend() {

@@ -16,10 +16,15 @@ class CpuBackend : public Backend {
 
   std::string description() const override;
 
+  Stream make_stream() override { return {}; }
   Buffer allocate(size_t bytes) override;
+  Buffer allocate_pinned(size_t bytes) override { return allocate(bytes); }
   void copy_from_host(TensorView to, const void* from, Stream& stream) override;
   void copy_to_host(void* to, TensorView from, Stream& stream) override;
-  void synchronize(Stream& stream) override;
+  void copy(TensorView to, TensorView from, Stream& stream) override;
+  void synchronize(Stream&) override {}
+  void replay(uint64_t, Stream&, const std::function<void()>& enqueue) override { enqueue(); }
+  int64_t padded_rows(int64_t rows) const override { return rows; }
 
   PackedWeight pack(std::span<const TensorView> parts) override;
 
@@ -37,6 +42,22 @@ class CpuBackend : public Backend {
                       Stream& stream) override;
   void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
                  const RowMap& map, const AttentionShape& shape, Stream& stream) override;
+
+  void copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) override;
+  void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
+                     RowDistribution* q, Stream& stream) override;
+  void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
+                      SummaryMessage to, Stream& stream) override;
+  void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                    RowDistribution* p, uint64_t* disagreeing, Stream& stream) override;
+  void resolve_row(TensorView logits, const Processors& processors, RowDistribution* row,
+                   Stream& stream) override;
+  void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                   Stream& stream) override;
+  void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                 const Verdict* verdicts, RaceResult* results, Stream& stream) override;
+  void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
+                   int ranks, Verdict* verdicts, Stream& stream) override;
 
  private:
   Buffer place_weight(size_t bytes);  // zeroed; a multiple of 64 bytes

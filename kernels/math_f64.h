@@ -5,12 +5,14 @@
 
 #include <cstdint>
 
-namespace outrider::cpu {
+#include "kernels/host_device.h"
+
+namespace outrider {
 
 // -log(1 - u) for 0 < u < 1, within 5e-16 of it, relatively, however small u is.
 // 1 - u = 2^n (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); for small u, f = -u as it is given.
 // log(1 + f) = 2 atanh(s), s = f / (2 + f), |s| < 0.1716: nine terms of its series leave 3e-17.
-[[gnu::always_inline]] inline double neg_log1p_f64(double u) {
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline double neg_log1p_f64(double u) {
   constexpr uint64_t kOne = 0x3ff0000000000000u;
   constexpr uint64_t kSqrtHalf = 0x3fe6a09e667f3bcdu;
   constexpr uint64_t kFraction = 0x000fffffffffffffu;
@@ -37,7 +39,7 @@ namespace outrider::cpu {
 
 // e^x for x <= 0, within 4e-16 of it, relatively; 0 below -700.
 // x = n ln 2 + r, |r| <= ln 2 / 2, ln 2 in two parts; 13 terms of e^r leave 4e-18.
-[[gnu::always_inline]] inline double exp_f64(double x) {
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline double exp_f64(double x) {
   constexpr double kRound = 0x1.8p52;  // adding it rounds to an integer
   const double clamped = x > -700.0 ? x : -700.0;
   const double shifted = clamped * 1.44269504088896340736 + kRound;
@@ -62,4 +64,4 @@ namespace outrider::cpu {
   return x < -700.0 ? 0.0 : __builtin_bit_cast(double, scaled);
 }
 
-}  // namespace outrider::cpu
+}  // namespace outrider

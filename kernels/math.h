@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace outrider::cpu {
+#include "kernels/host_device.h"
+
+namespace outrider {
 
 // Integers in place of floats: of V, a float or a vector of them (as __m256 and __m512 are).
 template <size_t kBytes>
@@ -32,7 +34,7 @@ using IntegersOf = typename IntegersOfSize<sizeof(V)>::type;
 // x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts of which the first gives an exact product
 // (Cody and Waite 1980); e^r = 1 + r + r² q(r), q minimax, 3.8e-9.
 template <typename V>
-[[gnu::always_inline]] inline V exp_f32(V x) {
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline V exp_f32(V x) {
   using Integers = IntegersOf<V>;
   const V lowest = V{} + -87.3365f;
   const V highest = V{} + 88.72283f;
@@ -58,12 +60,12 @@ template <typename V>
 
 // x / (1 + e^-x)
 template <typename V>
-[[gnu::always_inline]] inline V silu_f32(V x) {
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline V silu_f32(V x) {
   return x / (1.0f + exp_f32(-x));
 }
 
 // A denormal becomes the zero of its sign.
-[[gnu::always_inline]] inline float flush_f32(float x) {
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline float flush_f32(float x) {
   return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
 }
 
@@ -71,7 +73,7 @@ template <typename V>
 // fma gives with flush-to-zero and denormals-are-zero, on any processor and whatever its settings.
 // The product is exact in fp64; the sum there is rounded to odd, so that rounding it again to fp32
 // is right (Boldo and Melquiond 2008). x86 decides that a result is a denormal after rounding.
-[[gnu::always_inline]] inline float fma_f32(float a, float b, float c) {
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline float fma_f32(float a, float b, float c) {
   const double product = static_cast<double>(flush_f32(a)) * static_cast<double>(flush_f32(b));
   const double addend = flush_f32(c);
   const double sum = product + addend;
@@ -85,4 +87,4 @@ template <typename V>
   return tiny ? __builtin_copysignf(0.0f, static_cast<float>(sum)) : static_cast<float>(odd);
 }
 
-}  // namespace outrider::cpu
+}  // namespace outrider

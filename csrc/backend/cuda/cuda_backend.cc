@@ -1,0 +1,325 @@
+#include "backend/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "backend/shape_checks.h"
+#include "core/error.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/distribution.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/sample.h"
+#include "kernels/cuda/verify.h"
+
+namespace outrider {
+
+using cuda::check_cuda;
+
+namespace {
+
+constexpr size_t kPieceBytes = size_t{32} << 20;  // of weights on their way to the device
+constexpr size_t kAttentionScratchBytes = size_t{128} << 20;  // at most, unless one row needs more
+
+cudaStream_t handle(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+RowPointers row_pointers(const RowMap& map) {
+  return {map.positions.data<int32_t>(), map.sequences.data<int32_t>(),
+          map.page_tables.data<int32_t>(), map.page_tables.extent(1)};
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(int device) : device_(device) {
+  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  loading_ = make_stream();
+  for (Piece& piece : pieces_) {
+    piece.pinned = allocate_pinned(kPieceBytes);
+    piece.device = allocate(kPieceBytes);
+    check_cuda(cudaEventCreateWithFlags(&piece.packed, cudaEventDisableTiming),
+               "cudaEventCreateWithFlags");
+  }
+}
+
+CudaBackend::~CudaBackend() {
+  cudaDeviceSynchronize();
+  graphs_.clear();
+  for (Piece& piece : pieces_) {
+    if (piece.packed != nullptr) cudaEventDestroy(piece.packed);
+  }
+  for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+}
+
+std::string CudaBackend::description() const {
+  int major = 0, minor = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_),
+             "cudaDeviceGetAttribute");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_),
+             "cudaDeviceGetAttribute");
+  return "cuda/sm_" + std::to_string(major) + std::to_string(minor);
+}
+
+Stream CudaBackend::make_stream() {
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+             "cudaStreamCreateWithFlags");
+  streams_.push_back(stream);
+  return {stream};
+}
+
+Buffer CudaBackend::allocate(size_t bytes) {
+  if (bytes == 0) return {};
+  void* data = nullptr;
+  if (cudaMalloc(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();  // it is told below
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw Error("device " + std::to_string(device_) + " has no room for " + std::to_string(bytes) +
+                " bytes more: " + std::to_string(free) + " of its " + std::to_string(total) +
+                " are free");
+  }
+  Buffer buffer(data, bytes, [](void* memory, size_t) { cudaFree(memory); });
+  check_cuda(cudaMemsetAsync(data, 0, bytes, handle(loading_)), "cudaMemsetAsync");
+  check_cuda(cudaStreamSynchronize(handle(loading_)), "cudaStreamSynchronize");
+  return buffer;
+}
+
+Buffer CudaBackend::allocate_pinned(size_t bytes) {
+  if (bytes == 0) return {};
+  void* data = nullptr;
+  if (cudaMallocHost(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    throw Error("no room for " + std::to_string(bytes) + " bytes of pinned host memory");
+  }
+  std::memset(data, 0, bytes);
+  return Buffer(data, bytes, [](void* memory, size_t) { cudaFreeHost(memory); });
+}
+
+void CudaBackend::copy_from_host(TensorView to, const void* from, Stream& stream) {
+  CHECK(to.contiguous());
+  if (to.bytes() == 0) return;
+  check_cuda(cudaMemcpyAsync(to.raw(), from, to.bytes(), cudaMemcpyHostToDevice, handle(stream)),
+             "cudaMemcpyAsync");
+}
+
+void CudaBackend::copy_to_host(void* to, TensorView from, Stream& stream) {
+  CHECK(from.contiguous());
+  if (from.bytes() == 0) return;
+  check_cuda(cudaMemcpyAsync(to, from.raw(), from.bytes(), cudaMemcpyDeviceToHost, handle(stream)),
+             "cudaMemcpyAsync");
+}
+
+void CudaBackend::copy(TensorView to, TensorView from, Stream& stream) {
+  CHECK(to.contiguous() && from.contiguous() && to.bytes() == from.bytes());
+  if (to.bytes() == 0) return;
+  check_cuda(
+      cudaMemcpyAsync(to.raw(), from.raw(), to.bytes(), cudaMemcpyDeviceToDevice, handle(stream)),
+      "cudaMemcpyAsync");
+}
+
+void CudaBackend::synchronize(Stream& stream) {
+  check_cuda(cudaStreamSynchronize(handle(stream)), "cudaStreamSynchronize");
+}
+
+void CudaBackend::replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) {
+  graphs_.replay(key, handle(stream), enqueue);
+}
+
+// A product costs the same for 1 to 8 rows, and for every 16 above: what is saved by padding to
+// less is the rest of a pass.
+int64_t CudaBackend::padded_rows(int64_t rows) const {
+  if (rows <= 2) return rows;
+  const int64_t step = rows <= 8 ? 4 : rows <= 64 ? 16 : 64;
+  return (rows + step - 1) / step * step;
+}
+
+void* CudaBackend::scratch(Buffer& buffer, size_t bytes) {
+  if (buffer.bytes() < bytes) {
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    graphs_.clear();
+    buffer = {};
+    buffer = allocate(bytes);
+  }
+  return buffer.data();
+}
+
+// Rows go to pinned memory, to the device, and there into their packed places.
+PackedWeight CudaBackend::pack(std::span<const TensorView> parts) {
+  CHECK(!parts.empty());
+  PackedWeight packed;
+  packed.k = parts[0].extent(1);
+  for (const TensorView& part : parts) {
+    CHECK(part.dtype() == DType::bf16 && part.rank() == 2 && part.extent(1) == packed.k);
+    CHECK(part.stride(1) == 1);
+    packed.n += part.extent(0);
+  }
+  packed.data = allocate(cuda::packed_bytes(packed.n, packed.k));
+  const auto row_bytes = static_cast<int64_t>(packed.k * sizeof(bf16));
+  const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(kPieceBytes) / row_bytes);
+  CHECK(row_bytes <= static_cast<int64_t>(kPieceBytes));
+  int64_t first_row = 0;
+  int turn = 0;
+  for (const TensorView& part : parts) {
+    for (int64_t begin = 0; begin < part.extent(0); begin += most, ++turn) {
+      Piece& piece = pieces_[turn % 2];
+      const int64_t rows = std::min(most, part.extent(0) - begin);
+      check_cuda(cudaEventSynchronize(piece.packed), "cudaEventSynchronize");
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(static_cast<std::byte*>(piece.pinned.data()) + r * row_bytes,
+                    part.data<bf16>() + (begin + r) * part.stride(0), row_bytes);
+      }
+      copy_from_host(piece.device.view(DType::bf16, {rows, packed.k}), piece.pinned.data(),
+                     loading_);
+      cuda::pack(static_cast<const bf16*>(piece.device.data()), rows, first_row, packed.k,
+                 packed.data.data(), handle(loading_));
+      check_cuda(cudaEventRecord(piece.packed, handle(loading_)), "cudaEventRecord");
+      first_row += rows;
+    }
+  }
+  synchronize(loading_);
+  return packed;
+}
+
+void CudaBackend::embed(const PackedWeight& table, TensorView tokens, int64_t first_token,
+                        TensorView y, Stream& stream) {
+  const int64_t rows = tokens.extent(0);
+  CHECK(has_shape(tokens, DType::i32, {rows}));
+  CHECK(has_shape(y, DType::f32, {rows, table.k}));
+  cuda::embed(table.data.data(), tokens.data<int32_t>(), first_token, y.data<float>(), rows,
+              table.n, table.k, handle(stream));
+}
+
+void CudaBackend::linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
+                         Stream& stream) {
+  const int64_t rows = x.extent(0);
+  CHECK(has_shape(x, DType::bf16, {rows, weight.k}));
+  CHECK(has_shape(y, DType::f32, {rows, weight.n}));
+  CHECK(bias.raw() == nullptr || has_shape(bias, DType::f32, {weight.n}));
+  cuda::linear(x.data<bf16>(), weight.data.data(),
+               bias.raw() == nullptr ? nullptr : bias.data<float>(), y.data<float>(), rows,
+               weight.n, weight.k, cuda::linear_tile(rows, weight.n), handle(stream));
+}
+
+void CudaBackend::rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
+                           Stream& stream) {
+  const int64_t rows = x.extent(0);
+  const int64_t hidden = weight.extent(0);
+  CHECK(has_shape(x, DType::f32, {rows, hidden}));
+  CHECK(has_shape(weight, DType::bf16, {hidden}));
+  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
+  cuda::rms_norm(x.data<float>(), weight.data<bf16>(), y.data<bf16>(), rows, hidden, epsilon,
+                 handle(stream));
+}
+
+void CudaBackend::silu_mul(TensorView gate_up, TensorView y, Stream& stream) {
+  const int64_t rows = y.extent(0);
+  const int64_t width = y.extent(1);
+  CHECK(has_shape(gate_up, DType::f32, {rows, 2 * width}));
+  CHECK(has_shape(y, DType::bf16, {rows, width}));
+  cuda::silu_mul(gate_up.data<float>(), y.data<bf16>(), rows, width, handle(stream));
+}
+
+void CudaBackend::add(TensorView x, TensorView y, Stream& stream) {
+  CHECK(x.contiguous() && y.contiguous() && x.rank() == y.rank());
+  for (int d = 0; d < x.rank(); ++d) CHECK(x.extent(d) == y.extent(d));
+  cuda::add(x.data<float>(), y.data<float>(), x.size(), handle(stream));
+}
+
+void CudaBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) {
+  const int64_t rows = indices.extent(0);
+  const int64_t hidden = x.extent(1);
+  CHECK(has_shape(x, DType::bf16, {-1, hidden}));
+  CHECK(has_shape(indices, DType::i32, {rows}));
+  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
+  cuda::gather_rows(x.data<bf16>(), indices.data<int32_t>(), y.data<bf16>(), rows, hidden,
+                    handle(stream));
+}
+
+void CudaBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
+                                 TensorView v_pages, const RowMap& map, const AttentionShape& shape,
+                                 Stream& stream) {
+  const int64_t rows = qkv.extent(0);
+  CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
+  CHECK(has_shape(cos, DType::f32, {-1, shape.head_dim / 2}));
+  CHECK(has_shape(sin, DType::f32, {cos.extent(0), shape.head_dim / 2}));
+  check_row_map(map, rows, k_pages, v_pages, shape);
+  cuda::rope_and_cache(qkv.data<float>(), cos.data<float>(), sin.data<float>(),
+                       k_pages.data<bf16>(), v_pages.data<bf16>(), row_pointers(map), rows, shape,
+                       handle(stream));
+}
+
+void CudaBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
+                            const RowMap& map, const AttentionShape& shape, Stream& stream) {
+  const int64_t rows = qkv.extent(0);
+  CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
+  CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
+  check_row_map(map, rows, k_pages, v_pages, shape);
+  const int64_t max_pages = map.page_tables.extent(1);
+  const size_t bytes = std::max(
+      cuda::attention_workspace_bytes(1, max_pages, shape),
+      std::min(kAttentionScratchBytes, cuda::attention_workspace_bytes(rows, max_pages, shape)));
+  void* const workspace = scratch(attention_scratch_, bytes);
+  cuda::attention(qkv.data<float>(), k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(),
+                  workspace, bytes, row_pointers(map), rows, shape, handle(stream));
+}
+
+void CudaBackend::copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) {
+  cuda::copy_tokens(copies, n, handle(stream));
+}
+
+void CudaBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n,
+                                int32_t* drafted, RowDistribution* q, Stream& stream) {
+  CHECK(has_shape(logits, DType::f32, {n, -1}));
+  const int64_t vocab_size = logits.extent(1);
+  void* const workspace = scratch(verify_scratch_, cuda::verify_workspace_bytes(n, vocab_size));
+  cuda::sample_drafts(logits.data<float>(), vocab_size, rows, n, drafted, q, workspace,
+                      handle(stream));
+}
+
+void CudaBackend::verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
+                                 SummaryMessage to, Stream& stream) {
+  if (to.num_rows == 0) return;
+  CHECK(has_shape(logits, DType::f32, {-1, -1}));
+  const int64_t shard_size = logits.extent(1);
+  void* const workspace =
+      scratch(verify_scratch_, cuda::verify_workspace_bytes(to.num_rows, shard_size));
+  cuda::verify_summary(logits.data<float>(), shard_size, first_token, rows, to.num_rows,
+                       to.summaries(), to.candidates(), workspace, handle(stream));
+}
+
+void CudaBackend::combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                               RowDistribution* p, uint64_t* disagreeing, Stream& stream) {
+  CHECK(num_rows <= all.num_rows && all.ranks <= kMaxRanks);
+  cuda::combine_rows(all, rows, num_rows, p, disagreeing, handle(stream));
+}
+
+void CudaBackend::resolve_row(TensorView logits, const Processors& processors, RowDistribution* row,
+                              Stream& stream) {
+  CHECK(has_shape(logits, DType::f32, {-1}));
+  cuda::resolve_row(logits.data<float>(), logits.extent(0), processors, row, handle(stream));
+}
+
+void CudaBackend::accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                              Stream& stream) {
+  cuda::accept_step(sequences, n, verdicts, handle(stream));
+}
+
+void CudaBackend::race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                            const Verdict* verdicts, RaceResult* results, Stream& stream) {
+  void* const workspace = scratch(verify_scratch_, cuda::verify_workspace_bytes(n, shard_size));
+  cuda::race_step(sequences, n, shard_size, verdicts, results, workspace, handle(stream));
+}
+
+void CudaBackend::commit_step(const SequenceToVerify* sequences, int64_t n,
+                              const RaceResult* results, int ranks, Verdict* verdicts,
+                              Stream& stream) {
+  cuda::commit_step(sequences, n, results, ranks, verdicts, handle(stream));
+}
+
+std::unique_ptr<Backend> make_cuda_backend(int device) {
+  return std::make_unique<CudaBackend>(device);
+}
+
+}  // namespace outrider

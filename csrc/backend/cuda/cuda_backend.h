@@ -1,0 +1,85 @@
+// The CUDA backend: the kernels of kernels/cuda on one device. Operations are enqueued; nothing
+// here waits but copies of memory that is not pinned, and what runs while weights are loaded.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/graphs.h"
+
+namespace outrider {
+
+class CudaBackend final : public Backend {
+ public:
+  // Belongs to the thread that makes it. Throws Error where the device cannot be used.
+  explicit CudaBackend(int device);
+  ~CudaBackend() override;
+
+  std::string description() const override;
+
+  Stream make_stream() override;
+  Buffer allocate(size_t bytes) override;
+  Buffer allocate_pinned(size_t bytes) override;
+  void copy_from_host(TensorView to, const void* from, Stream& stream) override;
+  void copy_to_host(void* to, TensorView from, Stream& stream) override;
+  void copy(TensorView to, TensorView from, Stream& stream) override;
+  void synchronize(Stream& stream) override;
+  void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) override;
+  int64_t padded_rows(int64_t rows) const override;
+
+  PackedWeight pack(std::span<const TensorView> parts) override;
+
+  void embed(const PackedWeight& table, TensorView tokens, int64_t first_token, TensorView y,
+             Stream& stream) override;
+  void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
+              Stream& stream) override;
+  void rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
+                Stream& stream) override;
+  void silu_mul(TensorView gate_up, TensorView y, Stream& stream) override;
+  void add(TensorView x, TensorView y, Stream& stream) override;
+  void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) override;
+  void rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
+                      TensorView v_pages, const RowMap& map, const AttentionShape& shape,
+                      Stream& stream) override;
+  void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
+                 const RowMap& map, const AttentionShape& shape, Stream& stream) override;
+
+  void copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) override;
+  void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
+                     RowDistribution* q, Stream& stream) override;
+  void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
+                      SummaryMessage to, Stream& stream) override;
+  void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                    RowDistribution* p, uint64_t* disagreeing, Stream& stream) override;
+  void resolve_row(TensorView logits, const Processors& processors, RowDistribution* row,
+                   Stream& stream) override;
+  void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                   Stream& stream) override;
+  void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                 const Verdict* verdicts, RaceResult* results, Stream& stream) override;
+  void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
+                   int ranks, Verdict* verdicts, Stream& stream) override;
+
+ private:
+  // Scratch of at least so many bytes. It grows in steps that are not recorded alone, and what was
+  // recorded before is forgotten.
+  void* scratch(Buffer& buffer, size_t bytes);
+
+  int device_;
+  std::vector<cudaStream_t> streams_;
+  Graphs graphs_;
+  Buffer attention_scratch_, verify_scratch_;
+  // Loading: a piece of weights on its way, twice, so that one is read from the file while the
+  // other travels.
+  struct Piece {
+    Buffer pinned, device;
+    cudaEvent_t packed = nullptr;
+  };
+  Piece pieces_[2];
+  Stream loading_;
+};
+
+}  // namespace outrider

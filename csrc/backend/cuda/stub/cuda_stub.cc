@@ -1,0 +1,21 @@
+// What a program that was built without CUDA has in place of the CUDA backend.
+#include "backend/backend.h"
+#include "backend/cuda_devices.h"
+#include "core/error.h"
+
+namespace outrider {
+namespace {
+
+[[noreturn]] void refuse() { throw Error("this program was built without CUDA"); }
+
+}  // namespace
+
+std::vector<CudaDevice> cuda_devices() { refuse(); }
+
+int64_t open_cuda_device(int) { refuse(); }
+
+int64_t max_cuda_head_dim() { return 0; }
+
+std::unique_ptr<Backend> make_cuda_backend(int) { refuse(); }
+
+}  // namespace outrider

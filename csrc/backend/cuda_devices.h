@@ -1,0 +1,27 @@
+// Which GPUs this process can use. A program built without CUDA has this too, and is told so.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace outrider {
+
+struct CudaDevice {
+  std::string name;    // "NVIDIA H200"
+  int capability = 0;  // 90: compute capability 9.0
+};
+
+constexpr int kMinCudaCapability = 80;  // the first with bf16
+
+// The GPUs of this host that CUDA shows, by their numbers; at least one. Throws Error saying why
+// there is none: a build without CUDA, no driver, a driver that is too old, no GPU.
+std::vector<CudaDevice> cuda_devices();
+
+// Makes the device the calling thread's, and throws Error where its kernels cannot run there.
+// Returns how many bytes of its memory are free.
+int64_t open_cuda_device(int device);
+
+int64_t max_cuda_head_dim();  // of attention on a GPU; 0: built without CUDA
+
+}  // namespace outrider

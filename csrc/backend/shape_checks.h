@@ -1,0 +1,38 @@
+// What every backend checks of its caller's views.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "backend/backend.h"
+#include "core/error.h"
+#include "core/tensor.h"
+
+namespace outrider {
+
+// A contiguous tensor of these extents; -1 is any.
+inline bool has_shape(TensorView view, DType dtype, std::initializer_list<int64_t> extents) {
+  if (view.dtype() != dtype || view.rank() != static_cast<int>(extents.size())) return false;
+  int d = 0;
+  for (int64_t extent : extents) {
+    if (extent != -1 && view.extent(d) != extent) return false;
+    ++d;
+  }
+  return view.contiguous();
+}
+
+// Checks the views of a ragged pass, and that the pages are those of `shape`.
+inline void check_row_map(const RowMap& map, int64_t rows, TensorView k_pages, TensorView v_pages,
+                          const AttentionShape& shape) {
+  CHECK(has_shape(map.positions, DType::i32, {rows}));
+  CHECK(has_shape(map.sequences, DType::i32, {rows}));
+  CHECK(has_shape(map.page_tables, DType::i32, {-1, -1}));
+  CHECK(shape.head_dim > 0 && shape.head_dim % 2 == 0 && shape.group_size > 0);
+  CHECK(shape.head_offset >= 0 &&
+        shape.num_heads + shape.head_offset <= shape.num_kv_heads * shape.group_size);
+  CHECK(has_shape(k_pages, DType::bf16, {-1, shape.num_kv_heads, kPageTokens, shape.head_dim}));
+  CHECK(has_shape(v_pages, DType::bf16,
+                  {k_pages.extent(0), shape.num_kv_heads, kPageTokens, shape.head_dim}));
+}
+
+}  // namespace outrider

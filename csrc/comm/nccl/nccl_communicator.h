@@ -1,0 +1,31 @@
+// Communicator over NCCL, for tensors in the memory of GPUs, one a rank. A program built without
+// CUDA has this too, and is told so.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+
+namespace outrider {
+
+class World;
+
+// NCCL's version as it was loaded, "2.28.9"; empty where the program was built without CUDA.
+std::string nccl_version();
+
+// What the ranks of a group have in common: made by one, given to all. Bytes, not text.
+std::string make_nccl_id();
+
+// Collective; on the calling thread's device, from which alone it is called. Throws Error where the
+// group does not come about. A group of one needs no id and no NCCL.
+std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const std::string& id);
+
+// The same over all ranks of `world`.
+std::unique_ptr<Communicator> make_nccl_communicator(World& world);
+
+// Before the first of these: several ranks of this host share a GPU, for which NCCL, slower by far,
+// has to believe that each is a host of its own. What the environment says already stays.
+void let_nccl_share_devices(int local_rank);
+
+}  // namespace outrider

@@ -1,0 +1,22 @@
+// What a program that was built without CUDA has in place of NCCL.
+#include "comm/nccl/nccl_communicator.h"
+#include "core/error.h"
+
+namespace outrider {
+namespace {
+
+[[noreturn]] void refuse() { throw Error("this program was built without CUDA"); }
+
+}  // namespace
+
+std::string nccl_version() { return ""; }
+
+std::string make_nccl_id() { refuse(); }
+
+std::unique_ptr<Communicator> make_nccl_communicator(int, int, const std::string&) { refuse(); }
+
+std::unique_ptr<Communicator> make_nccl_communicator(World&) { refuse(); }
+
+void let_nccl_share_devices(int) { refuse(); }
+
+}  // namespace outrider

@@ -1,0 +1,34 @@
+// Staged: an array that the host fills and the backend reads.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+
+namespace outrider {
+
+template <typename T>
+class Staged {
+ public:
+  Staged(Backend& backend, int64_t size)
+      : backend_(backend),
+        host_(backend.allocate_pinned(size * sizeof(T))),
+        device_(backend.allocate(size * sizeof(T))) {}
+
+  T* host() const { return static_cast<T*>(host_.data()); }
+  T* device() const { return static_cast<T*>(device_.data()); }
+
+  // Sends elements [begin, begin + count). They stay as they are until the stream has got there.
+  void upload(int64_t begin, int64_t count, Stream& stream) {
+    const auto bytes = static_cast<int64_t>(count * sizeof(T));
+    if (bytes == 0) return;
+    backend_.copy_from_host(TensorView(device() + begin, DType::u8, {bytes}), host() + begin,
+                            stream);
+  }
+
+ private:
+  Backend& backend_;
+  Buffer host_, device_;
+};
+
+}  // namespace outrider

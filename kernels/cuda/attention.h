@@ -1,0 +1,54 @@
+// Rotary embedding, the write into the paged KV cache, and attention over it.
+//
+// Pages of k: [num_pages, num_kv_heads, kPageTokens, head_dim]. Pages of v, where head_dim is a
+// multiple of 16: [num_pages, num_kv_heads, head_dim / 16] blocks of 512 bytes, each two right
+// operands of mma.m16n8k16 over the page's positions, 16 bytes a lane; otherwise as k.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/bf16.h"
+#include "kernels/attention_types.h"
+#include "kernels/cuda/stream.h"
+
+namespace outrider::cuda {
+
+// Rotates q and k by their positions (the half-split form of Hugging Face's Llama), in place, and
+// writes k and v, rounded to bf16, to their pages. Rows of position -1 are left out. A value that
+// is not finite is written as zero and makes its key NaN: rows that see the position become NaN,
+// rows of the same tile that do not, and weigh it by zero, stay what they are. Bound: rows *
+// qkv_width * 8 bytes.
+void rope_and_cache(float* qkv,  // [rows, (num_heads + 2 * num_kv_heads) * head_dim]: q, k, v
+                    const float* cos_table,  // [max_positions, head_dim / 2]
+                    const float* sin_table,  // [max_positions, head_dim / 2]
+                    bf16* k_pages, bf16* v_pages, RowPointers map, int64_t rows,
+                    AttentionShape shape, cudaStream_t stream);
+
+constexpr int kMaxHeadDim = 256;
+constexpr int kSplitTokens = 256;  // positions whose part of a sum is made in one piece
+
+// Bytes of workspace in which `rows` rows over tables of max_pages pages are attended to together.
+// With less, attention goes through them a few at a time; it needs those of one row.
+size_t attention_workspace_bytes(int64_t rows, int64_t max_pages, AttentionShape shape);
+
+// Each row attends to positions 0 … its own of its sequence, all read back from the pages in bf16
+// (its own chunk too, so that chunking cannot show); rows of position -1 become zeros. q is scaled
+// in fp32 and split into two bf16, so that scores are as good as fp32's; weights are rounded to
+// bf16, and it is the rounded ones that are summed.
+//
+// Order: positions are cut into splits of kSplitTokens, from 0. In a split: scores by one chain of
+// mma.m16n8k16 over head_dim; the largest of them; weights 2^(score - largest); their sum, in 8
+// groups of 32 positions; values by one chain over all of the split, in order. Splits are then
+// merged in order, each sum scaled to the larger maximum. It depends on the row's context alone.
+//
+// Bound: the KV bytes of each sequence's context, once for neighbouring rows of a sequence with up
+// to 64 queries of a KV head (32 above head_dim 128); in long prefill, 6 operations for each query,
+// position and element of a head. Twin: ../cpu/attention.cc.
+void attention(const float* qkv,  // as above; q alone is read
+               const bf16* k_pages, const bf16* v_pages,
+               bf16* y,  // [rows, num_heads * head_dim]
+               void* workspace, size_t workspace_bytes, RowPointers map, int64_t rows,
+               AttentionShape shape, cudaStream_t stream);
+
+}  // namespace outrider::cuda

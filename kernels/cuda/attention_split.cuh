@@ -1,0 +1,363 @@
+// Attention over one split: a block of 8 warps weighs kSplitTokens positions for the queries (rows
+// by heads) of neighbouring rows that share a sequence and a KV head, 16 queries at a time. Each
+// warp scores 32 positions; then each sums its own 16 elements of a head over all positions.
+#pragma once
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_pages.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace outrider::cuda {
+
+constexpr int kSplitWarps = 8;
+constexpr int kSplitThreads = kSplitWarps * kWarp;
+constexpr int kSplitPages = kSplitTokens / kTokens;
+constexpr int kWarpTokens = kSplitTokens / kSplitWarps;
+constexpr int kWarpGroups = kWarpTokens / kMmaTokens;  // of 8 positions
+constexpr int kTileQueries = 16;
+constexpr int kHeldChunks = 4;  // of 32 elements of keys, in registers at a time
+
+// A split's part of a query's sums: sum is Σ 2^(score - maximum).
+struct SplitState {
+  float maximum;
+  float sum;
+};
+
+struct AttentionPass {
+  const float* qkv;
+  const bf16* k_pages;
+  const bf16* v_pages;
+  RowPointers map;
+  AttentionShape shape;
+  int64_t qkv_width;  // elements from row to row
+  float scale;        // of q: log2(e) / sqrt(head_dim)
+  int rows;
+  int rows_per_group;  // that one block takes
+  int heads_per_group;
+  int max_splits;
+  SplitState* states;  // [rows, num_heads, max_splits]
+  float* values;       // [rows, num_heads, max_splits, head_dim]: Σ 2^(score - maximum) v
+};
+
+// Neighbouring rows of a sequence, and heads of a KV head.
+struct QueryGroup {
+  int first_row, num_rows;
+  int first_head, num_heads;
+  int context;  // positions that the longest of them sees
+
+  __device__ int num_queries() const { return num_rows * num_heads; }
+  __device__ int row(int query) const { return first_row + query / num_heads; }
+  __device__ int head(int query) const { return first_head + query % num_heads; }
+};
+
+// kChunks: of 32 elements in a head.
+template <int kChunks>
+constexpr int kGroupQueries = kChunks <= 4 ? 64 : 32;
+
+// 16 queries as left operands, for each chunk and each half of it: the upper parts of q, and what
+// they leave.
+template <int kChunks>
+struct QueryTile {
+  uint4 parts[kChunks][2][2][kWarp];  // [chunk][half][upper, rest][lane]
+};
+
+struct SplitShared {
+  uint4 weights[kSplitPages][kWarp];        // left operands, a page each
+  float maxima[kSplitWarps][kTileQueries];  // of each warp's positions
+  float sums[kSplitWarps][kTileQueries];
+};
+
+// Lays out all queries of a group.
+template <int kChunks>
+__device__ void lay_out_queries(const AttentionPass& pass, const QueryGroup& group,
+                                QueryTile<kChunks>* tiles) {
+  const int head_dim = static_cast<int>(pass.shape.head_dim);
+  const int num_tiles = (group.num_queries() + kTileQueries - 1) / kTileQueries;
+  for (int i = threadIdx.x; i < num_tiles * kTileQueries * kChunks * 4; i += kSplitThreads) {
+    const int query = i / (kChunks * 4);
+    const int chunk = i / 4 % kChunks;
+    const int t = i % 4;
+    const float* q = pass.qkv;
+    int there = 0;  // elements from 8 t of this chunk on
+    if (query < group.num_queries()) {
+      const int first = chunk * 32 + t * kChunk;
+      q += group.row(query) * pass.qkv_width + group.head(query) * head_dim + first;
+      there = head_dim - first;
+    }
+    auto* words = reinterpret_cast<uint32_t*>(tiles[query / kTileQueries].parts[chunk]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // pairs of elements
+      const float a = 2 * j < there ? q[2 * j] * pass.scale : 0.0f;
+      const float b = 2 * j < there ? q[2 * j + 1] * pass.scale : 0.0f;
+      const uint32_t upper = narrow_pair(a, b);
+      const uint32_t rest = narrow_pair(a - widen_low(upper), b - widen_high(upper));
+      const int lane = query % 8 * 4 + t;
+      const int word = j % 2 * 2 + query % kTileQueries / 8;
+      words[(j / 2 * 2 * kWarp + lane) * 4 + word] = upper;
+      words[((j / 2 * 2 + 1) * kWarp + lane) * 4 + word] = rest;
+    }
+  }
+}
+
+__device__ inline void multiply(float (&sums)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  const uint32_t left[4] = {a.x, a.y, a.z, a.w};
+  const uint32_t right[2] = {b0, b1};
+  mma_m16n8k16(sums, left, right);
+}
+
+// kChunks of keys from chunk `first` on, for this warp's positions.
+template <int kHeld, bool kWhole>
+__device__ void load_keys(const HeadPages& pages, int my_page, int first,
+                          uint4 (&keys)[kHeld][kWarpGroups]) {
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+#pragma unroll
+  for (int group = 0; group < kWarpGroups; ++group) {
+    const int token = group * kMmaTokens + lane / 4;
+    const int page = __shfl_sync(kAllLanes, my_page,
+                                 warp * (kWarpTokens / kTokens) + group * kMmaTokens / kTokens);
+#pragma unroll
+    for (int chunk = 0; chunk < kHeld; ++chunk) {
+      keys[chunk][group] =
+          load_key<kWhole>(pages, page, token % kTokens, (first + chunk) * 32 + lane % 4 * kChunk);
+    }
+  }
+}
+
+template <bool kWhole>
+__device__ void load_all_values(const HeadPages& pages, int my_page, int block, int num_tokens,
+                                uint4 (&values)[kSplitPages]) {
+#pragma unroll
+  for (int i = 0; i < kSplitPages; ++i) {
+    const int page = __shfl_sync(kAllLanes, my_page, i);
+    values[i] = load_values<kWhole>(pages, page, block, num_tokens - i * kTokens);
+  }
+}
+
+// One chain over head_dim, for this warp's positions; keys of `first` … are in registers.
+template <int kChunks, int kHeld>
+__device__ void score(const QueryTile<kChunks>& queries, int first,
+                      const uint4 (&keys)[kHeld][kWarpGroups], float (&scores)[kWarpGroups][4]) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int chunk = 0; chunk < kHeld; ++chunk) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        const uint4 q = queries.parts[first + chunk][half][part][lane];
+#pragma unroll
+        for (int group = 0; group < kWarpGroups; ++group) {
+          const uint4& key = keys[chunk][group];
+          multiply(scores[group], q, half == 0 ? key.x : key.z, half == 0 ? key.y : key.w);
+        }
+      }
+    }
+  }
+}
+
+// The two queries of which a lane holds scores, 8 apart, and the last position that each sees.
+struct LaneQueries {
+  int last[2];
+
+  __device__ LaneQueries(const AttentionPass& pass, const QueryGroup& group, int tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int query = tile * kTileQueries + i * 8 + threadIdx.x % kWarp / 4;
+      last[i] = query < group.num_queries() ? pass.map.positions[group.row(query)] : -1;
+    }
+  }
+};
+
+// Scores of this warp's positions from `first` on -> maxima. What a query does not see is marked.
+__device__ inline void find_maxima(const LaneQueries& queries, int first,
+                                   float (&scores)[kWarpGroups][4], SplitShared& shared) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float maximum = -INFINITY;
+#pragma unroll
+    for (int group = 0; group < kWarpGroups; ++group) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int position = first + group * kMmaTokens + lane % 4 * 2 + j;
+        if (position <= queries.last[i]) maximum = fmaxf(maximum, scores[group][i * 2 + j]);
+      }
+    }
+    maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, 1));
+    maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, 2));
+    if (lane % 4 == 0) shared.maxima[threadIdx.x / kWarp][i * 8 + lane / 4] = maximum;
+  }
+}
+
+__device__ inline float split_maximum(const SplitShared& shared, int query) {
+  float maximum = shared.maxima[0][query];
+#pragma unroll
+  for (int warp = 1; warp < kSplitWarps; ++warp) {
+    maximum = fmaxf(maximum, shared.maxima[warp][query]);
+  }
+  return maximum;
+}
+
+// Scores -> weights, zero where a query does not see, and their sum in this warp.
+__device__ inline void weigh(const LaneQueries& queries, int first,
+                             const float (&scores)[kWarpGroups][4], SplitShared& shared) {
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  uint32_t weights[2][kWarpGroups];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float maximum = split_maximum(shared, i * 8 + lane / 4);
+    float sum = 0.0f;
+#pragma unroll
+    for (int group = 0; group < kWarpGroups; ++group) {
+      const int position = first + group * kMmaTokens + lane % 4 * 2;
+      const float* pair = &scores[group][i * 2];
+      const float a = position <= queries.last[i] ? exp2f(pair[0] - maximum) : 0.0f;
+      const float b = position < queries.last[i] ? exp2f(pair[1] - maximum) : 0.0f;
+      weights[i][group] = narrow_pair(a, b);
+      sum += widen_low(weights[i][group]);
+      sum += widen_high(weights[i][group]);
+    }
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    if (lane % 4 == 0) shared.sums[warp][i * 8 + lane / 4] = sum;
+  }
+#pragma unroll
+  for (int page = 0; page < kWarpTokens / kTokens; ++page) {
+    shared.weights[warp * (kWarpTokens / kTokens) + page][lane] =
+        make_uint4(weights[0][2 * page], weights[1][2 * page], weights[0][2 * page + 1],
+                   weights[1][2 * page + 1]);
+  }
+}
+
+// Where a query's part of a split stands in the workspace, in splits.
+__device__ inline int64_t place_of(const AttentionPass& pass, const QueryGroup& group, int query,
+                                   int split) {
+  const int64_t row_head = group.row(query) * pass.shape.num_heads + group.head(query);
+  return row_head * pass.max_splits + split;
+}
+
+// Σ weight * value over the split for one block of elements -> the workspace.
+__device__ inline void sum_values(const AttentionPass& pass, const QueryGroup& group, int tile,
+                                  int split, int block, const LaneQueries& queries,
+                                  const uint4 (&values)[kSplitPages], const SplitShared& shared) {
+  const int lane = threadIdx.x % kWarp;
+  float sums[2][4] = {};
+#pragma unroll
+  for (int page = 0; page < kSplitPages; ++page) {
+    const uint4 weights = shared.weights[page][lane];
+    multiply(sums[0], weights, values[page].x, values[page].y);
+    multiply(sums[1], weights, values[page].z, values[page].w);
+  }
+  const int head_dim = static_cast<int>(pass.shape.head_dim);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (queries.last[i] < split * kSplitTokens) continue;
+    const int query = tile * kTileQueries + i * 8 + lane / 4;
+    float* out = pass.values + place_of(pass, group, query, split) * head_dim;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int element = block * kBlockElements + half * 8 + lane % 4 * 2;
+      if (element >= head_dim) continue;
+      *reinterpret_cast<float2*>(out + element) =
+          make_float2(sums[half][i * 2], sums[half][i * 2 + 1]);
+    }
+  }
+}
+
+__device__ inline void store_states(const AttentionPass& pass, const QueryGroup& group, int tile,
+                                    int split, const SplitShared& shared) {
+  const int query = tile * kTileQueries + threadIdx.x;
+  if (threadIdx.x >= kTileQueries || query >= group.num_queries()) return;
+  if (pass.map.positions[group.row(query)] < split * kSplitTokens) return;
+  float sum = 0.0f;
+  for (int warp = 0; warp < kSplitWarps; ++warp) sum += shared.sums[warp][threadIdx.x];
+  pass.states[place_of(pass, group, query, split)] = {split_maximum(shared, threadIdx.x), sum};
+}
+
+// One split of a group's context.
+template <int kChunks, bool kWhole>
+__device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
+                             const QueryGroup& group, int split, QueryTile<kChunks>* tiles,
+                             SplitShared& shared) {
+  constexpr int kHeld = kChunks < kHeldChunks ? kChunks : kHeldChunks;
+  constexpr int kBlocks = (kChunks * 2 + kSplitWarps - 1) / kSplitWarps;  // of v, for each warp
+  const int warp = threadIdx.x / kWarp;
+  const int first = split * kSplitTokens;
+  const int num_tokens = group.context - first;  // of this split on
+  const int entry = threadIdx.x % kSplitPages;
+  const int32_t* table =
+      pass.map.page_tables + pass.map.sequences[group.first_row] * pass.map.max_pages;
+  const int my_page = entry * kTokens < num_tokens ? table[split * kSplitPages + entry] : -1;
+  lay_out_queries(pass, group, tiles);
+  __syncthreads();
+  for (int tile = 0; tile * kTileQueries < group.num_queries(); ++tile) {
+    uint4 keys[kHeld][kWarpGroups];
+    uint4 values[kSplitPages];
+    load_keys<kHeld, kWhole>(pages, my_page, 0, keys);
+    load_all_values<kWhole>(pages, my_page, warp, num_tokens, values);
+    float scores[kWarpGroups][4] = {};
+    score<kChunks, kHeld>(tiles[tile], 0, keys, scores);
+    if constexpr (kChunks > kHeld) {
+      load_keys<kHeld, kWhole>(pages, my_page, kHeld, keys);
+      score<kChunks, kHeld>(tiles[tile], kHeld, keys, scores);
+    }
+    const LaneQueries queries(pass, group, tile);
+    find_maxima(queries, first + warp * kWarpTokens, scores, shared);
+    __syncthreads();
+    weigh(queries, first + warp * kWarpTokens, scores, shared);
+    __syncthreads();
+    store_states(pass, group, tile, split, shared);
+    sum_values(pass, group, tile, split, warp, queries, values, shared);
+    if constexpr (kBlocks > 1) {
+      load_all_values<kWhole>(pages, my_page, warp + kSplitWarps, num_tokens, values);
+      sum_values(pass, group, tile, split, warp + kSplitWarps, queries, values, shared);
+    }
+  }
+}
+
+// Grid: (groups of rows, KV heads, groups of heads) by shares. The splits of a group's sequences
+// are counted on, and dealt out to the shares.
+template <int kChunks, bool kWhole>
+__global__ void __launch_bounds__(kSplitThreads) split_kernel(AttentionPass pass) {
+  static_assert(kChunks <= kHeldChunks || kChunks == 2 * kHeldChunks);
+  __shared__ SplitShared shared;
+  auto* tiles = dynamic_shared<QueryTile<kChunks>>();
+  const AttentionShape& shape = pass.shape;
+  const int group_size = static_cast<int>(shape.group_size);
+  const int head_groups = (group_size + pass.heads_per_group - 1) / pass.heads_per_group;
+  const int kv_head = static_cast<int>(blockIdx.x / head_groups % shape.num_kv_heads);
+  const int first_row =
+      static_cast<int>(blockIdx.x / head_groups / shape.num_kv_heads) * pass.rows_per_group;
+  const int last_row = min(first_row + pass.rows_per_group, pass.rows);
+  const int first_of_kv = kv_head * group_size - static_cast<int>(shape.head_offset);
+  const int first_head =
+      max(first_of_kv + static_cast<int>(blockIdx.x) % head_groups * pass.heads_per_group, 0);
+  const int last_head =
+      min(min(first_of_kv + (static_cast<int>(blockIdx.x) % head_groups + 1) * pass.heads_per_group,
+              first_of_kv + group_size),
+          static_cast<int>(shape.num_heads));
+  if (first_head >= last_head) return;
+
+  const int64_t page_head = kTokens * shape.head_dim;
+  const HeadPages pages = {pass.k_pages + kv_head * page_head, pass.v_pages + kv_head * page_head,
+                           shape.num_kv_heads * page_head, static_cast<int>(shape.head_dim)};
+  const int num_shares = gridDim.y;
+  int next = blockIdx.y;  // of this group's splits, counted over its sequences
+  for (int row = first_row; row < last_row;) {
+    QueryGroup group = {row, 0, first_head, last_head - first_head, 0};
+    while (row < last_row && pass.map.sequences[row] == pass.map.sequences[group.first_row]) {
+      group.context = max(group.context, pass.map.positions[row] + 1);
+      ++row;
+    }
+    group.num_rows = row - group.first_row;
+    const int num_splits = (group.context + kSplitTokens - 1) / kSplitTokens;
+    for (; next < num_splits; next += num_shares) {
+      attend_split<kChunks, kWhole>(pass, pages, group, next, tiles, shared);
+    }
+    next -= num_splits;
+  }
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,35 @@
+// How logits become a distribution, on the device. Twin: ../cpu/distribution.h, which says what
+// each computes; what is decided row by row is the same function (../distribution.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/stream.h"
+#include "kernels/verify_types.h"
+
+namespace outrider::cuda {
+
+// Scratch that the functions of distribution.h, sample.h and verify.h share: of steps of at most
+// `rows` rows (or sequences) over `vocab_size` tokens.
+size_t verify_workspace_bytes(int64_t rows, int64_t vocab_size);
+
+// Order of a sum: chunks of kChunk tokens; in each, thread i adds tokens i, i + 256, … relative to
+// the chunk's largest logit, and threads fold as block.cuh says; chunks likewise.
+// Bound: rows * shard_size * 4 bytes, once; candidates read them from the second-level cache, once
+// for each digit of their rank that must be looked at (at most six, three as a rule) and once more.
+void verify_summary(const float* logits, int64_t shard_size, int32_t first_token,
+                    const VerifyRow* rows, int64_t num_rows, ShardSummary* summaries,
+                    Candidate* candidates, void* workspace, cudaStream_t stream);
+
+// Bound: launch; a filtered row merges its candidates in one thread.
+void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num_rows,
+                  RowDistribution* p, uint64_t* disagreeing, cudaStream_t stream);
+
+// Masses are in fixed point, so their order is free.
+// Bound: three passes over the row in the second-level cache by one block, twice with top_k and
+// top_p.
+void resolve_row(const float* logits, int64_t vocab_size, const Processors& processors,
+                 RowDistribution* row, cudaStream_t stream);
+
+}  // namespace outrider::cuda

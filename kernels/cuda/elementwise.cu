@@ -1,0 +1,76 @@
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/bf16.cuh"
+#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/math.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int kNormThreads = 512;  // part of the order
+constexpr int kThreads = 256;
+
+unsigned blocks_of(int64_t size) { return static_cast<unsigned>((size + kThreads - 1) / kThreads); }
+
+__device__ int64_t grid_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
+
+// Grid: rows.
+__global__ void __launch_bounds__(kNormThreads)
+    rms_norm_kernel(const float* x, const bf16* weight, bf16* y, int hidden, float epsilon) {
+  x += int64_t{blockIdx.x} * hidden;
+  y += int64_t{blockIdx.x} * hidden;
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < hidden; i += kNormThreads) squares = fmaf(x[i], x[i], squares);
+  squares = block_reduce(squares, [](float a, float b) { return a + b; });
+  const float scale = 1.0f / sqrtf(squares / static_cast<float>(hidden) + epsilon);
+  for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
+    y[i] = narrow(x[i] * scale * widen(weight[i]));
+  }
+}
+
+// Grid: pieces of a row by rows.
+__global__ void __launch_bounds__(kThreads)
+    silu_mul_kernel(const float* gate_up, bf16* y, int64_t width) {
+  const int64_t i = grid_index();
+  if (i >= width) return;
+  const float* gate = gate_up + blockIdx.y * 2 * width;
+  y[blockIdx.y * width + i] = narrow(silu_f32(gate[i]) * gate[width + i]);
+}
+
+__global__ void __launch_bounds__(kThreads) add_kernel(float* x, const float* y, int64_t size) {
+  const int64_t i = grid_index();
+  if (i < size) x[i] += y[i];
+}
+
+// Grid: rows of y.
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const bf16* x, const int32_t* indices, bf16* y, int64_t hidden) {
+  const bf16* from = x + indices[blockIdx.x] * hidden;
+  bf16* to = y + blockIdx.x * hidden;
+  for (int64_t i = threadIdx.x; i < hidden; i += kThreads) to[i] = from[i];
+}
+
+}  // namespace
+
+void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden,
+              float epsilon, cudaStream_t stream) {
+  launch(rms_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, weight, y,
+         static_cast<int>(hidden), epsilon);
+}
+
+void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width, cudaStream_t stream) {
+  launch(silu_mul_kernel, dim3(blocks_of(width), rows), kThreads, 0, stream, gate_up, y, width);
+}
+
+void add(float* x, const float* y, int64_t size, cudaStream_t stream) {
+  launch(add_kernel, blocks_of(size), kThreads, 0, stream, x, y, size);
+}
+
+void gather_rows(const bf16* x, const int32_t* indices, bf16* y, int64_t count, int64_t hidden,
+                 cudaStream_t stream) {
+  launch(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, x, indices, y, hidden);
+}
+
+}  // namespace outrider::cuda

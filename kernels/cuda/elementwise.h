@@ -1,0 +1,36 @@
+// The operations of a decoder layer that work row by row: norm, activation, residual, and the
+// choice of rows.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bf16.h"
+#include "kernels/cuda/stream.h"
+
+namespace outrider::cuda {
+
+// y = x / rms(x) * weight, rounded once to bf16.
+// Bound: rows * hidden * 6 bytes. Order: thread i of 512 sums the squares of elements i, i + 512, …
+// by fma; a warp's threads are added in a fixed tree, the warps in order. Twin:
+// ../cpu/elementwise.cc.
+void rms_norm(const float* x,      // [rows, hidden]
+              const bf16* weight,  // [hidden]
+              bf16* y,             // [rows, hidden]
+              int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream);
+
+// y = silu(gate) * up, rounded once to bf16. exp is ours (math.h): the bits of the CPU.
+// Bound: rows * width * 10 bytes.
+void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
+              bf16* y,               // [rows, width]
+              int64_t rows, int64_t width, cudaStream_t stream);
+
+// x += y. Bound: size * 12 bytes.
+void add(float* x, const float* y, int64_t size, cudaStream_t stream);
+
+// Copies rows `indices` of x to y. Bound: count * hidden * 4 bytes.
+void gather_rows(const bf16* x,           // [rows, hidden]
+                 const int32_t* indices,  // [count]
+                 bf16* y,                 // [count, hidden]
+                 int64_t count, int64_t hidden, cudaStream_t stream);
+
+}  // namespace outrider::cuda

@@ -1,0 +1,71 @@
+// y = x Wᵀ + bias on packed bf16 weights: every projection of a decoder layer, and the LM head.
+//
+// Layout: panels of 16 output rows; inside a panel, for each step of 32 along k, two blocks of 512
+// bytes, each the left operand of one mma.m16n8k16: 16 bytes for each of 32 lanes, so that a lane
+// fetches its part with one load and a warp reads 512 bytes on end. Lane 4 g + t of a step holds
+// elements 8 t … 8 t + 7 of rows g and g + 8, the first four in the first block: so the right
+// operand of both blocks is 16 bytes on end of a row of x. Odd n and k are padded with zeros.
+//
+// Order: the steps along k are cut into linear_splits(k) neighbouring parts; each part of y[r, o]
+// is one chain of mma.m16n8k16 over its steps, from zero; the parts are added in order in fp32, the
+// bias last. Neither the number of rows, nor a row's place, nor the tile enters.
+//
+// Bound: n * k * 2 bytes of weights, read from memory once for as many rows as a tile has; beyond
+// some 64 rows the 2 * rows * n * k operations. Up to 16 rows, a block is one panel and a warp one
+// part of k, which streams weights straight into registers and meets the others in shared memory.
+// Above, a block is a tile of rows by outputs, both operands pass through shared memory in several
+// stages, and the parts follow one another. Twin: ../cpu/linear.cc.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/bf16.h"
+#include "kernels/cuda/stream.h"
+
+namespace outrider::cuda {
+
+constexpr int kPanelRows = 16;  // outputs of an mma
+constexpr int kStepK = 32;      // elements of k in two of them
+
+// Parts that a sum over k is made of: at least four steps each, so that a chain hides its loads.
+constexpr int linear_splits(int64_t k) {
+  const int64_t steps = (k + kStepK - 1) / kStepK;
+  return static_cast<int>(std::clamp<int64_t>(steps / 4, 1, 16));
+}
+
+// What one block computes of y. Any tile gives the same bits.
+struct LinearTile {
+  int rows;
+  int outputs;
+  bool operator==(const LinearTile&) const = default;
+};
+inline constexpr LinearTile kLinearTiles[] = {{8, 16},  {16, 16},  {32, 64},  {32, 128},
+                                              {64, 64}, {64, 128}, {128, 128}};
+// The one to take: least data through the second-level cache, on processors that are all busy.
+LinearTile linear_tile(int64_t rows, int64_t n);
+
+// Bytes of an [n, k] matrix once packed.
+size_t packed_bytes(int64_t n, int64_t k);
+
+// Writes rows [first_row, first_row + rows) of a packed [n, k] matrix. The rest of `packed` is left
+// as it is (zeroed memory pads correctly).
+void pack(const bf16* source,  // [rows, k]
+          int64_t rows, int64_t first_row, int64_t k, void* packed, cudaStream_t stream);
+
+void linear(const bf16* x,       // [rows, k]
+            const void* packed,  // [n, k], see above
+            const float* bias,   // [n], or null
+            float* y,            // [rows, n]
+            int64_t rows, int64_t n, int64_t k, LinearTile tile, cudaStream_t stream);
+
+// y[r] = row tokens[r] - first_token of the packed table, in fp32; zeros where that is outside [0,
+// n). Bound: rows * k * 6 bytes.
+void embed(const void* packed,     // [n, k]
+           const int32_t* tokens,  // [rows]
+           int64_t first_token,
+           float* y,  // [rows, k]
+           int64_t rows, int64_t n, int64_t k, cudaStream_t stream);
+
+}  // namespace outrider::cuda

@@ -1,0 +1,119 @@
+// linear for few rows: a block is a panel, a warp one part of k. Weights go from memory straight
+// into registers, with no barrier before the parts are added.
+#pragma once
+
+#include "kernels/cuda/linear_product.cuh"
+
+namespace outrider::cuda {
+
+constexpr int kMaxSplits = 16;     // of linear_splits
+constexpr int kStepsAhead = 4;     // whose loads are under way in each warp
+constexpr int kPartialPitch = 20;  // floats from row to row of a partial sum: no bank twice
+
+template <int kTiles>
+struct StreamedStep {
+  uint4 w[2];
+  uint4 x[kTiles];
+};
+
+// A lane's view of a panel and of its row in each 8 of x, at some step.
+template <int kTiles, bool kAligned>
+struct LaneStream {
+  const uint4* w;
+  const bf16* x;
+  int64_t tile_stride;  // elements of x from its row in one tile to that in the next
+  int num_tiles;        // in which it has a row
+  int num_elements;     // of a row of x from here on
+
+  __device__ LaneStream(const Product& p, int panel, int first_row, int step) {
+    const int lane = threadIdx.x % kWarp;
+    const int row = first_row + lane / 4;
+    const int element = step * kStepK + lane % 4 * kChunk;
+    w = p.panel(panel) + static_cast<int64_t>(step) * kStepChunks + lane;
+    x = p.row(row) + element;
+    tile_stride = static_cast<int64_t>(kMmaRows) * p.k;
+    num_tiles = (p.rows - row + kMmaRows - 1) / kMmaRows;
+    num_elements = p.k - element;
+  }
+
+  // What it needs `ahead` steps from here.
+  __device__ void load(int ahead, StreamedStep<kTiles>& step) const {
+    step.w[0] = load_streaming_16(w + ahead * kStepChunks);
+    step.w[1] = load_streaming_16(w + ahead * kStepChunks + kWarp);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      step.x[tile] = make_uint4(0, 0, 0, 0);
+      if (tile >= num_tiles || ahead * kStepK >= num_elements) continue;
+      const bf16* from = x + tile * tile_stride;
+      if constexpr (kAligned) {
+        step.x[tile] = *reinterpret_cast<const uint4*>(from + ahead * kStepK);
+      } else {
+        step.x[tile] = gather_chunk(from, ahead * kStepK, num_elements);
+      }
+    }
+  }
+
+  __device__ void advance(int steps) {
+    w += steps * kStepChunks;
+    x += steps * kStepK;
+    num_elements -= steps * kStepK;
+  }
+};
+
+// This warp's part of k: `steps` of a panel.
+template <int kTiles, bool kAligned>
+__device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
+                            float (&sums)[kTiles][4]) {
+  StreamedStep<kTiles> loaded[kStepsAhead];
+#pragma unroll
+  for (int i = 0; i < kStepsAhead; ++i) {
+    if (i < steps) stream.load(i, loaded[i]);
+  }
+#pragma unroll 1
+  for (; steps > 0; steps -= kStepsAhead) {
+#pragma unroll
+    for (int i = 0; i < kStepsAhead; ++i) {
+      if (i >= steps) break;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        multiply_step(sums[tile], loaded[i].w, loaded[i].x[tile]);
+      }
+      if (i + kStepsAhead < steps) stream.load(i + kStepsAhead, loaded[i]);
+    }
+    stream.advance(kStepsAhead);
+  }
+}
+
+// Grid: panels by tiles of rows. Block: p.splits warps.
+template <int kRows, bool kAligned>
+__global__ void __launch_bounds__(kMaxSplits* kWarp, kRows == 8 ? 2 : 1) stream_kernel(Product p) {
+  constexpr int kTiles = kRows / kMmaRows;
+  __shared__ float partial[kMaxSplits][kRows][kPartialPitch];
+  const int split = threadIdx.x / kWarp;
+  const int first_row = blockIdx.y * kRows;
+  float sums[kTiles][4] = {};
+  const int begin = p.part_begin(split);
+  stream_part(LaneStream<kTiles, kAligned>(p, blockIdx.x, first_row, begin),
+              p.part_begin(split + 1) - begin, sums);
+
+  const int g = threadIdx.x % kWarp / 4;
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      partial[split][tile * kMmaRows + 2 * t + j % 2][g + j / 2 * 8] = sums[tile][j];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kRows * kPanelRows; i += blockDim.x) {
+    const int row = first_row + i / kPanelRows;
+    const int output = blockIdx.x * kPanelRows + i % kPanelRows;
+    if (row >= p.rows || output >= p.n) continue;
+    float total = 0.0f;
+    for (int s = 0; s < p.splits; ++s) total += partial[s][i / kPanelRows][i % kPanelRows];
+    *p.output(row, output) = total + p.bias_of(output);
+  }
+}
+
+}  // namespace outrider::cuda

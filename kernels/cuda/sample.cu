@@ -1,0 +1,118 @@
+#include <algorithm>
+
+#include "kernels/cuda/distribution.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/race.cuh"
+#include "kernels/cuda/resolve.cuh"
+#include "kernels/cuda/sample.h"
+#include "kernels/cuda/summary.cuh"
+#include "kernels/distribution.h"
+
+namespace outrider::cuda {
+
+namespace {
+
+constexpr unsigned kMergeThreads = 128;
+
+// Scratch of sample_drafts, in this order.
+struct Scratch {
+  ChunkSummary* chunks;     // [rows, chunks]
+  Runner* runners;          // [rows, chunks]
+  ShardSummary* summaries;  // [rows]
+  VerifyRow* rows;          // [rows]
+
+  Scratch(void* workspace, int64_t num_rows, int64_t vocab_size) {
+    const int64_t n = num_rows * num_chunks(vocab_size);
+    chunks = static_cast<ChunkSummary*>(workspace);
+    runners = reinterpret_cast<Runner*>(chunks + n);
+    summaries = reinterpret_cast<ShardSummary*>(runners + n);
+    rows = reinterpret_cast<VerifyRow*>(summaries + num_rows);
+  }
+};
+static_assert(sizeof(ChunkSummary) % 8 == 0 && sizeof(Runner) % 8 == 0);
+
+__global__ void describe_rows(const DraftRow* drafts, int64_t num_rows, VerifyRow* rows) {
+  const int64_t r = blockIdx.x * blockDim.x + threadIdx.x;
+  if (r >= num_rows) return;
+  rows[r] = {.logits_row = static_cast<int32_t>(r),
+             .draft_token = -1,
+             .candidates_slot = -1,
+             .processors = drafts[r].processors};
+}
+
+// A row of the draft's is whole: its summary is its distribution, and a filtered one is resolved
+// from its logits at once.
+__global__ void finish_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
+                            const ShardSummary* summaries, RowDistribution* q) {
+  const DraftRow& draft = drafts[blockIdx.x];
+  const Candidate* none = nullptr;
+  RowDistribution row = combine_summaries(&summaries[blockIdx.x], &none, 1, draft.processors);
+  if (row.resolved == 0) {
+    const BlockRow whole{logits + blockIdx.x * vocab_size, vocab_size};
+    row = filter(whole, vocab_size, row, draft.processors);
+  }
+  if (threadIdx.x == 0) q[draft.drafted] = row;
+}
+
+__device__ inline bool races(const DraftRow& draft, const RowDistribution& q) {
+  return q.non_finite == 0 && draft.processors.mode != VerifyMode::greedy;
+}
+
+__global__ void race_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
+                          const RowDistribution* q, Runner* runners) {
+  const DraftRow& draft = drafts[blockIdx.y];
+  if (!races(draft, q[draft.drafted])) return;
+  const RaceRow row{.p_logits = logits + blockIdx.y * vocab_size,
+                    .q_logits = nullptr,
+                    .p = q[draft.drafted],
+                    .q = q[draft.drafted],
+                    .excluded = -1,
+                    .first_token = 0,
+                    .size = static_cast<int32_t>(vocab_size)};
+  const int64_t begin = blockIdx.x * kChunk;
+  const Runner best = race_chunk(row, draft.key, draft.offset, Purpose::draft, begin,
+                                 min(begin + kChunk, vocab_size));
+  if (threadIdx.x == 0) runners[blockIdx.y * gridDim.x + blockIdx.x] = best;
+}
+
+__global__ void draw_tokens(const DraftRow* drafts, int64_t num_rows, const RowDistribution* q,
+                            const Runner* runners, int64_t count, int32_t* drafted) {
+  const int64_t r = blockIdx.x * blockDim.x + threadIdx.x;
+  if (r >= num_rows) return;
+  const DraftRow& draft = drafts[r];
+  const RowDistribution& row = q[draft.drafted];
+  int32_t token = row.non_finite != 0 ? 0 : row.argmax;
+  if (races(draft, row)) {
+    Runner best = kNobody;
+    for (int64_t c = 0; c < count; ++c) best = first_of(best, runners[r * count + c]);
+    token = best.token;
+  }
+  drafted[draft.drafted] = token;
+}
+
+}  // namespace
+
+size_t verify_workspace_bytes(int64_t rows, int64_t vocab_size) {
+  const size_t of_chunk = sizeof(ChunkSummary) + sizeof(Runner) + sizeof(double);
+  return rows * (num_chunks(vocab_size) * of_chunk + sizeof(ShardSummary) + sizeof(VerifyRow));
+}
+
+void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
+                   int32_t* drafted, RowDistribution* q, void* workspace, cudaStream_t stream) {
+  if (num_rows == 0) return;
+  const Scratch scratch(workspace, num_rows, vocab_size);
+  const auto n = static_cast<unsigned>(num_rows);
+  const unsigned few = (n + kMergeThreads - 1) / kMergeThreads;
+  const int64_t chunks = num_chunks(vocab_size);
+  launch(describe_rows, few, kMergeThreads, 0, stream, rows, num_rows, scratch.rows);
+  summarise(logits, vocab_size, 0, scratch.rows, num_rows, scratch.chunks, scratch.summaries,
+            stream);
+  launch(finish_rows, n, row_threads(vocab_size), 0, stream, logits, vocab_size, rows,
+         scratch.summaries, q);
+  launch(race_rows, dim3(static_cast<unsigned>(chunks), n), kChunkThreads, 0, stream, logits,
+         vocab_size, rows, q, scratch.runners);
+  launch(draw_tokens, few, kMergeThreads, 0, stream, rows, num_rows, q, scratch.runners, chunks,
+         drafted);
+}
+
+}  // namespace outrider::cuda

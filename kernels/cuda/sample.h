@@ -1,0 +1,16 @@
+// Drawing drafted tokens on the device. Twin: ../cpu/sample.h, which says what each computes.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/stream.h"
+#include "kernels/verify_types.h"
+
+namespace outrider::cuda {
+
+// Bound: num_rows * vocab_size * 4 bytes, twice (the second time from the second-level cache), and
+// ~60 instructions a token for the races of rows that are not greedy.
+void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
+                   int32_t* drafted, RowDistribution* q, void* workspace, cudaStream_t stream);
+
+}  // namespace outrider::cuda

@@ -1,0 +1,177 @@
+// How logits become a distribution: what the kernels of both sides compute row by row, in the same
+// functions, so that they cannot differ.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/host_device.h"
+#include "kernels/math.h"
+#include "kernels/math_f64.h"
+#include "kernels/verify_types.h"
+
+namespace outrider {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Logits in an order that integers share: a < b as floats iff key(a) < key(b). Zeros are equal.
+// NaNs come somewhere; rows that have one are never used.
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline int32_t order_key(float logit) {
+  const int32_t bits = __builtin_bit_cast(int32_t, logit + 0.0f);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+OUTRIDER_HOST_DEVICE inline float logit_of_key(int32_t key) {
+  return __builtin_bit_cast(float, key ^ ((key >> 31) & 0x7fffffff));
+}
+
+OUTRIDER_HOST_DEVICE inline bool is_finite(float x) {
+  return (__builtin_bit_cast(uint32_t, x) & 0x7fffffffu) < 0x7f800000u;
+}
+
+// (key, token) as one integer, larger for what comes first.
+OUTRIDER_HOST_DEVICE inline uint64_t rank_of(int32_t key, int64_t token) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(key) ^ 0x80000000u) << 32 |
+         (0xffffffffu - static_cast<uint32_t>(token));
+}
+
+// exp((logit - max) / temperature) for the tokens that the row keeps, 0 for the others.
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline float kept_exp(const RowDistribution& row,
+                                                                  float logit, int32_t token) {
+  const bool kept = (logit > row.cut_logit) | ((logit == row.cut_logit) & (token <= row.cut_token));
+  const float e = exp_f32((logit - row.max) / row.temperature);
+  return kept ? e : 0.0f;
+}
+
+// The probability of a token with this logit. p and q both come from here. A multiplication by
+// 1 / sum, since the races do it for every token of the vocabulary.
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline double probability(const RowDistribution& row,
+                                                                      float logit, int32_t token) {
+  return static_cast<double>(kept_exp(row, logit, token)) * (1.0 / row.sum);
+}
+
+// Mass in units of 2^-43, rounded down: sums over up to 2^20 tokens of mass at most 1 are exact,
+// whatever their order, and lose less than 2^-23 of the largest token's mass.
+constexpr double kMassUnit = 0x1p-43;
+OUTRIDER_HOST_DEVICE inline uint64_t mass_of(float e) { return static_cast<uint64_t>(e * 0x1p43f); }
+
+// The shortest prefix of a row's tokens, best first, that has max_count tokens or holds max_mass.
+struct Prefix {
+  bool crossed = false;  // false: the candidates, or the row, ended before either
+  bool complete = true;  // false: the candidates ended before the row
+  uint64_t mass = 0;     // of its tokens
+  Candidate last{-kInfinity, INT32_MAX};
+};
+
+struct CandidateLists {
+  const ShardSummary* summaries;
+  const Candidate* const* candidates;
+  int ranks;
+};
+
+OUTRIDER_HOST_DEVICE inline Prefix find_prefix(const CandidateLists& lists,
+                                               const RowDistribution& row, int64_t max_count,
+                                               double max_mass) {
+  int32_t next[kMaxRanks] = {};
+  Prefix prefix;
+  for (int r = 0; r < lists.ranks; ++r) {
+    const ShardSummary& summary = lists.summaries[r];
+    if (summary.num_candidates == 0 && summary.shard_size > 0) prefix.complete = false;
+  }
+  if (!prefix.complete) return prefix;
+  for (int64_t count = 0;;) {
+    int best = -1;
+    for (int r = 0; r < lists.ranks; ++r) {
+      if (next[r] == lists.summaries[r].num_candidates) continue;
+      const Candidate& c = lists.candidates[r][next[r]];
+      const Candidate& b = best < 0 ? c : lists.candidates[best][next[best]];
+      if (best < 0 || c.logit > b.logit || (c.logit == b.logit && c.token < b.token)) best = r;
+    }
+    if (best < 0) return prefix;
+    const ShardSummary& summary = lists.summaries[best];
+    prefix.last = lists.candidates[best][next[best]++];
+    prefix.mass += mass_of(exp_f32((prefix.last.logit - row.max) / row.temperature));
+    prefix.crossed = ++count >= max_count || static_cast<double>(prefix.mass) >= max_mass;
+    if (prefix.crossed) return prefix;
+    if (next[best] == summary.num_candidates && summary.num_candidates < summary.shard_size) {
+      prefix.complete = false;
+      return prefix;
+    }
+  }
+}
+
+// top_k, then top_p of what it left. `row` has the mass of the whole row in `sum`.
+template <typename Tokens>
+OUTRIDER_HOST_DEVICE RowDistribution filter(const Tokens& tokens, int64_t vocab_size,
+                                            RowDistribution row, const Processors& processors) {
+  const bool top_k = processors.top_k > 0 && processors.top_k < vocab_size;
+  if (!top_k && !(processors.top_p < 1.0f)) return row;
+  row.resolved = 0;
+  const int64_t max_count = top_k ? processors.top_k : INT64_MAX;
+  Prefix kept;
+  double mass = row.sum / kMassUnit;
+  if (top_k) {
+    kept = find_prefix(tokens, row, max_count, kInfinity);
+    if (!kept.complete) return row;
+    mass = static_cast<double>(kept.mass);
+  }
+  if (processors.top_p < 1.0f) {
+    kept = find_prefix(tokens, row, max_count, double{processors.top_p} * mass);
+    if (!kept.complete) return row;
+  }
+  // A prefix that never crosses (top_p next to 1, and rounding) is the whole row.
+  row.cut_logit = kept.crossed ? kept.last.logit : -kInfinity;
+  row.cut_token = kept.crossed ? kept.last.token : INT32_MAX;
+  row.sum = static_cast<double>(kept.mass) * kMassUnit;
+  row.resolved = 1;
+  return row;
+}
+
+// One row over all ranks, in rank order: the same bits on every rank. Where the row is filtered and
+// the union of the candidates does not hold what top_k and top_p keep, it is left unresolved, with
+// `sum` the mass of the whole row. The union is exact down to the best of the last offers of those
+// ranks that have more tokens than they offered.
+OUTRIDER_HOST_DEVICE inline RowDistribution combine_summaries(const ShardSummary* summaries,
+                                                              const Candidate* const* candidates,
+                                                              int ranks,
+                                                              const Processors& processors) {
+  RowDistribution row{.sum = 1.0,
+                      .max = -kInfinity,
+                      .argmax = -1,
+                      .temperature = processors.temperature,
+                      .cut_logit = kInfinity,
+                      .cut_token = -1,
+                      .draft_logit = -kInfinity,
+                      .non_finite = 0,
+                      .resolved = 1};
+  int64_t vocab_size = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const ShardSummary& s = summaries[r];
+    vocab_size += s.shard_size;
+    row.non_finite |= s.non_finite;
+    row.draft_logit = std::max(row.draft_logit, s.draft_logit);
+    if (s.shard_size > 0 && (row.argmax < 0 || s.max > row.max)) {  // ranks own ascending tokens
+      row.max = s.max;
+      row.argmax = s.argmax;
+    }
+  }
+  if (row.non_finite != 0) return row;
+  if (processors.mode == VerifyMode::greedy) {
+    row.temperature = 1.0f;
+    row.cut_logit = row.max;
+    row.cut_token = row.argmax;
+    return row;
+  }
+  row.cut_logit = -kInfinity;
+  row.cut_token = INT32_MAX;
+  row.sum = 0.0;
+  for (int r = 0; r < ranks; ++r) {
+    if (summaries[r].shard_size == 0) continue;
+    const double below = static_cast<double>(summaries[r].max) - row.max;
+    row.sum += summaries[r].sum_exp * exp_f64(below / row.temperature);
+  }
+  return filter(CandidateLists{summaries, candidates, ranks}, vocab_size, row, processors);
+}
+
+}  // namespace outrider

@@ -1,0 +1,134 @@
+// The communicator over NCCL, with ranks as threads of the emulator.
+#include "comm/nccl/nccl_communicator.h"
+
+#include <cuda_runtime.h>
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "kernels/cuda/launch.h"
+#include "tests/comm/communicator_checks.h"
+#include "tests/cuda/parity/device_array.h"
+
+namespace outrider {
+namespace {
+
+using cuda::check_cuda;
+using ::testing::HasSubstr;
+
+// body(communicator) on as many threads as there are ranks; one that throws leaves.
+template <class Body>
+void run_ranks(int size, const Body& body) {
+  const std::string id = make_nccl_id();
+  std::vector<std::jthread> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        const auto communicator = make_nccl_communicator(rank, size, id);
+        body(*communicator);
+      } catch (const Error& error) {
+        EXPECT_STREQ(error.what(), "rank 1 has had enough");
+      }
+    });
+  }
+}
+
+class NcclRanks : public ::testing::TestWithParam<int> {};
+
+TEST_P(NcclRanks, DoWhatEveryCommunicatorMust) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    EXPECT_EQ(comm.size(), GetParam());
+    testing::check_sums<cuda::DeviceArray>(comm);
+    testing::check_sum_order<cuda::DeviceArray>(comm);
+    testing::check_all_gather<cuda::DeviceArray>(comm);
+    testing::check_broadcast<cuda::DeviceArray>(comm);
+    EXPECT_EQ(comm.failure(), "");
+  });
+}
+
+// A graph of two sums (one that gathers, one in blocks) and a gather does what the same calls did
+// before it was captured, each time anew.
+TEST_P(NcclRanks, AreReplayedInGraphs) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    constexpr int64_t kSmall = 1000, kLarge = 200'000;
+    std::vector<float> small(kSmall), large(kLarge);
+    for (int64_t i = 0; i < kSmall; ++i) small[i] = testing::addend(comm.rank(), 0, i);
+    for (int64_t i = 0; i < kLarge; ++i) large[i] = testing::addend(comm.rank(), 1, i);
+    cuda::DeviceArray<float> x(small), y(large);
+    cuda::DeviceArray<float> all(std::vector<float>(kSmall * comm.size()));
+    Stream stream;
+    cudaStream_t handle = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreate");
+    stream.handle = handle;
+    const auto enqueue = [&] {
+      comm.all_reduce_sum(TensorView(x.data(), DType::f32, {kSmall}), stream);
+      comm.all_reduce_sum(TensorView(y.data(), DType::f32, {kLarge}), stream);
+      comm.all_gather(TensorView(x.data(), DType::f32, {kSmall}),
+                      TensorView(all.data(), DType::f32, {comm.size(), kSmall}), stream);
+    };
+    const auto expect_sums_of = [&](int summed) {
+      check_cuda(cudaStreamSynchronize(handle), "cudaStreamSynchronize");
+      // Ranks hold equal values after the first sum: each one after it multiplies by their number.
+      const std::vector<float> sums = x.values(), gathered = all.values(), large_sums = y.values();
+      for (int64_t i = 0; i < kSmall * comm.size(); ++i) {
+        float expected = testing::sum_in_rank_order(comm.size(), 0, i % kSmall);
+        for (int k = 1; k < summed; ++k) {
+          float sum = expected;
+          for (int rank = 1; rank < comm.size(); ++rank) sum += expected;
+          expected = sum;
+        }
+        ASSERT_EQ(gathered[i], expected);
+        ASSERT_EQ(sums[i % kSmall], expected);
+      }
+      if (summed > 1) return;
+      for (int64_t i = 0; i < kLarge; ++i) {
+        ASSERT_EQ(large_sums[i], testing::sum_in_rank_order(comm.size(), 1, i));
+      }
+    };
+    enqueue();
+    expect_sums_of(1);
+    check_cuda(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal), "begin");
+    enqueue();
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamEndCapture(handle, &graph), "cudaStreamEndCapture");
+    cudaGraphExec_t executable = nullptr;
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+    cudaGraphDestroy(graph);
+    for (int replay = 2; replay <= 4; ++replay) {
+      check_cuda(cudaGraphLaunch(executable, handle), "cudaGraphLaunch");
+      expect_sums_of(replay);
+    }
+    cudaGraphExecDestroy(executable);
+    cudaStreamDestroy(handle);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, NcclRanks, ::testing::Values(1, 2, 3));
+
+// A rank that unwinds leaves; the others find out where they wait, and by asking.
+TEST(NcclRanks, ALostRankIsAFailure) {
+  run_ranks(2, [&](Communicator& comm) {
+    if (comm.rank() == 1) throw Error("rank 1 has had enough");
+    cuda::DeviceArray<float> x(std::vector<float>(8));
+    Stream stream;
+    EXPECT_EQ(comm.failure(), "");
+    comm.all_reduce_sum(TensorView(x.data(), DType::f32, {8}), stream);
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaErrorLaunchFailure);
+    EXPECT_THAT(cudaGetErrorString(cudaErrorLaunchFailure), HasSubstr("NCCL: another rank"));
+    EXPECT_THAT(comm.failure(), HasSubstr("NCCL: remote process exited"));
+    cudaDeviceReset();
+  });
+}
+
+TEST(Nccl, NamesItsVersion) { EXPECT_EQ(nccl_version(), "2.28.9"); }
+
+TEST(Nccl, RefusesMemoryOfTheHost) {
+  run_ranks(2, [](Communicator& comm) {
+    std::vector<float> x(8);
+    Stream stream;
+    EXPECT_THROW(comm.all_reduce_sum(TensorView(x.data(), DType::f32, {8}), stream), Error);
+  });
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,321 @@
+// Drafting and verification on the device against the CPU's kernels, over shards, with every
+// processor, with ties, and with rows that hold a NaN or an infinity.
+#include "kernels/cuda/verify.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "device_array.h"
+#include "kernels/cpu/distribution.h"
+#include "kernels/cpu/sample.h"
+#include "kernels/cpu/verify.h"
+#include "kernels/cuda/distribution.h"
+#include "kernels/cuda/sample.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int kK = 3;  // tokens drafted for a sequence
+constexpr int kSequences = 6;
+constexpr int kRows = kSequences * (kK + 1);
+constexpr float kNaNf = std::numeric_limits<float>::quiet_NaN();
+
+Processors sampled(float temperature, int top_k, float top_p) {
+  return {VerifyMode::rejection, temperature, top_k, top_p};
+}
+
+const Processors kProcessors[kSequences] = {{},
+                                            sampled(1.0f, 0, 1.0f),
+                                            sampled(0.7f, 0, 0.9f),
+                                            sampled(1.3f, 40, 1.0f),
+                                            sampled(1.0f, 300, 0.95f),
+                                            sampled(2.0f, 1, 0.5f)};
+
+enum class Kind { normal, tied, flat, broken };
+
+std::vector<float> random_logits(int64_t rows, int64_t size, Kind kind, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, kind == Kind::flat ? 0.01f : 2.0f);
+  std::vector<float> logits(rows * size);
+  for (float& x : logits) {
+    x = normal(random);
+    if (kind == Kind::tied) x = std::round(x);
+  }
+  if (kind == Kind::broken) {
+    for (int64_t r = 0; r < rows; r += 2) {
+      logits[r * size + random() % size] = r % 4 == 0 ? kNaNf : -INFINITY;
+    }
+  }
+  return logits;
+}
+
+template <class T>
+bool same_bits(const T& a, const T& b) {
+  return std::memcmp(&a, &b, sizeof(T)) == 0;
+}
+
+struct Case {
+  int64_t vocab;
+  int ranks;
+  Kind kind;
+};
+
+std::string name_of(const Case& c) {
+  const char* const kinds[] = {"Normal", "Tied", "Flat", "Broken"};
+  return std::to_string(c.vocab) + "Over" + std::to_string(c.ranks) +
+         kinds[static_cast<int>(c.kind)];
+}
+
+class VerifyParity : public testing::TestWithParam<Case> {
+ protected:
+  VerifyParity() : vocab_(GetParam().vocab), workspace_(verify_workspace_bytes(kRows, vocab_)) {}
+
+  int64_t vocab_;
+  cudaStream_t stream_ = nullptr;
+  DeviceArray<std::byte> workspace_;
+};
+
+void expect_near(double a, double b, double relative, const char* what) {
+  EXPECT_LE(std::abs(a - b), relative * std::abs(b)) << what << ": " << a << ", expected " << b;
+}
+
+// exp_f32 errs alike on both sides, but relative to the chunk's maximum here: 2^-22 a token, and
+// the errors of a sum are no larger. fp64 adds nothing that shows.
+constexpr double kSumTolerance = 1.0 / (1 << 22);
+
+TEST_P(VerifyParity, DraftsAreTheCpus) {
+  const auto logits = random_logits(kRows, vocab_, GetParam().kind, 1);
+  std::vector<DraftRow> rows;
+  for (int r = 0; r < kRows; ++r) {
+    rows.push_back({.processors = kProcessors[r % kSequences],
+                    .key = {.seed = 7, .choice = 1, .base = static_cast<uint32_t>(r)},
+                    .offset = r % 5,
+                    .drafted = kRows - 1 - r});
+  }
+  std::vector<int32_t> expected(kRows);
+  std::vector<RowDistribution> expected_q(kRows);
+  cpu::sample_drafts(logits.data(), vocab_, rows.data(), kRows, expected.data(), expected_q.data(),
+                     cpu::select_isa());
+  const DeviceArray<float> device_logits(logits);
+  const DeviceArray<DraftRow> device_rows(rows);
+  const DeviceArray<int32_t> drafted(kRows);
+  const DeviceArray<RowDistribution> q(kRows);
+  sample_drafts(device_logits.data(), vocab_, device_rows.data(), kRows, drafted.data(), q.data(),
+                workspace_.data(), stream_);
+  EXPECT_EQ(drafted.values(), expected);
+  const auto values = q.values();
+  for (int i = 0; i < kRows; ++i) {
+    EXPECT_EQ(values[i].non_finite, expected_q[i].non_finite);
+    if (expected_q[i].non_finite != 0) continue;
+    EXPECT_EQ(values[i].max, expected_q[i].max);
+    EXPECT_EQ(values[i].argmax, expected_q[i].argmax);
+    EXPECT_EQ(values[i].cut_logit, expected_q[i].cut_logit);
+    EXPECT_EQ(values[i].cut_token, expected_q[i].cut_token);
+    EXPECT_EQ(values[i].resolved, 1);
+    expect_near(values[i].sum, expected_q[i].sum, kSumTolerance, "sum");
+  }
+}
+
+// One step of all sequences over the ranks' shards; the exchanges are copies. Each side's summaries
+// go through both sides' later functions, which must then agree bit for bit.
+TEST_P(VerifyParity, StepsAreTheCpus) {
+  const int ranks = GetParam().ranks;
+  const auto target = random_logits(kRows, vocab_, GetParam().kind, 2);
+  const auto draft = random_logits(kSequences * kK, vocab_, GetParam().kind, 3);
+  const cpu::Isa isa = cpu::select_isa();
+
+  // What was drafted: sequence 1 by copying.
+  std::vector<DraftRow> draft_rows;
+  for (int s = 0; s < kSequences; ++s) {
+    for (int i = 0; i < kK; ++i) {
+      draft_rows.push_back({.processors = kProcessors[s],
+                            .key = {.seed = 5, .choice = 0, .base = 10},
+                            .offset = i,
+                            .drafted = s * kK + i});
+    }
+  }
+  std::vector<int32_t> drafted(kSequences * kK);
+  std::vector<RowDistribution> q(kSequences * kK);
+  cpu::sample_drafts(draft.data(), vocab_, draft_rows.data(), kSequences * kK, drafted.data(),
+                     q.data(), isa);
+  const DeviceArray<float> device_draft(draft);
+  const DeviceArray<int32_t> device_drafted(drafted);
+  const DeviceArray<RowDistribution> device_q(q);
+
+  std::vector<VerifyRow> rows;
+  int32_t num_filtered = 0;
+  for (int s = 0; s < kSequences; ++s) {
+    for (int i = 0; i <= kK; ++i) {
+      rows.push_back({.logits_row = s * (kK + 1) + i,
+                      .draft_token = i < kK ? drafted[s * kK + i] : -1,
+                      .candidates_slot = kProcessors[s].filtered() ? num_filtered++ : -1,
+                      .processors = kProcessors[s]});
+    }
+  }
+  const DeviceArray<VerifyRow> device_rows(rows);
+
+  // Exchange A.
+  const size_t bytes = SummaryMessage::bytes(kRows, num_filtered);
+  std::vector<std::byte> all(ranks * bytes);
+  std::vector<std::vector<float>> shards;
+  for (int r = 0; r < ranks; ++r) {
+    const int64_t first = vocab_ * r / ranks, size = vocab_ * (r + 1) / ranks - first;
+    std::vector<float>& shard = shards.emplace_back();
+    for (int row = 0; row < kRows; ++row) {
+      const auto begin = target.begin() + row * vocab_ + first;
+      shard.insert(shard.end(), begin, begin + size);
+    }
+    const SummaryMessage expected{all.data() + r * bytes, kRows};
+    expected.digest() = 3;
+    cpu::verify_summary(shard.data(), size, static_cast<int32_t>(first), rows.data(), kRows,
+                        expected.summaries(), expected.candidates(), isa);
+    const DeviceArray<float> device_shard(shard);
+    const DeviceArray<ShardSummary> summaries(kRows);
+    const DeviceArray<Candidate> candidates(num_filtered * kCandidates);
+    verify_summary(device_shard.data(), size, static_cast<int32_t>(first), device_rows.data(),
+                   kRows, summaries.data(), candidates.data(), workspace_.data(), stream_);
+    const auto got = summaries.values();
+    const auto got_candidates = candidates.values();
+    for (int row = 0; row < kRows; ++row) {
+      const ShardSummary& want = expected.summaries()[row];
+      EXPECT_EQ(got[row].non_finite, want.non_finite);
+      EXPECT_EQ(got[row].draft_token, want.draft_token);
+      EXPECT_EQ(got[row].shard_size, want.shard_size);
+      EXPECT_EQ(got[row].num_candidates, want.num_candidates);
+      if (want.non_finite != 0) continue;
+      EXPECT_EQ(got[row].max, want.max);
+      EXPECT_EQ(got[row].argmax, want.argmax);
+      EXPECT_EQ(got[row].draft_logit, want.draft_logit);
+      expect_near(got[row].sum_exp, want.sum_exp, kSumTolerance, "sum_exp");
+      for (int c = 0; c < want.num_candidates; ++c) {
+        const int64_t at = int64_t{rows[row].candidates_slot} * kCandidates + c;
+        EXPECT_TRUE(same_bits(got_candidates[at], expected.candidates()[at])) << "candidate " << c;
+      }
+    }
+  }
+
+  // What every rank makes of it.
+  std::vector<RowDistribution> p(kRows);
+  ASSERT_EQ(cpu::combine_rows({all.data(), bytes, kRows, ranks}, rows.data(), kRows, p.data()), 0u);
+  const DeviceArray<std::byte> device_all(all);
+  const DeviceArray<RowDistribution> device_p(kRows);
+  const DeviceArray<uint64_t> disagreeing(1);
+  combine_rows({device_all.data(), bytes, kRows, ranks}, device_rows.data(), kRows, device_p.data(),
+               disagreeing.data(), stream_);
+  EXPECT_EQ(disagreeing.values()[0], 0u);
+  auto got_p = device_p.values();
+  for (int row = 0; row < kRows; ++row) {
+    EXPECT_TRUE(same_bits(got_p[row], p[row])) << "row " << row;
+    if (p[row].resolved != 0) continue;
+    const std::vector<float> whole(target.begin() + row * vocab_,
+                                   target.begin() + (row + 1) * vocab_);
+    p[row] = cpu::resolve_row(p[row], whole.data(), vocab_, rows[row].processors, isa);
+    const DeviceArray<float> device_whole(whole);
+    resolve_row(device_whole.data(), vocab_, rows[row].processors, device_p.data() + row, stream_);
+  }
+  got_p = device_p.values();
+  for (int row = 0; row < kRows; ++row) EXPECT_TRUE(same_bits(got_p[row], p[row])) << "row " << row;
+
+  // Exchange B, and the verdicts.
+  std::vector<Verdict> verdicts(kSequences);
+  std::vector<RaceResult> races(ranks * kSequences), got_races;
+  std::vector<std::vector<SequenceToVerify>> of_ranks;
+  const DeviceArray<Verdict> device_verdicts(kSequences);
+  for (int r = 0; r < ranks; ++r) {
+    const int64_t first = vocab_ * r / ranks, size = vocab_ * (r + 1) / ranks - first;
+    const DeviceArray<float> device_shard(shards[r]);
+    std::vector<SequenceToVerify> sequences, device_sequences;
+    for (int s = 0; s < kSequences; ++s) {
+      const int k = s == 5 ? 0 : kK;
+      const auto make = [&](const float* target_logits, const float* draft_logits,
+                            const int32_t* tokens, const RowDistribution* row_p,
+                            const RowDistribution* row_q) {
+        return SequenceToVerify{
+            .rows = {.target_logits = target_logits + s * (kK + 1) * size,
+                     .draft_logits = s == 1 ? nullptr : draft_logits + s * kK * vocab_,
+                     .drafted = tokens + s * kK,
+                     .p = row_p + s * (kK + 1),
+                     .q = row_q + s * kK,
+                     .num_drafted = k,
+                     .first_token = static_cast<int32_t>(first),
+                     .shard_size = static_cast<int32_t>(size),
+                     .vocab_size = static_cast<int32_t>(vocab_),
+                     .draft_stride = vocab_},
+            .processors = kProcessors[s],
+            .key = {.seed = 5, .choice = 0, .base = 10}};
+      };
+      sequences.push_back(make(shards[r].data(), draft.data(), drafted.data(), p.data(), q.data()));
+      device_sequences.push_back(make(device_shard.data(), device_draft.data(),
+                                      device_drafted.data(), device_p.data(), device_q.data()));
+    }
+    of_ranks.push_back(sequences);
+    cpu::accept_step(sequences.data(), kSequences, verdicts.data());
+    cpu::race_step(sequences.data(), kSequences, verdicts.data(), &races[r * kSequences], isa);
+
+    const DeviceArray<SequenceToVerify> on_device(device_sequences);
+    const DeviceArray<RaceResult> results(kSequences);
+    accept_step(on_device.data(), kSequences, device_verdicts.data(), stream_);
+    race_step(on_device.data(), kSequences, size, device_verdicts.data(), results.data(),
+              workspace_.data(), stream_);
+    const auto got = results.values();
+    for (int s = 0; s < kSequences; ++s) {
+      const RaceResult& want = races[r * kSequences + s];
+      EXPECT_EQ(got[s].token, want.token);
+      EXPECT_EQ(got[s].time, want.time);
+      EXPECT_EQ(got[s].logit, want.logit);
+      EXPECT_NEAR(got[s].overlap, want.overlap, 1e-9);
+    }
+    const auto got_verdicts = device_verdicts.values();
+    for (int s = 0; s < kSequences; ++s) {
+      EXPECT_EQ(got_verdicts[s].num_accepted, verdicts[s].num_accepted) << "sequence " << s;
+      EXPECT_EQ(got_verdicts[s].non_finite, verdicts[s].non_finite);
+      EXPECT_EQ(got_verdicts[s].unresolved, 0);
+    }
+    if (r + 1 < ranks) continue;
+
+    const DeviceArray<RaceResult> device_races(races);
+    commit_step(on_device.data(), kSequences, device_races.data(), ranks, device_verdicts.data(),
+                stream_);
+    cpu::commit_step(of_ranks[0].data(), kSequences, races.data(), ranks, verdicts.data());
+    const auto committed = device_verdicts.values();
+    for (int s = 0; s < kSequences; ++s) {
+      EXPECT_EQ(committed[s].extra_token, verdicts[s].extra_token);
+      if (verdicts[s].non_finite != 0) continue;
+      EXPECT_EQ(committed[s].extra_logit, verdicts[s].extra_logit);
+      EXPECT_EQ(committed[s].alpha_rows, verdicts[s].alpha_rows);
+      EXPECT_EQ(committed[s].alpha_sum, verdicts[s].alpha_sum);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, VerifyParity,
+                         testing::Values(Case{3, 1, Kind::normal}, Case{50, 2, Kind::normal},
+                                         Case{130, 3, Kind::tied}, Case{1000, 2, Kind::flat},
+                                         Case{4096, 1, Kind::tied}, Case{9001, 2, Kind::normal},
+                                         Case{9001, 3, Kind::broken}, Case{9000, 2, Kind::flat}),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST(VerifyParityCombine, NamesTheRanksThatDisagree) {
+  const size_t bytes = SummaryMessage::bytes(1, 0);
+  std::vector<std::byte> all(4 * bytes);
+  for (int r = 0; r < 4; ++r) {
+    const SummaryMessage message{all.data() + r * bytes, 1};
+    message.digest() = r == 1 ? 8 : 9;
+    message.summaries()[0] = {.max = 1.0f, .argmax = r, .shard_size = 1, .draft_token = r / 3};
+  }
+  const DeviceArray<std::byte> device_all(all);
+  const DeviceArray<VerifyRow> rows(std::vector<VerifyRow>{{.candidates_slot = -1}});
+  const DeviceArray<RowDistribution> p(1);
+  const DeviceArray<uint64_t> disagreeing(1);
+  combine_rows({device_all.data(), bytes, 1, 4}, rows.data(), 1, p.data(), disagreeing.data(),
+               nullptr);
+  EXPECT_EQ(disagreeing.values()[0], 0b1010u);
+}
+
+}  // namespace
+}  // namespace outrider::cuda

@@ -1,0 +1,104 @@
+// BlockScheduler: runs the threads of a block as fibers of the calling thread, one block at a time.
+//
+// Warps run one after the other, each until all of its lanes wait at a barrier of the block or have
+// exited, so that a warp is as far ahead of the others as it can be. In which order, and in which
+// order a warp's lanes run, is drawn anew at every barrier. Where some threads wait for others that
+// will never come, the block has failed, and what it was doing is forgotten.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "testing/emu/fiber.h"
+#include "testing/emu/include/emu/types.h"
+
+namespace emu {
+
+constexpr int kWarpLanes = 32;
+constexpr int kMaxBlockThreads = 1024;
+
+// Of one block; `operands` are the lanes' own, null for lanes outside `mask`.
+using WarpOperation = void (*)(uint32_t mask, void* const* operands);
+
+// A copy that cp.async began and no wait has completed.
+struct PendingCopy {
+  void* to;
+  const void* from;  // null: zeros
+  int group;
+};
+
+class BlockScheduler {
+ public:
+  // The one of this (operating system's) thread.
+  static BlockScheduler& current();
+
+  // Where orders are drawn from.
+  void seed(uint64_t seed) { random_ = seed; }
+  uint64_t random();
+
+  // Runs `kernel` once for each thread. Returns what went wrong, empty where nothing did.
+  std::string run(dim3 grid, dim3 block, uint3 index, void* shared, size_t shared_bytes,
+                  const std::function<void()>& kernel);
+
+  // On a fiber, from here on.
+
+  // Waits until every lane of `mask` has called this with the same mask and operation, which the
+  // last of them carries out for all.
+  void warp_collective(uint32_t mask, WarpOperation operation, void* operand,
+                       const std::source_location& where);
+  // Waits for all threads of the block, at the same place. Returns how many gave `true`.
+  int block_barrier(bool predicate, const std::source_location& where);
+  // Ends the block: what is wrong, as printf takes it. Nothing of the caller's is destroyed.
+  [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+  void* shared() const { return shared_; }
+  bool in_shared(const void* data, size_t bytes) const;
+  int lane() const { return running_ % kWarpLanes; }
+  std::vector<PendingCopy>& pending_copies() { return threads_[running_].copies; }
+  int& copy_group() { return threads_[running_].copy_group; }
+
+ private:
+  enum class State : uint8_t { ready, at_warp, at_barrier, exited };
+
+  struct Thread {
+    State state = State::exited;
+    bool predicate = false;
+    uint32_t mask = 0;
+    WarpOperation operation = nullptr;
+    void* operand = nullptr;
+    std::source_location where;
+    int copy_group = 0;  // that the next cp.async belongs to
+    std::vector<PendingCopy> copies;
+    std::unique_ptr<Fiber> fiber;
+  };
+
+  static void run_thread(void* scheduler);
+  bool failed() const { return failure_[0] != '\0'; }
+  void resume(int thread);
+  void wait();
+  void run_warps();
+  void run_warp(int warp);
+  bool release_barrier();
+  std::string describe_waiting() const;
+  std::string describe_block() const;
+
+  uint64_t random_ = 1;
+  std::vector<Thread> threads_;  // as many as any block had so far
+  std::vector<int> warp_order_;
+  int num_threads_ = 0;  // of this block, as what follows
+  int num_exited_ = 0;
+  int barrier_count_ = 0;
+  int running_ = 0;
+  char failure_[1024] = "";
+  dim3 grid_, block_;
+  uint3 index_ = {};
+  void* shared_ = nullptr;
+  size_t shared_bytes_ = 0;
+  const std::function<void()>* kernel_ = nullptr;
+};
+
+}  // namespace emu

@@ -1,0 +1,225 @@
+#include "testing/emu/device_memory.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "testing/emu/environment.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
+#endif
+
+namespace emu {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kAlignment = 256;  // of cudaMalloc
+constexpr unsigned char kPoisonByte = 0xff;
+constexpr unsigned char kFence = 0xa5;  // between an allocation's end and its last page's
+
+constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+struct Allocation {
+  std::byte* mapping;  // a page out of reach, `pages` bytes, a page out of reach
+  size_t pages;
+  size_t bytes;
+
+  std::byte* begin() const { return mapping + kPage + pages - round_up(bytes, kAlignment); }
+  std::byte* end() const { return begin() + bytes; }
+  size_t fence() const { return round_up(bytes, kAlignment) - bytes; }
+};
+
+struct Memory {
+  std::mutex mutex;
+  std::map<uintptr_t, Allocation> device;  // by their first byte
+  std::vector<Allocation> freed;           // out of reach for ever, so that late accesses are seen
+  std::map<uintptr_t, size_t> pinned;
+  size_t used = 0;
+  int accesses = 0;
+};
+
+// Never destroyed: buffers of static storage may be freed after everything else.
+Memory& memory() {
+  static Memory& memory = *new Memory;
+  return memory;
+}
+
+// The last allocation that begins at or below `data`; null where there is none.
+const Allocation* find(const Memory& memory, const void* data) {
+  auto next = memory.device.upper_bound(reinterpret_cast<uintptr_t>(data));
+  return next == memory.device.begin() ? nullptr : &std::prev(next)->second;
+}
+
+void set_reachable(const Allocation& allocation, bool reachable) {
+  if (mprotect(allocation.mapping + kPage, allocation.pages,
+               reachable ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) {
+    std::perror("emulator: mprotect");
+    std::abort();
+  }
+}
+
+#if !defined(__SANITIZE_ADDRESS__)
+struct sigaction previous_action;
+
+// Says what a fault in the device's memory is, and lets it happen again.
+void explain_fault(int, siginfo_t* info, void*) {
+  const auto* const at = static_cast<const std::byte*>(info->si_addr);
+  const auto explain = [at](const Allocation& allocation, const char* otherwise) {
+    if (at < allocation.mapping || at >= allocation.mapping + allocation.pages + 2 * kPage) return;
+    const bool inside = allocation.begin() <= at && at < allocation.end();
+    char text[256];
+    const int length = std::snprintf(
+        text, sizeof text, "emulator: %s: byte %td of an allocation of %zu bytes of the device\n",
+        inside ? otherwise : "out of bounds", at - allocation.begin(), allocation.bytes);
+    static_cast<void>(write(STDERR_FILENO, text, length) < 0);
+  };
+  for (const auto& [begin, allocation] : memory().device) {
+    explain(allocation, "host code touches device memory");
+  }
+  for (const Allocation& allocation : memory().freed) explain(allocation, "touched after its end");
+  sigaction(SIGSEGV, &previous_action, nullptr);
+}
+
+void explain_faults() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action = {};
+    action.sa_sigaction = &explain_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, &previous_action);
+  });
+}
+#else
+void explain_faults() {}
+#endif
+
+}  // namespace
+
+void* allocate_device_memory(size_t bytes) {
+  explain_faults();
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  if (bytes > device_memory_bytes() - m.used) return nullptr;
+  Allocation allocation{nullptr, round_up(bytes, kPage), bytes};
+  void* const mapping = mmap(nullptr, allocation.pages + 2 * kPage, PROT_NONE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  allocation.mapping = static_cast<std::byte*>(mapping);
+  set_reachable(allocation, true);
+  std::memset(allocation.begin(), kPoisonByte, bytes);
+  std::memset(allocation.end(), kFence, allocation.fence());
+  ASAN_POISON_MEMORY_REGION(allocation.mapping + kPage,
+                            allocation.begin() - allocation.mapping - kPage);
+  ASAN_POISON_MEMORY_REGION(allocation.end(), allocation.fence());
+  if (m.accesses == 0) set_reachable(allocation, false);
+  m.used += bytes;
+  m.device[reinterpret_cast<uintptr_t>(allocation.begin())] = allocation;
+  return allocation.begin();
+}
+
+bool free_device_memory(void* data) {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  const auto found = m.device.find(reinterpret_cast<uintptr_t>(data));
+  if (found == m.device.end()) return false;
+  const Allocation& allocation = found->second;
+  ASAN_UNPOISON_MEMORY_REGION(allocation.mapping, allocation.pages + 2 * kPage);
+  if (mmap(allocation.mapping, allocation.pages + 2 * kPage, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    std::perror("emulator: mmap");
+    std::abort();
+  }
+  m.used -= allocation.bytes;
+  m.freed.push_back(allocation);
+  m.device.erase(found);
+  return true;
+}
+
+bool in_device_memory(const void* data, size_t bytes) {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  const Allocation* const allocation = find(m, data);
+  return allocation != nullptr && static_cast<const std::byte*>(data) + bytes <= allocation->end();
+}
+
+size_t device_memory_bytes() {
+  static const size_t bytes = environment_number("OUTRIDER_EMU_MEMORY_BYTES", size_t{1} << 30);
+  return bytes;
+}
+
+size_t device_memory_used() {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  return m.used;
+}
+
+std::string describe_overrun() {
+#if !defined(__SANITIZE_ADDRESS__)  // which sees it as it happens
+  static const std::vector<unsigned char> intact(kAlignment, kFence);
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  for (const auto& [begin, allocation] : m.device) {
+    if (std::memcmp(allocation.end(), intact.data(), allocation.fence()) != 0) {
+      return "out of bounds: written behind an allocation of " + std::to_string(allocation.bytes) +
+             " bytes";
+    }
+  }
+#endif
+  return "";
+}
+
+DeviceAccess::DeviceAccess() {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  if (m.accesses++ > 0) return;
+  for (const auto& [begin, allocation] : m.device) set_reachable(allocation, true);
+}
+
+DeviceAccess::~DeviceAccess() {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  if (--m.accesses > 0) return;
+  for (const auto& [begin, allocation] : m.device) set_reachable(allocation, false);
+}
+
+void* allocate_pinned_memory(size_t bytes) {
+  void* data = nullptr;
+  if (posix_memalign(&data, 64, bytes) != 0) return nullptr;
+  std::memset(data, kPoisonByte, bytes);
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  m.pinned[reinterpret_cast<uintptr_t>(data)] = bytes;
+  return data;
+}
+
+bool free_pinned_memory(void* data) {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  if (m.pinned.erase(reinterpret_cast<uintptr_t>(data)) == 0) return false;
+  std::free(data);
+  return true;
+}
+
+bool in_pinned_memory(const void* data, size_t bytes) {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  auto next = m.pinned.upper_bound(at);
+  if (next == m.pinned.begin()) return false;
+  const auto& [begin, size] = *std::prev(next);
+  return at + bytes <= begin + size;
+}
+
+}  // namespace emu

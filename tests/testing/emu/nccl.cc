@@ -1,0 +1,311 @@
+// NCCL over the communicators of the host: MPI's where a World was made, and otherwise ranks that
+// are threads of one process. Collectives are operations of a stream, and of its graphs.
+#include <mpi.h>
+#include <nccl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/mpi_communicator.h"
+#include "comm/thread_communicator.h"
+#include "testing/emu/device_memory.h"
+#include "testing/emu/environment.h"
+#include "testing/emu/stream.h"
+
+using outrider::Communicator;
+using outrider::DType;
+using outrider::TensorView;
+
+// Operations that have not run yet outlive ncclCommAbort.
+struct ncclComm {
+  std::shared_ptr<ncclComm> self;
+  int rank = 0, size = 0;
+  std::unique_ptr<Communicator> transport;
+  bool threads = false;
+  std::atomic<ncclResult_t> async_error = ncclSuccess;
+};
+
+namespace {
+
+constexpr int kVersion = 22809;
+
+// Groups of threads that are coming about: those that nobody has asked for yet.
+struct Groups {
+  std::mutex mutex;
+  std::map<std::string, std::vector<std::unique_ptr<Communicator>>> waiting;
+};
+
+Groups& groups() {
+  static Groups groups;
+  return groups;
+}
+
+std::unique_ptr<Communicator> join_threads(const std::string& id, int size, int rank) {
+  Groups& all = groups();
+  const std::lock_guard lock(all.mutex);
+  auto& members = all.waiting[id];
+  if (members.empty()) members = outrider::make_thread_communicators(size);
+  auto mine = std::move(members.at(rank));
+  const bool complete = std::all_of(members.begin(), members.end(),
+                                    [](const auto& member) { return member == nullptr; });
+  if (complete) all.waiting.erase(id);
+  return mine;
+}
+
+bool under_mpi() {
+  int initialized = 0;
+  return MPI_Initialized(&initialized) == MPI_SUCCESS && initialized != 0;
+}
+
+// Host memory of 4 bytes an element, in which bytes travel.
+using Words = std::vector<int32_t>;
+
+Words words_of(const void* data, size_t bytes) {
+  Words words((bytes + 3) / 4);
+  if (bytes > 0) std::memcpy(words.data(), data, bytes);
+  return words;
+}
+
+// [size, words]: what each rank gave, equally much on all.
+Words all_gather(ncclComm& comm, const Words& mine) {
+  Words all(mine.size() * comm.size);
+  outrider::Stream stream;
+  const auto count = static_cast<int64_t>(mine.size());
+  comm.transport->all_gather(TensorView(const_cast<int32_t*>(mine.data()), DType::i32, {count}),
+                             TensorView(all.data(), DType::i32, {comm.size, count}), stream);
+  return all;
+}
+
+size_t element_bytes(ncclDataType_t type) { return type == ncclFloat32 ? 4 : 1; }
+
+ncclResult_t check_memory(const void* data, size_t bytes) {
+  return bytes == 0 || emu::in_device_memory(data, bytes) ? ncclSuccess : ncclInvalidArgument;
+}
+
+// body() as an operation of the stream; what it throws is remembered as an asynchronous error.
+template <class Body>
+ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
+  const cudaError_t result = emu::enqueue(stream, [comm = comm->self, body]() -> std::string {
+    try {
+      body();
+      return "";
+    } catch (const outrider::Error& error) {
+      comm->async_error = ncclRemoteError;
+      return std::string("NCCL: ") + error.what();
+    }
+  });
+  return result == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+struct Message {
+  void* data;
+  size_t bytes;
+  int peer;
+  bool sent;
+};
+
+// Messages of the group that is being made on this thread.
+struct Group {
+  int depth = 0;
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+  std::vector<Message> messages;
+};
+thread_local Group group;
+
+ncclResult_t add_message(ncclComm_t comm, cudaStream_t stream, const Message& message) {
+  if (group.depth == 0) return ncclInvalidUsage;
+  if (group.comm != nullptr && (group.comm != comm || group.stream != stream)) {
+    return ncclInvalidUsage;
+  }
+  if (message.peer < 0 || message.peer >= comm->size) return ncclInvalidArgument;
+  group.comm = comm;
+  group.stream = stream;
+  group.messages.push_back(message);
+  return check_memory(message.data, message.bytes);
+}
+
+// Everybody's messages go to everybody, as (to, words, payload)…; each takes those for itself.
+void exchange(ncclComm& comm, const std::vector<Message>& messages) {
+  Words mine;
+  for (const Message& message : messages) {
+    if (!message.sent) continue;
+    const Words payload = words_of(message.data, message.bytes);
+    mine.push_back(message.peer);
+    mine.push_back(static_cast<int32_t>(payload.size()));
+    mine.insert(mine.end(), payload.begin(), payload.end());
+  }
+  const Words lengths = all_gather(comm, {static_cast<int32_t>(mine.size())});
+  const auto longest = static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  mine.resize(longest);
+  const Words all = all_gather(comm, mine);
+  std::vector<size_t> at(comm.size);  // in each rank's messages
+  for (const Message& message : messages) {
+    if (message.sent) continue;
+    const int32_t* const from = all.data() + message.peer * longest;
+    const auto length = static_cast<size_t>(lengths[message.peer]);
+    size_t& next = at[message.peer];
+    while (next < length && from[next] != comm.rank) next += 2 + from[next + 1];
+    if (next >= length || static_cast<size_t>(from[next + 1]) != (message.bytes + 3) / 4) {
+      throw outrider::Error("rank " + std::to_string(message.peer) + " has not sent what rank " +
+                            std::to_string(comm.rank) + " receives");
+    }
+    std::memcpy(message.data, from + next + 2, message.bytes);
+    next += 2 + from[next + 1];
+  }
+}
+
+}  // namespace
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = static_cast<int>(emu::environment_number("OUTRIDER_EMU_NCCL", kVersion));
+  return ncclSuccess;
+}
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled CUDA error";
+    case ncclSystemError:
+      return "system error";
+    case ncclInternalError:
+      return "internal error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "in progress";
+  }
+  return "unknown";
+}
+
+const char* ncclGetLastError(ncclComm_t) { return ""; }
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  static std::atomic<int> next = 0;
+  *id = {};
+  std::snprintf(id->internal, sizeof id->internal, "%d.%d", getpid(), next++);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
+  if (size < 1 || rank < 0 || rank >= size) return ncclInvalidArgument;
+  const auto made = std::make_shared<ncclComm>();
+  made->rank = rank;
+  made->size = size;
+  made->threads = !under_mpi();
+  made->transport =
+      made->threads ? join_threads(id.internal, size, rank) : outrider::make_mpi_communicator();
+  if (made->transport == nullptr || made->transport->size() != size) return ncclInvalidUsage;
+  made->self = made;
+  *comm = made.get();
+  return ncclSuccess;
+}
+
+// What is enqueued is done first, as cudaFree would.
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  emu::run_everything();
+  comm->self = nullptr;
+  return ncclSuccess;
+}
+
+// What is enqueued is left: whoever runs it after this is told that the group has failed.
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (comm->threads) outrider::abort_thread_group(*comm->transport);
+  comm->self = nullptr;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  *error = comm->async_error;
+  return ncclSuccess;
+}
+
+// With more than two ranks the order of addition is another for each element, which is as good as
+// NCCL promises: whoever relies on one is seen.
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
+  if (type != ncclFloat32 || operation != ncclSum) return ncclInvalidArgument;
+  for (const void* data : {send, const_cast<const void*>(receive)}) {
+    if (const ncclResult_t wrong = check_memory(data, count * 4)) return wrong;
+  }
+  return enqueue(comm, stream, [=] {
+    const Words words = all_gather(*comm, words_of(send, count * 4));
+    const auto* const parts = reinterpret_cast<const float*>(words.data());
+    auto* const sum = static_cast<float*>(receive);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t first = i % comm->size;
+      sum[i] = parts[first * count + i];
+      for (int k = 1; k < comm->size; ++k) sum[i] += parts[(first + k) % comm->size * count + i];
+    }
+  });
+}
+
+ncclResult_t ncclAllGather(const void* send, void* receive, size_t send_count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+  const size_t bytes = send_count * element_bytes(type);
+  if (const ncclResult_t wrong = check_memory(send, bytes)) return wrong;
+  if (const ncclResult_t wrong = check_memory(receive, comm->size * bytes)) return wrong;
+  return enqueue(comm, stream, [=] {
+    const Words words = all_gather(*comm, words_of(send, bytes));
+    for (int rank = 0; rank < comm->size; ++rank) {
+      std::memcpy(static_cast<std::byte*>(receive) + rank * bytes,
+                  words.data() + rank * ((bytes + 3) / 4), bytes);
+    }
+  });
+}
+
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           int root, ncclComm_t comm, cudaStream_t stream) {
+  const size_t bytes = count * element_bytes(type);
+  if (root < 0 || root >= comm->size) return ncclInvalidArgument;
+  if (const ncclResult_t wrong = check_memory(receive, bytes)) return wrong;
+  if (comm->rank == root) {
+    if (const ncclResult_t wrong = check_memory(send, bytes)) return wrong;
+  }
+  return enqueue(comm, stream, [=] {
+    Words words = words_of(comm->rank == root ? send : receive, bytes);
+    outrider::Stream none;
+    comm->transport->broadcast(
+        TensorView(words.data(), DType::i32, {static_cast<int64_t>(words.size())}), root, none);
+    std::memcpy(receive, words.data(), bytes);
+  });
+}
+
+ncclResult_t ncclGroupStart() {
+  ++group.depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  if (group.depth == 0) return ncclInvalidUsage;
+  if (--group.depth > 0 || group.comm == nullptr) return ncclSuccess;
+  const Group done = std::exchange(group, {});
+  return enqueue(done.comm, done.stream,
+                 [comm = done.comm, messages = done.messages] { exchange(*comm, messages); });
+}
+
+ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int to, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return add_message(comm, stream,
+                     {const_cast<void*>(data), count * element_bytes(type), to, /*sent=*/true});
+}
+
+ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int from, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return add_message(comm, stream, {data, count * element_bytes(type), from, /*sent=*/false});
+}
