@@ -7,10 +7,12 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 # 90a: H100 and H200. The rest is the preset `cuda-all`.
 set(CMAKE_CUDA_ARCHITECTURES 90a CACHE STRING "GPU architectures to build kernels for")
-# CMake 3.25 does not know C++20 in CUDA. As on the CPU, only what the code says is fused is.
-string(APPEND CMAKE_CUDA_FLAGS " -std=c++20 --fmad=false --expt-relaxed-constexpr"
+# As on the CPU, only what the code says is fused is.
+string(APPEND CMAKE_CUDA_FLAGS " --fmad=false --expt-relaxed-constexpr"
        " -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-ffp-contract=off")
 enable_language(CUDA)
+# CMake 3.25 does not know how nvcc is told C++20.
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
   message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_CUDA_COMPILER_VERSION}; expected "
                       "13 or later")

@@ -23,6 +23,7 @@
 #include "core/error.h"
 #include "launcher/command_line.h"
 #include "launcher/mpirun.h"
+#include "launcher/quarantine_memory.h"
 #include "launcher/restart_policy.h"
 #include "launcher/supervision.h"
 
@@ -176,6 +177,7 @@ class Launcher {
 
   const LaunchOptions& options_;
   std::optional<SharedMemory> shared_memory_;  // where all ranks are on this host
+  const FileDescriptor quarantine_ = make_quarantine_memory();
   FileDescriptor signals_;
   sigset_t mask_before_;
   pid_t mpirun_ = -1;

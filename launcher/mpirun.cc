@@ -3,7 +3,9 @@
 
 #include <absl/strings/str_format.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +25,7 @@ extern char** environ;
 namespace outrider {
 namespace {
 
+constexpr const char* kSharedMemoryDirectories = "/dev/shm/outrider-";
 constexpr const char* kSharedMemoryVariable = "OMPI_MCA_btl_vader_backing_directory";
 
 // The child, in a process group of its own: the terminal's Ctrl-C reaches the launcher alone.
@@ -46,6 +49,35 @@ std::vector<pid_t> children() {
   std::vector<pid_t> found;
   for (pid_t pid; file >> pid;) found.push_back(pid);
   return found;
+}
+
+// Nobody else has it, and it is there; else invalid. Given up with the descriptor, or by the
+// kernel.
+FileDescriptor lock_directory(const std::string& path) {
+  FileDescriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat opened, there;
+  if (!directory.valid() || flock(directory.get(), LOCK_EX | LOCK_NB) != 0 ||
+      fstat(directory.get(), &opened) != 0 || stat(path.c_str(), &there) != 0 ||
+      opened.st_ino != there.st_ino) {
+    return {};
+  }
+  return directory;
+}
+
+// Removes directories whose launcher is gone.
+void sweep() {
+  namespace fs = std::filesystem;
+  const fs::path prefix = kSharedMemoryDirectories;
+  std::error_code error;  // another user's, or gone meanwhile: none of ours
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(prefix.parent_path(), error)) {
+    if (entry.path().filename().string().starts_with(prefix.filename().string())) {
+      found.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : found) {
+    if (lock_directory(path).valid()) fs::remove_all(path, error);
+  }
 }
 
 }  // namespace
@@ -95,10 +127,18 @@ void kill_children() {
 }
 
 SharedMemory::SharedMemory() {
-  char path[] = "/dev/shm/outrider-XXXXXX";
-  if (std::getenv(kSharedMemoryVariable) != nullptr || mkdtemp(path) == nullptr) return;
-  path_ = path;
-  setenv(kSharedMemoryVariable, path, 1);
+  if (std::getenv(kSharedMemoryVariable) != nullptr) return;
+  sweep();
+  // Another launcher's sweep may come between making the directory and locking it.
+  do {
+    path_ = kSharedMemoryDirectories + std::string("XXXXXX");
+    if (mkdtemp(path_.data()) == nullptr) {
+      path_.clear();
+      return;
+    }
+    lock_ = lock_directory(path_);
+  } while (!lock_.valid());
+  setenv(kSharedMemoryVariable, path_.c_str(), 1);
 }
 
 SharedMemory::~SharedMemory() {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/socket.h"
+
 namespace outrider {
 
 constexpr int kNoMpirun = 127;  // the exit status where there is none, as a shell's
@@ -30,7 +32,8 @@ void kill_children();
 // where mpirun was killed.
 class SharedMemory {
  public:
-  // For the jobs that are started from now on. A user's own choice stays.
+  // For the jobs that are started from now on. A user's own choice stays. What launchers that were
+  // killed themselves have left is removed.
   SharedMemory();
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
@@ -40,7 +43,8 @@ class SharedMemory {
   void clear() const;
 
  private:
-  std::string path_;  // empty: not ours
+  std::string path_;     // empty: not ours
+  FileDescriptor lock_;  // on the directory, as long as this process lives
 };
 
 }  // namespace outrider

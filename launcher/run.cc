@@ -3,10 +3,10 @@
 #include <memory>
 #include <utility>
 
-#include "comm/self_communicator.h"
 #include "engine/engine.h"
 #include "launcher/answer_printer.h"
 #include "launcher/command_line.h"
+#include "launcher/device_selection.h"
 #include "launcher/engine_flags.h"
 #include "launcher/request_flags.h"
 #include "model/chat_template.h"
@@ -18,6 +18,7 @@ namespace {
 
 struct RunOptions {
   EngineOptions engine;
+  DeviceOptions device;
   RequestFlags request;
   AnswerFormat format;
 };
@@ -53,13 +54,16 @@ int print_failure(const absl::Status& status) {
 }
 
 int run(const RunOptions& options) {
-  const auto backend = make_cpu_backend();
-  const auto communicator = make_self_communicator();
+  const RankDevice device = open_device(options.device, options.engine, {}, 0, 1);
+  if (device.choice.gpu) {
+    std::fprintf(stderr, "outrider: computing %s\n", device.choice.reason.c_str());
+  }
+  const auto communicator = make_device_communicator(device, options.device, nullptr);
   const ChatTemplate chat_template = ChatTemplate::load(options.engine.model);
   EngineOptions engine_options = options.engine;
   engine_options.max_sequences = std::max(1, options.request.request().sampling_params().n());
   engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
-  Executor executor(engine_options, *backend, *communicator);
+  Executor executor(engine_options, *device.backend, *communicator);
   Engine engine(executor, nullptr);
 
   const auto request =
@@ -78,6 +82,7 @@ void add_run_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "Answer one prompt without a server");
   add_model_flags(*command, options->engine);
+  add_device_flags(*command, options->device);
   options->request.add_to(*command);
   options->format.add_to(*command);
   command->callback([options, &action] { action = [options] { return run(*options); }; });

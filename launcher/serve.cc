@@ -7,20 +7,23 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "comm/control_channel.h"
 #include "comm/liveness.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "comm/rank_hello.h"
-#include "comm/self_communicator.h"
 #include "comm/world.h"
 #include "core/error.h"
 #include "core/version.h"
 #include "engine/engine.h"
 #include "engine/follower.h"
 #include "launcher/command_line.h"
+#include "launcher/device_selection.h"
 #include "launcher/engine_flags.h"
+#include "launcher/quarantine_memory.h"
 #include "launcher/serving_end.h"
 #include "launcher/stop_signals.h"
 #include "launcher/supervision.h"
@@ -47,6 +50,7 @@ constexpr unsigned kFailedEndTimeoutS = 2;
 
 struct ServeOptions {
   EngineOptions engine;
+  DeviceOptions device;
   ServerOptions server;
   bool insecure = false;
   std::string log_level = "info";
@@ -62,13 +66,14 @@ std::string shared_settings(const EngineOptions& options) {
          std::to_string(options.prefill_beside) + " " + std::to_string(options.kv_cache_tokens);
 }
 
-RankHello make_hello(const EngineOptions& options, const Backend& backend) {
+RankHello make_hello(const EngineOptions& options, const RankDevice& device) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   return {.host = host,
           .version = std::string(kVersion) + " build " + build_id(),
-          .instruction_set = backend.description(),
-          .device = "cpu",
+          .instruction_set = device.backend->description(),
+          .device = device.choice.name,
+          .nccl_version = device.choice.gpu ? nccl_version() : "",
           .checkpoint_hash = checkpoint_hash(options.model),
           .draft_hash = options.draft ? checkpoint_hash(*options.draft) : "",
           .settings_hash = shared_settings(options)};
@@ -126,14 +131,19 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
   ServingEnd end(seconds(options.drain_seconds), [&process](const std::string& why) {
     if (process.launcher != nullptr) process.launcher->failed(why);
   });
-  Liveness liveness(0,
-                    control != nullptr ? control->take_heartbeats() : std::vector<Liveness::Peer>(),
-                    progress, [&end](const Loss& loss) { end.lost(loss); });
+  Liveness liveness(
+      0, control != nullptr ? control->take_heartbeats() : std::vector<Liveness::Peer>(), progress,
+      [&end](const Loss& loss) { end.lost(loss); }, {},
+      [&communicator] { return communicator.failure(); });
   ChatTemplate chat_template = ChatTemplate::load(engine_options.model);
   Executor executor(engine_options, process.backend, communicator);
   executor.report_to(progress);
   if (control != nullptr) control->gather(kLoadTimeout);  // each says that it has loaded
-  Engine engine(executor, control, {&server.metrics(), server.trace()});
+  const QuarantineMemory quarantine_memory = open_quarantine_memory();
+  std::optional<Quarantine> quarantine;
+  if (quarantine_memory != nullptr) quarantine.emplace(*quarantine_memory);
+  Engine engine(executor, control, {&server.metrics(), server.trace()},
+                quarantine ? &*quarantine : nullptr);
   server.start_serving(engine, {.name = model_name(engine_options),
                                 .backend = process.backend.description(),
                                 .num_ranks = communicator.size(),
@@ -173,12 +183,14 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
 void follow(const Process& process, Communicator& communicator, int rank, ControlClient& control) {
   StepProgress progress;
   std::atomic_flag told;
-  Liveness liveness(rank, control.take_heartbeats(), progress, [rank, &told](const Loss& loss) {
+  const auto lost = [rank, &told](const Loss& loss) {
     if (told.test_and_set()) return;
     std::fprintf(stderr, "outrider: rank %d: rank %d is lost: %s\n", rank, loss.rank,
                  loss.reason.c_str());
     _exit(kExitFailed);  // the main thread may wait for that very rank inside MPI
-  });
+  };
+  Liveness liveness(rank, control.take_heartbeats(), progress, lost, {},
+                    [&communicator] { return communicator.failure(); });
   Executor executor(process.options.engine, process.backend, communicator);
   executor.report_to(progress);
   process.signals.on_stop({});
@@ -194,31 +206,40 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
   alarm(kEndTimeoutS);
 }
 
-int serve_alone(const Process& process) {
-  const auto communicator = make_self_communicator();
-  const auto server = listen(process.options);
-  lead(process, *communicator, nullptr, *server);
+int serve_alone(const ServeOptions& options, StopSignals& signals) {
+  const RankDevice device = open_device(options.device, options.engine, {}, 0, 1);
+  spdlog::info("computing {}", device.choice.reason);
+  const auto communicator = make_device_communicator(device, options.device, nullptr);
+  const auto server = listen(options);
+  lead({options, *device.backend, signals, nullptr}, *communicator, nullptr, *server);
   return 0;
 }
 
 // Returns why the job could not start; empty after it has served.
-std::string serve_as_rank(const Process& process, World& world) {
-  const ServeOptions& options = process.options;
+std::string serve_as_rank(const ServeOptions& options, StopSignals& signals,
+                          SupervisorLink* launcher, World& world) {
   std::unique_ptr<Server> server;
+  RankDevice device;
   std::string hello, error;
   try {
     if (world.rank() == 0) {
       server = listen(options);
       check_files(options.engine);
     }
-    hello = serialise_hello(make_hello(options.engine, process.backend));
+    device = open_device(options.device, options.engine, {world.local_rank(), world.local_size()},
+                         world.rank(), world.size());
+    hello = serialise_hello(make_hello(options.engine, device));
   } catch (const Error& failure) {
     error = failure.what();
   }
   error = check_ranks(world, hello, error);
   if (!error.empty()) return error;
 
-  const auto communicator = world.make_communicator();
+  if (world.rank() == 0 || device.choice.gpu) {
+    spdlog::info("rank {} computes {}", world.rank(), device.choice.reason);
+  }
+  const Process process = {options, *device.backend, signals, launcher};
+  const auto communicator = make_device_communicator(device, options.device, &world);
   if (world.rank() > 0) {
     const std::string address = world.broadcast_string("");
     const std::string secret = world.broadcast_string("");
@@ -238,8 +259,7 @@ std::string serve_as_rank(const Process& process, World& world) {
 int serve(const ServeOptions& options) {
   StopSignals signals(launched_by_mpi());
   set_up_log(options.server.log_format, options.log_level);
-  const auto backend = make_cpu_backend();
-  if (!launched_by_mpi()) return serve_alone({options, *backend, signals, nullptr});
+  if (!launched_by_mpi()) return serve_alone(options, signals);
 
   die_with_parent();
   std::unique_ptr<SupervisorLink> launcher;
@@ -249,7 +269,7 @@ int serve(const ServeOptions& options) {
     World world(nullptr, nullptr);
     rank = world.rank();
     if (rank == 0) launcher = SupervisorLink::connect(signals);
-    error = serve_as_rank({options, *backend, signals, launcher.get()}, world);
+    error = serve_as_rank(options, signals, launcher.get(), world);
     // While the others wait in MPI_Finalize: the first to exit makes mpirun end the rest.
     if (rank == 0 && !error.empty()) throw Error(error);
   } catch (const std::exception& failure) {
@@ -267,6 +287,7 @@ void add_serve_command(CLI::App& app, Action& action) {
   add_model_flags(*command, options->engine);
   add_batching_flags(*command, options->engine);
   add_policy_flags(*command, options->engine);
+  add_device_flags(*command, options->device);
   command->add_option("--address", options->server.address,
                       "Where to listen (default 127.0.0.1: this machine alone)");
   command->add_option("--port", options->server.port, "Default 50051; 0: any free one")

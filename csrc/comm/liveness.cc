@@ -136,10 +136,12 @@ std::optional<Loss> LivenessJudge::hung_step() const {
 class Liveness::Thread {
  public:
   Thread(int rank, std::span<const Peer> peers, int stop, const StepProgress& progress,
-         OnLost on_lost, LivenessLimits limits)
-      : limits_(limits),
+         OnLost on_lost, LivenessLimits limits, OwnFailure own_failure)
+      : rank_(rank),
+        limits_(limits),
         progress_(progress),
         on_lost_(std::move(on_lost)),
+        own_failure_(std::move(own_failure)),
         judge_(rank, ranks_of(peers), limits, Clock::now()) {
     polls_.push_back({stop, POLLIN, 0});
     for (const Peer& peer : peers) {
@@ -161,6 +163,7 @@ class Liveness::Thread {
         next_beat = now + limits_.interval;
         loss = send_beats();
         if (!loss) loss = judge_.judge(progress_.report(), now);
+        if (!loss) loss = own_loss();
       }
       if (loss) return on_lost_(*loss);
     }
@@ -209,6 +212,12 @@ class Liveness::Thread {
     return std::nullopt;
   }
 
+  std::optional<Loss> own_loss() const {
+    const std::string failure = own_failure_ ? own_failure_() : "";
+    if (failure.empty()) return std::nullopt;
+    return Loss{rank_, failure};
+  }
+
   std::optional<Loss> send_beats() {
     const ProgressReport own = progress_.report();
     const Beat beat{kBeatMagic, 0, static_cast<uint16_t>(own.state), own.step,
@@ -221,20 +230,23 @@ class Liveness::Thread {
     return std::nullopt;
   }
 
+  const int rank_;
   const LivenessLimits limits_;
   const StepProgress& progress_;
   OnLost on_lost_;
+  OwnFailure own_failure_;
   LivenessJudge judge_;
   std::vector<pollfd> polls_;  // the stop, then as lines_
   std::vector<Line> lines_;
 };
 
 Liveness::Liveness(int rank, std::vector<Peer> peers, const StepProgress& progress, OnLost on_lost,
-                   LivenessLimits limits)
+                   LivenessLimits limits, OwnFailure own_failure)
     : peers_(std::move(peers)), stop_(eventfd(0, EFD_CLOEXEC)) {
   if (!stop_.valid()) throw Error("heartbeat: eventfd failed: " + errno_text(errno));
-  thread_ = std::jthread([thread = Thread(rank, peers_, stop_.get(), progress, std::move(on_lost),
-                                          limits)]() mutable { thread.run(); });
+  thread_ =
+      std::jthread([thread = Thread(rank, peers_, stop_.get(), progress, std::move(on_lost), limits,
+                                    std::move(own_failure))]() mutable { thread.run(); });
 }
 
 Liveness::~Liveness() { CHECK(eventfd_write(stop_.get(), 1) == 0); }

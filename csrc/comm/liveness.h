@@ -74,12 +74,15 @@ class Liveness {
     FileDescriptor connection;
   };
   using OnLost = std::function<void(const Loss&)>;
+  // Why this rank itself can go on no more, empty while it can (Communicator::failure). Called from
+  // the heartbeat's thread.
+  using OwnFailure = std::function<std::string()>;
 
   // peers: on rank 0 every other rank, elsewhere rank 0, none where a rank is alone (which is then
   // its own judge). on_lost is called at most once, on the heartbeat's thread, which ends with it.
   // `progress` outlives this.
   Liveness(int rank, std::vector<Peer> peers, const StepProgress& progress, OnLost on_lost,
-           LivenessLimits limits = {});
+           LivenessLimits limits = {}, OwnFailure own_failure = {});
   // Without a goodbye() before, the peers see a broken connection.
   ~Liveness();
   Liveness(const Liveness&) = delete;

@@ -8,7 +8,7 @@
 namespace outrider {
 namespace {
 
-constexpr uint64_t kHelloFormat = 0x31004F4C4C4548;  // "HELLO", 0, "1": changes with the fields
+constexpr uint64_t kHelloFormat = 0x32004F4C4C4548;  // "HELLO", 0, "2": changes with the fields
 
 struct ComparedField {
   std::string RankHello::*value;
@@ -20,6 +20,7 @@ constexpr ComparedField kComparedFields[] = {
     {&RankHello::version, "version", "every rank must run the same build of Outrider"},
     {&RankHello::instruction_set, "instruction set", "every rank must choose the same CPU kernels"},
     {&RankHello::device, "device", "every rank must run on the same model of device"},
+    {&RankHello::nccl_version, "NCCL", "every rank must load the same version"},
     {&RankHello::checkpoint_hash, "checkpoint", "every rank must read the same files"},
     {&RankHello::draft_hash, "draft", "every rank must read the same files"},
     {&RankHello::settings_hash, "settings", "every rank must be started with the same options"},

@@ -11,6 +11,7 @@ struct RankHello {
   std::string version;          // of Outrider
   std::string instruction_set;  // of the CPU kernels that were chosen
   std::string device;           // GPU model, or "cpu"
+  std::string nccl_version;     // empty: tensors travel without NCCL
   std::string checkpoint_hash;
   std::string draft_hash;     // empty: no draft
   std::string settings_hash;  // of the options that every rank must share

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/digest.h"
 #include "engine/output_stream.h"
 #include "engine/request.h"
 
@@ -26,9 +27,13 @@ using EngineClock = std::chrono::steady_clock;
 struct RequestProgress {
   std::shared_ptr<RequestSink> sink;
   int32_t choices_left = 1;        // delivery's
-  bool begun = false;              // the engine's: one of the answers was admitted
-  bool non_finite = false;         // the engine's: one of them met a NaN
   std::atomic<bool> over = false;  // the sink has heard the last of it
+
+  // The engine's.
+  int32_t sequences_left = 0;
+  bool begun = false;       // one of the answers was admitted
+  bool non_finite = false;  // one of them met a NaN
+  Digest128 digest;         // the quarantine's, where there is one
 };
 
 // One answer of a request. Made by the engine, which reads `over` from then on; all else is the

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/float_environment.h"
-#include "engine/prefill_limit.h"
 
 namespace outrider {
 
@@ -18,6 +17,10 @@ namespace {
 constexpr float kGreedyTemperature = 1e-5f;
 // A request's priority is worth so much waiting.
 constexpr double kSecondsPerPriority = 10;
+// A step with prompt rows may take so much longer than one without them; a millisecond more is
+// nothing to anybody.
+constexpr double kPrefillSlowdown = 1.5;
+constexpr double kPrefillMs = 1;
 // So many requests that fail with NaN within so many steps are no accident of theirs.
 constexpr size_t kMaxNonFinite = 3;
 constexpr uint64_t kNonFiniteSteps = 16;
@@ -37,13 +40,16 @@ uint64_t draw_seed() {
 
 SchedulerLimits scheduler_limits(const Executor& executor) {
   const EngineOptions& options = executor.options();
-  SchedulerLimits limits{.num_slots = options.max_sequences,
-                         .num_pages = executor.num_pages(),
-                         .num_draft_pages = executor.num_draft_pages(),
-                         .max_rows = options.max_rows,
-                         .prefix_cache = options.prefix_cache};
-  limit_prefill(options, executor.row_costs(), limits);
-  return limits;
+  return {.num_slots = options.max_sequences,
+          .num_pages = executor.num_pages(),
+          .num_draft_pages = executor.num_draft_pages(),
+          .max_rows = options.max_rows,
+          .prefill_chunk = options.prefill_chunk,
+          .prefill_beside = options.prefill_beside,
+          .costs = executor.step_costs(),
+          .prefill_slowdown = kPrefillSlowdown,
+          .prefill_ms = kPrefillMs,
+          .prefix_cache = options.prefix_cache};
 }
 
 TokenLogprobs to_logprobs(const LogprobRow& row, int32_t token, float logit) {
@@ -57,10 +63,12 @@ TokenLogprobs to_logprobs(const LogprobRow& row, int32_t token, float logit) {
 
 }  // namespace
 
-Engine::Engine(Executor& executor, ControlServer* control, StepObservers observers)
+Engine::Engine(Executor& executor, ControlServer* control, StepObservers observers,
+               Quarantine* quarantine)
     : executor_(executor),
       control_(control),
       observers_(observers),
+      quarantine_(quarantine),
       fingerprint_(executor.numerics_fingerprint()),
       prefix_salt_(draw_seed()),
       scheduler_(scheduler_limits(executor)),
@@ -94,6 +102,12 @@ void Engine::wake() {
 void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
   const auto tokens = static_cast<int64_t>(request.prompt.size());
   auto submission = std::make_unique<Submission>();
+  if (quarantine_ != nullptr) {
+    submission->digest = quarantine_->digest_of(request);
+    if (absl::Status status = quarantine_->check(submission->digest); !status.ok()) {
+      return sink->on_error(std::move(status));
+    }
+  }
   if (!request.emitted.empty()) {
     submission->resumed.emplace(executor_.tokenizer(), request.sampling,
                                 executor_.config().eos_token_ids, max_tokens_of(request));
@@ -235,6 +249,7 @@ void Engine::start(Submission& submission) {
   auto progress = std::make_shared<RequestProgress>();
   progress->sink = std::move(submission.sink);
   progress->choices_left = sampling.n;
+  progress->digest = submission.digest;
   std::vector<int32_t> tokens = request.prompt;
   tokens.insert(tokens.end(), request.emitted.begin(), request.emitted.end());
   const double arrival = std::chrono::duration<double>(request.received - epoch_).count();
@@ -265,6 +280,7 @@ void Engine::start(Submission& submission) {
       stop_ids.insert(stop_ids.end(), eos.begin(), eos.end());
     }
     const int64_t id = next_id_++;
+    ++progress->sequences_left;
     sequences_.emplace(
         id, Sequence{.answer = std::move(answer),
                      .stop_ids = std::move(stop_ids),
@@ -292,28 +308,36 @@ void Engine::start(Submission& submission) {
 }
 
 void Engine::drop_ended() {
-  for (auto it = sequences_.begin(); it != sequences_.end();) {
-    Answer& answer = *it->second.answer;
+  std::vector<std::pair<int64_t, bool>> ended;  // ids, and whether with an answer
+  for (auto& [id, sequence] : sequences_) {
+    Answer& answer = *sequence.answer;
     const bool cancelled = answer.request->sink->cancelled();
-    if (!cancelled && !answer.over && !answer.request->over) {
-      ++it;
-      continue;
-    }
+    if (!cancelled && !answer.over && !answer.request->over) continue;
     if (cancelled) {
-      Delivered end{.answer = it->second.answer};
+      Delivered end{.answer = sequence.answer};
       if (answer.request->begun) {
         // What the request's other answers have is the client's still.
-        if (!it->second.started) answer.started = EngineClock::now();
+        if (!sequence.started) answer.started = EngineClock::now();
         end.cancelled = true;
       } else {
         end.error = absl::CancelledError("cancelled while waiting");
       }
       delivered_.push_back(std::move(end));
     }
-    if (!it->second.started) tokens_waiting_ -= answer.completion.prompt_tokens;
-    scheduler_.remove(it->first);
-    it = sequences_.erase(it);
+    if (!sequence.started) tokens_waiting_ -= answer.completion.prompt_tokens;
+    ended.emplace_back(id, !cancelled);
   }
+  for (const auto& [id, well] : ended) end_sequence(id, well);
+}
+
+void Engine::end_sequence(int64_t id, bool well) {
+  scheduler_.remove(id);
+  const auto at = sequences_.find(id);
+  RequestProgress& request = *at->second.answer->request;
+  if (--request.sequences_left == 0 && request.begun && quarantine_ != nullptr) {
+    quarantine_->ended(request.digest, well);
+  }
+  sequences_.erase(at);
 }
 
 void Engine::step() {
@@ -384,7 +408,10 @@ void Engine::note_admissions(StepPlan& plan) {
     admission.top_logprobs = sequence.top_logprobs;
     admission.top_prompt_logprobs = sequence.top_prompt_logprobs;
     if (std::exchange(sequence.started, true)) continue;  // it was preempted
-    sequence.answer->request->begun = true;
+    RequestProgress& request = *sequence.answer->request;
+    if (!std::exchange(request.begun, true) && quarantine_ != nullptr) {
+      quarantine_->began(request.digest);
+    }
     tokens_waiting_ -= sequence.answer->completion.prompt_tokens;
     sequence.answer->started = now;
     sequence.answer->completion.cached_tokens = admission.num_cached;
@@ -439,9 +466,7 @@ void Engine::apply(const SlotOutcome& outcome) {
     if (ended) break;
   }
   scheduler_.commit(id, tokens);
-  if (!ended) return;
-  scheduler_.remove(id);
-  sequences_.erase(id);
+  if (ended) end_sequence(id, true);
 }
 
 // One request's bad luck ends that request; that of several at once means that something is broken
@@ -453,17 +478,20 @@ void Engine::fail_non_finite(int64_t id, const SlotOutcome& outcome) {
   item.error = absl::InternalError(
       absl::StrCat("the model's logits hold a NaN or an infinity at position ",
                    executor_.slot(outcome.slot).tokens.size(), ", step ", step));
+  const Digest128 digest = item.answer->request->digest;
   delivered_.push_back(std::move(item));
-  scheduler_.remove(id);
-  sequences_.erase(id);
+  end_sequence(id, false);
   if (told) return;  // another of its answers
-  non_finite_steps_.push_back(step);
-  if (non_finite_steps_.size() < kMaxNonFinite) return;
-  if (step - non_finite_steps_.front() < kNonFiniteSteps) {
+  non_finite_.push_back({step, digest});
+  if (non_finite_.size() < kMaxNonFinite) return;
+  if (step - non_finite_.front().step < kNonFiniteSteps) {
+    if (quarantine_ != nullptr) {  // the job dies of them
+      for (const NonFinite& failed : non_finite_) quarantine_->began(failed.request);
+    }
     throw Error(absl::StrCat("the model's logits were not finite for ", kMaxNonFinite,
                              " requests within ", kNonFiniteSteps, " steps"));
   }
-  non_finite_steps_.erase(non_finite_steps_.begin());
+  non_finite_.erase(non_finite_.begin());
 }
 
 void Engine::publish_stats() {

@@ -15,6 +15,7 @@
 #include "engine/delivery.h"
 #include "engine/executor.h"
 #include "engine/metrics.h"
+#include "engine/quarantine.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/trace.h"
@@ -46,13 +47,15 @@ struct StepObservers {
 
 class Engine {
  public:
-  // control: the connection to the other ranks; null where this rank is alone. Both outlive the
-  // engine.
-  Engine(Executor& executor, ControlServer* control, StepObservers observers = {});
+  // control: the connection to the other ranks; null where this rank is alone. quarantine: of the
+  // job's earlier starts; null where nobody starts it again. They outlive the engine.
+  Engine(Executor& executor, ControlServer* control, StepObservers observers = {},
+         Quarantine* quarantine = nullptr);
   ~Engine();
 
   // Thread-safe; takes no lock and never waits for a step. The request was validated against
-  // limits(). Refused (sink->on_error, UNAVAILABLE) once the engine is stopping.
+  // limits(). Refused (sink->on_error) with UNAVAILABLE once the engine is stopping, and with
+  // FAILED_PRECONDITION where it is in quarantine.
   void submit(Request request, std::shared_ptr<RequestSink> sink);
 
   // Runs steps on the calling thread, which is the one that may call MPI, until stop(); the caller
@@ -75,6 +78,7 @@ class Engine {
     Request request;
     std::shared_ptr<RequestSink> sink;
     std::optional<OutputStream> resumed;  // where tokens were emitted already: behind them
+    Digest128 digest;                     // the quarantine's; unset where there is none
     Submission* next = nullptr;
   };
   // A sequence from its submission to its end.
@@ -95,6 +99,8 @@ class Engine {
   int64_t max_tokens_of(const Request& request) const;
   // Sequences whose clients are gone, or whose stop string delivery has found.
   void drop_ended();
+  // well: with an answer.
+  void end_sequence(int64_t id, bool well);
   void step();
   void propose(StepPlan& plan);
   // What the scheduler need not know of those that are admitted.
@@ -112,6 +118,7 @@ class Engine {
   Executor& executor_;
   ControlServer* control_;
   StepObservers observers_;
+  Quarantine* quarantine_;
   Limits limits_;
   std::string fingerprint_;
   const uint64_t prefix_salt_;  // no client can foresee the prefix cache's keys
@@ -120,8 +127,12 @@ class Engine {
   int64_t next_id_ = 0;
   int64_t tokens_waiting_ = 0;  // of prompts that were never admitted
   uint64_t next_step_ = 1;
-  std::vector<uint64_t> non_finite_steps_;  // of the latest requests that failed for it
-  std::vector<Delivered> delivered_;        // of the last step, until the next is published
+  struct NonFinite {
+    uint64_t step;
+    Digest128 request;
+  };
+  std::vector<NonFinite> non_finite_;  // the latest requests that failed for it
+  std::vector<Delivered> delivered_;   // of the last step, until the next is published
   const EngineClock::time_point epoch_ = EngineClock::now();
 
   // A stack that submit() pushes to and the engine takes whole; closed at the end.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <limits>
+#include <numeric>
 
 #include "core/digest.h"
 #include "core/float_environment.h"
@@ -16,8 +18,12 @@ namespace outrider {
 namespace {
 
 constexpr int64_t kKvCacheBytes = int64_t{1} << 30;  // of a rank, where nothing else was asked for
-constexpr int kCostRepeats = 3;
-constexpr int64_t kCostRows = 8;  // with which the cost of a long context is measured
+constexpr int kCostRounds = 3;
+constexpr int64_t kManyCostRows = 64;  // which take so long that they are measured once
+constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
+// With which the cost of a long context is measured.
+constexpr int64_t kCostRows = 8;
+constexpr int64_t kCostContext = 4096;
 
 int64_t max_positions_of(const EngineOptions& options, const ModelConfig& config) {
   return options.max_positions > 0 ? options.max_positions : config.max_position_embeddings;
@@ -128,42 +134,55 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
   }
   for (SequenceState& slot : slots_) slot.tokens.reserve(max_positions_ + kMaxDraftTokens + 1);
   work_.reserve(slots_.size());
-  if (options_.prefill_beside == 0) row_costs_ = measure_row_costs();
+  if (options_.prefill_beside == 0) step_costs_ = measure_step_costs();
 }
 
 int64_t Executor::num_draft_pages() const {
   return model_drafter_ == nullptr ? 0 : model_drafter_->cache().num_pages();
 }
 
-// Of rows of slot 0 from `position` on, whatever they and the pages hold: nobody reads either.
+// Of a pass over rows of slot 0 from `position` on, whatever they and the pages hold: nobody reads
+// either.
 double Executor::measure_ms(int64_t rows, int64_t position) {
-  double best = 0;
-  for (int i = 0; i < kCostRepeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    step_.run_target(rows, position, stream_);
-    backend_.synchronize(stream_);
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-    best = i == 0 ? took.count() : std::min(best, took.count());
-  }
-  return best;
+  const auto start = std::chrono::steady_clock::now();
+  step_.run_target(rows, position, stream_);
+  backend_.synchronize(stream_);
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
-Executor::RowCosts Executor::measure_row_costs() {
+// The ranks take every pass together, so what is measured never decides what comes next.
+StepCosts Executor::measure_step_costs() {
   set_float_environment();
-  cache_.deal_pages(stream_);
-  RowCosts costs;
+  std::vector<int32_t> pages(std::min(
+      {cache_.num_pages(), cache_.max_pages_per_slot(), PagePool::pages_for(kCostContext)}));
+  std::iota(pages.begin(), pages.end(), 0);
+  cache_.set_pages(0, 0, pages, stream_);
+  const int64_t far = cache_.capacity(0) - kCostRows;
   const int64_t most = std::min({options_.max_rows, options_.prefill_chunk, cache_.capacity(0)});
+  StepCosts costs;
   for (int64_t rows = 1; rows <= most; rows = rows < 16 ? rows + (rows < 4 ? 1 : 4) : rows * 2) {
-    const double least = costs.steps.empty() ? 0 : costs.steps.back().ms;
-    costs.steps.push_back({rows, std::max(measure_ms(rows, 0), least)});
+    costs.steps.push_back({rows, kUnmeasured});
   }
-  if (const int64_t far = cache_.capacity(0) - kCostRows; most >= kCostRows && far > kCostRows) {
-    const double ms = measure_ms(kCostRows, far) - measure_ms(kCostRows, 0);
-    costs.ms_per_row_position = std::max(0.0, ms / static_cast<double>(kCostRows * far));
+  // Behind a long context: one row, and several.
+  StepCosts::Point one{1, kUnmeasured}, several{std::min(kCostRows, most), kUnmeasured};
+  // Noise only ever adds, and comes in bursts: the least of some rounds over all of them counts.
+  for (int round = 0; round < kCostRounds; ++round) {
+    const auto measure = [&](StepCosts::Point& point, int64_t position) {
+      if (round > 0 && point.rows >= kManyCostRows) return;  // these take long
+      point.ms = std::min(point.ms, measure_ms(point.rows, position));
+    };
+    for (StepCosts::Point& point : costs.steps) measure(point, 0);
+    if (far <= 0) continue;
+    measure(one, far);
+    measure(several, far);
   }
-  for (int64_t slot = 0; slot < options_.max_sequences; ++slot) {
-    cache_.set_pages(slot, 0, {}, stream_);
+  cache_.set_pages(0, 0, {}, stream_);
+  // More rows never take less.
+  for (size_t i = costs.steps.size() - 1; i-- > 0;) {
+    costs.steps[i].ms = std::min(costs.steps[i].ms, costs.steps[i + 1].ms);
   }
+  if (far > 0 && several.rows > 1) costs.set_context(one, several, far);
   return costs;
 }
 

@@ -15,6 +15,7 @@
 #include "comm/communicator.h"
 #include "comm/step_progress.h"
 #include "engine/request.h"
+#include "engine/step_costs.h"
 #include "engine/step_plan.h"
 #include "model/tokenizer.h"
 #include "spec/speculative_step.h"
@@ -55,16 +56,8 @@ class Executor {
   // each work of the plan, in its order; valid until the next call.
   std::span<const SlotOutcome> execute(std::span<const uint8_t> plan);
 
-  // What rows cost, measured at the start; nothing where prefill_beside is given.
-  struct RowCosts {
-    struct Point {
-      int64_t rows;
-      double ms;
-    };
-    std::vector<Point> steps;        // of one pass over so many rows of a short context, rising
-    double ms_per_row_position = 0;  // beyond that, of a row for each position before it
-  };
-  const RowCosts& row_costs() const { return row_costs_; }
+  // Measured at the start; nothing is known where prefill_beside is given.
+  const StepCosts& step_costs() const { return step_costs_; }
   const StepPhases& step_times() const { return step_.times(); }
   int64_t num_pages() const { return cache_.num_pages(); }
   int64_t num_draft_pages() const;  // 0: no drafter has a cache
@@ -90,7 +83,7 @@ class Executor {
  private:
   void admit(const Admission& admission);
   double measure_ms(int64_t rows, int64_t position);
-  RowCosts measure_row_costs();
+  StepCosts measure_step_costs();
   LogitDrafter* logit_drafter(DrafterKind kind);
 
   EngineOptions options_;
@@ -109,7 +102,7 @@ class Executor {
   std::vector<SequenceState> slots_;
   std::vector<uint64_t> token_digests_;  // [slots]: of the tokens, chained as they come
   std::vector<SlotWork> work_;           // of the step
-  RowCosts row_costs_;
+  StepCosts step_costs_;
 };
 
 }  // namespace outrider

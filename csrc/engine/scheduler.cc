@@ -36,8 +36,8 @@ Scheduler::Scheduler(SchedulerLimits limits)
       draft_pool_(limits_.num_draft_pages),
       slots_(limits_.num_slots, nullptr) {
   CHECK(limits_.num_slots > 0 && limits_.num_pages > 0);
-  CHECK(limits_.max_rows >= kMaxDraftTokens + 2 && !limits_.prefill_rows_beside.empty());
-  for (const int32_t rows : limits_.prefill_rows_beside) CHECK(rows > 0);
+  CHECK(limits_.max_rows >= kMaxDraftTokens + 2);
+  CHECK(limits_.prefill_chunk > 0 && limits_.prefill_beside >= 0);
   for (auto slot = static_cast<int32_t>(limits_.num_slots) - 1; slot >= 0; --slot) {
     free_slots_.push_back(slot);
   }
@@ -92,10 +92,7 @@ StepPlan Scheduler::plan() {
   StepPlan plan{.step = step_};
   rows_ = {.all = limits_.max_rows};
   plan_decodes();
-  const auto& beside = limits_.prefill_rows_beside;
-  const auto decode_rows = static_cast<size_t>(limits_.max_rows - rows_.all);
-  rows_.decoding = decode_rows > 0;
-  rows_.prefill = std::min<int64_t>(rows_.all, beside[std::min(decode_rows, beside.size() - 1)]);
+  limit_prefill();
   rows_.prompt_logits = kMaxPromptLogitRows;
   for (ScheduledSequence* s : running_) plan_prefill(*s);
   while (rows_.prefill > 0 && !free_slots_.empty() && !waiting_.empty()) {
@@ -213,23 +210,55 @@ bool Scheduler::find_draft_room(ScheduledSequence& s) {
          draft_pool_.reserve(table, positions);
 }
 
+// What prompts may take of a step whose decode rows are planned.
+void Scheduler::limit_prefill() {
+  const int64_t decode_rows = limits_.max_rows - rows_.all;
+  rows_.prefill = std::min(rows_.all, limits_.prefill_chunk);
+  if (decode_rows == 0) return;
+  if (limits_.prefill_beside > 0) {
+    rows_.prefill = std::min(rows_.prefill, limits_.prefill_beside);
+    return;
+  }
+  rows_.by_costs = limits_.costs.known();
+  if (!rows_.by_costs) return;
+  double ms = limits_.costs.rows_ms(decode_rows);
+  for (const ScheduledSequence* s : running_) {
+    if (s->work.decode) {
+      ms += limits_.costs.context_ms(1 + s->work.num_draft_tokens, s->target.num_cached);
+    }
+  }
+  rows_.prefill_ms = std::max((limits_.prefill_slowdown - 1) * ms, limits_.prefill_ms);
+}
+
+// Rows that a prompt may take from `position` on. The first that asks gets one at least.
+int64_t Scheduler::prefill_room(int64_t position) const {
+  if (!rows_.by_costs) return rows_.prefill;
+  const int64_t within = limits_.costs.rows_within(rows_.prefill_ms, limits_.max_rows - rows_.all,
+                                                   position, rows_.prefill);
+  return std::max(within, std::min<int64_t>(rows_.prefill, rows_.any_prefill ? 0 : 1));
+}
+
+void Scheduler::take_prefill_rows(int64_t rows, int64_t position) {
+  const int64_t others = limits_.max_rows - rows_.all;
+  rows_.all -= rows;
+  rows_.prefill -= rows;
+  rows_.any_prefill = true;
+  if (!rows_.by_costs) return;
+  rows_.prefill_ms -= limits_.costs.added_ms(others, rows, position);
+  if (limits_.costs.rows_within(rows_.prefill_ms, others + rows, 0, 1) == 0) rows_.prefill = 0;
+}
+
 void Scheduler::plan_prefill(ScheduledSequence& s) {
   const int64_t last = s.length() - 1;  // the last token is a decode row
   const auto feed = [&](CacheShare& share, int64_t end) {
-    const int64_t rows = end - share.num_cached;
-    if (rows == 0) return;
+    const int64_t begin = share.num_cached;
+    if (end == begin) return;
     share.feed(end);
-    rows_.all -= rows;
-    rows_.prefill -= rows;
+    take_prefill_rows(end - begin, begin);
     s.in_step = true;
   };
 
-  // Rows at the end of a long context cost more, and take more of what the streams that run can
-  // bear; there is always room for one.
-  const double weight =
-      rows_.decoding ? 1 + limits_.rows_per_position * static_cast<double>(s.target.num_cached) : 1;
-  const auto weighted = static_cast<int64_t>(static_cast<double>(rows_.prefill) / weight);
-  const int64_t room = std::min(rows_.prefill, std::max<int64_t>(weighted, 1));
+  const int64_t room = prefill_room(s.target.num_cached);
   int64_t end = std::min(last, s.target.num_cached + room);
   if (s.target.num_cached < s.prompt_logits_done) {
     end = std::min(end, s.prompt_logits_done);
@@ -239,12 +268,9 @@ void Scheduler::plan_prefill(ScheduledSequence& s) {
     s.work.prompt_logits = end > s.target.num_cached;
     s.prompt_logits_done = end;
   }
-  const int64_t more = end - s.target.num_cached;
   feed(s.target, end);
-  rows_.prefill -=
-      std::min(rows_.prefill, static_cast<int64_t>(static_cast<double>(more) * (weight - 1)));
   if (!s.draft_caught_up() && find_draft_room(s)) {
-    feed(s.draft, std::min(last, s.draft.num_cached + rows_.prefill));
+    feed(s.draft, std::min(last, s.draft.num_cached + prefill_room(s.draft.num_cached)));
   }
 
   // Nobody is preempted for a sequence that has just got so far: it has its room, or waits.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/page_pool.h"
+#include "engine/step_costs.h"
 #include "engine/step_plan.h"
 
 namespace outrider {
@@ -23,12 +24,13 @@ struct SchedulerLimits {
   int64_t num_pages = 0;        // of the target's KV cache
   int64_t num_draft_pages = 0;  // of the drafter's; 0: no drafter has a cache
   int64_t max_rows = 0;         // of a step, draft prefill rows included; ≥ kMaxDraftTokens + 2
-  // [d]: most prefill rows beside d decode rows, so that the streams that run stay smooth; beyond
-  // the last entry, the last one. Element 0: with nobody decoding. Each at least 1.
-  std::vector<int32_t> prefill_rows_beside;
-  // Beside decode rows, a prefill row at position p counts as 1 + p * this many: what its longer
-  // context costs.
-  double rows_per_position = 0;
+  int64_t prefill_chunk = 1;    // most prefill rows of a step
+  int64_t prefill_beside = 0;   // the same while somebody decodes; 0: as many as the costs allow
+  // A step with prefill rows beside decode rows takes at most prefill_slowdown of what it would
+  // without them, or prefill_ms more, so that the streams that run stay smooth; but one row always
+  // finds its place.
+  StepCosts costs;  // unknown: no such limit
+  double prefill_slowdown = 1, prefill_ms = 0;
   bool prefix_cache = true;
 };
 
@@ -101,7 +103,10 @@ class Scheduler {
     int64_t all = 0;      // of the step
     int64_t prefill = 0;  // of those, for prompts of target and drafter
     int64_t prompt_logits = 0;
-    bool decoding = false;  // somebody does
+    // What the prefill rows may yet add to a step in which somebody decodes.
+    double prefill_ms = 0;
+    bool by_costs = false;  // whether that is a limit
+    bool any_prefill = false;
   };
 
   ScheduledSequence& find(int64_t id) const;
@@ -111,6 +116,9 @@ class Scheduler {
   // The parts of plan(), in this order.
   void publish(ScheduledSequence& s);
   void plan_decodes();
+  void limit_prefill();
+  int64_t prefill_room(int64_t position) const;
+  void take_prefill_rows(int64_t rows, int64_t position);
   void plan_prefill(ScheduledSequence& s);
   bool admit(ScheduledSequence& s, StepPlan& plan);
   void emit(ScheduledSequence& s, StepPlan& plan);

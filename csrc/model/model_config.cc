@@ -155,13 +155,8 @@ void read_token_ids(const JsonNode& root, const std::filesystem::path& directory
   if (!generation.is_null(eos)) config.eos_token_ids = read_eos_token_ids(generation[eos], config);
 }
 
-}  // namespace
-
-ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
-  const auto path = directory / "config.json";
-  const nlohmann::json file = load_json_object(path, kMaxFileBytes);
-  const JsonNode root(file, path);
-
+// All but the ids of tokens.
+ModelConfig read_config(const JsonNode& root) {
   ModelConfig config;
   config.architecture = read_architecture(root);
   config.vocab_size = root["vocab_size"].integer(1, kMaxVocab);
@@ -176,8 +171,27 @@ ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
   read_heads(root, config);
   refuse_unsupported(root, config);
   read_rope(root, config);
+  return config;
+}
+
+}  // namespace
+
+ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
+  const auto path = directory / "config.json";
+  const nlohmann::json file = load_json_object(path, kMaxFileBytes);
+  const JsonNode root(file, path);
+  ModelConfig config = read_config(root);
   read_token_ids(root, directory, config);
   return config;
+}
+
+ModelConfig ModelConfig::load_shape(const std::filesystem::path& file) {
+  nlohmann::json shape = load_json_object(file, kMaxFileBytes);
+  shape.emplace("architectures", nlohmann::json::array({kLlama}));
+  shape.emplace("rms_norm_eps", 1e-5);
+  shape.emplace("max_position_embeddings", 2048);
+  shape.emplace("tie_word_embeddings", true);
+  return read_config(JsonNode(shape, file));
 }
 
 }  // namespace outrider

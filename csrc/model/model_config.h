@@ -42,6 +42,10 @@ struct ModelConfig {
   // and field, what was expected and what was found, for whatever is missing, of a wrong type, out
   // of range, inconsistent or unsupported.
   static ModelConfig load(const std::filesystem::path& directory);
+
+  // Reads a file with fields of config.json and no checkpoint around it. What it leaves out is as
+  // tools/make_checkpoint.py makes it; ids of tokens stay unset. Throws as load does.
+  static ModelConfig load_shape(const std::filesystem::path& file);
 };
 
 }  // namespace outrider

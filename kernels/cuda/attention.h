@@ -15,10 +15,10 @@
 namespace outrider::cuda {
 
 // Rotates q and k by their positions (the half-split form of Hugging Face's Llama), in place, and
-// writes k and v, rounded to bf16, to their pages. Rows of position -1 are left out. A value that
-// is not finite is written as zero and makes its key NaN: rows that see the position become NaN,
-// rows of the same tile that do not, and weigh it by zero, stay what they are. Bound: rows *
-// qkv_width * 8 bytes.
+// writes k and v, rounded to bf16, to their pages. Rows of position -1 are left out. Where an
+// element is not finite, the whole key becomes NaN and such values zero: so rows that see the
+// position become NaN, and rows of the same tile that weigh it by zero stay what they are.
+// Bound: rows * qkv_width * 8 bytes.
 void rope_and_cache(float* qkv,  // [rows, (num_heads + 2 * num_kv_heads) * head_dim]: q, k, v
                     const float* cos_table,  // [max_positions, head_dim / 2]
                     const float* sin_table,  // [max_positions, head_dim / 2]

@@ -29,20 +29,20 @@ __device__ inline void rotate_head(float* head, const float* cos_row, const floa
   }
 }
 
-// Writes a token's key and value. A value that is not finite is kept out of the sums of rows that
-// do not see the token: its key says NaN in its place.
+// Writes a token's key and value. What is not finite is kept out of the sums of rows that do not
+// see the token: the value is zero in its place, and the key says NaN.
 __device__ inline void cache_token(const float* k, const float* v, bf16* k_page, bf16* v_page,
                                    int token, int head_dim) {
   constexpr bf16 kNan = {0x7fc0};
+  const auto is_finite = [](bf16 x) { return (x.bits & 0x7f80u) != 0x7f80u; };
   bool finite = true;
+  __syncwarp();  // k was rotated by other lanes
   for (int i = threadIdx.x % kWarp; i < head_dim; i += kWarp) {
     const bf16 value = narrow(v[i]);
-    const bool good = (value.bits & 0x7f80u) != 0x7f80u;
-    v_page[value_index(token, i, head_dim)] = good ? value : bf16{};
-    finite = finite && good;
+    v_page[value_index(token, i, head_dim)] = is_finite(value) ? value : bf16{};
+    finite = finite && is_finite(value) && is_finite(narrow(k[i]));
   }
   finite = __all_sync(kAllLanes, finite);
-  __syncwarp();  // k was rotated by other lanes
   for (int i = threadIdx.x % kWarp; i < head_dim; i += kWarp) {
     k_page[token * head_dim + i] = finite ? narrow(k[i]) : kNan;
   }

@@ -243,6 +243,8 @@ __device__ inline void sum_values(const AttentionPass& pass, const QueryGroup& g
                                   int split, int block, const LaneQueries& queries,
                                   const uint4 (&values)[kSplitPages], const SplitShared& shared) {
   const int lane = threadIdx.x % kWarp;
+  const int head_dim = static_cast<int>(pass.shape.head_dim);
+  if (block * kBlockElements >= head_dim) return;
   float sums[2][4] = {};
 #pragma unroll
   for (int page = 0; page < kSplitPages; ++page) {
@@ -250,7 +252,6 @@ __device__ inline void sum_values(const AttentionPass& pass, const QueryGroup& g
     multiply(sums[0], weights, values[page].x, values[page].y);
     multiply(sums[1], weights, values[page].z, values[page].w);
   }
-  const int head_dim = static_cast<int>(pass.shape.head_dim);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (queries.last[i] < split * kSplitTokens) continue;
@@ -266,14 +267,15 @@ __device__ inline void sum_values(const AttentionPass& pass, const QueryGroup& g
   }
 }
 
+// maximum: of this thread's query of the tile.
 __device__ inline void store_states(const AttentionPass& pass, const QueryGroup& group, int tile,
-                                    int split, const SplitShared& shared) {
+                                    int split, float maximum, const SplitShared& shared) {
   const int query = tile * kTileQueries + threadIdx.x;
   if (threadIdx.x >= kTileQueries || query >= group.num_queries()) return;
   if (pass.map.positions[group.row(query)] < split * kSplitTokens) return;
   float sum = 0.0f;
   for (int warp = 0; warp < kSplitWarps; ++warp) sum += shared.sums[warp][threadIdx.x];
-  pass.states[place_of(pass, group, query, split)] = {split_maximum(shared, threadIdx.x), sum};
+  pass.states[place_of(pass, group, query, split)] = {maximum, sum};
 }
 
 // One split of a group's context.
@@ -298,17 +300,21 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
     load_keys<kHeld, kWhole>(pages, my_page, 0, keys);
     load_all_values<kWhole>(pages, my_page, warp, num_tokens, values);
     float scores[kWarpGroups][4] = {};
-    score<kChunks, kHeld>(tiles[tile], 0, keys, scores);
-    if constexpr (kChunks > kHeld) {
-      load_keys<kHeld, kWhole>(pages, my_page, kHeld, keys);
-      score<kChunks, kHeld>(tiles[tile], kHeld, keys, scores);
+    if (warp * kWarpTokens < num_tokens) {  // what nobody sees is not worth a score
+      score<kChunks, kHeld>(tiles[tile], 0, keys, scores);
+      if constexpr (kChunks > kHeld) {
+        load_keys<kHeld, kWhole>(pages, my_page, kHeld, keys);
+        score<kChunks, kHeld>(tiles[tile], kHeld, keys, scores);
+      }
     }
     const LaneQueries queries(pass, group, tile);
     find_maxima(queries, first + warp * kWarpTokens, scores, shared);
     __syncthreads();
+    // The maxima are read between these barriers alone: behind the second, the next tile's begin.
+    const float maximum = split_maximum(shared, threadIdx.x % kTileQueries);
     weigh(queries, first + warp * kWarpTokens, scores, shared);
     __syncthreads();
-    store_states(pass, group, tile, split, shared);
+    store_states(pass, group, tile, split, maximum, shared);
     sum_values(pass, group, tile, split, warp, queries, values, shared);
     if constexpr (kBlocks > 1) {
       load_all_values<kWhole>(pages, my_page, warp + kSplitWarps, num_tokens, values);

@@ -19,7 +19,7 @@ SchedulerLimits roomy() {
           .num_pages = 1000,
           .num_draft_pages = 1000,
           .max_rows = 256,
-          .prefill_rows_beside = {128}};
+          .prefill_chunk = 128};
 }
 
 // A prompt that nobody shares, and up to 100 tokens behind it.
@@ -81,7 +81,7 @@ StepPlan step(Scheduler& scheduler, int accepted = 0) {
 
 TEST(Scheduler, PrefillsInChunksAndDecodesBehindTheLast) {
   SchedulerLimits limits = roomy();
-  limits.prefill_rows_beside = {7};
+  limits.prefill_chunk = 7;
   Scheduler scheduler(limits);
   scheduler.add(spec(1, 20, 4, DrafterKind::random));
   StepPlan plan = scheduler.plan();
@@ -138,29 +138,105 @@ TEST(Scheduler, DraftsNoMoreThanCanBeUsed) {
 
 TEST(Scheduler, DecodeRowsGoFirstAndPrefillStaysBesideThem) {
   SchedulerLimits limits = roomy();
-  limits.prefill_rows_beside = {100, 90, 80, 70, 60, 50};
+  limits.prefill_chunk = 100;
+  limits.prefill_beside = 70;
   Scheduler scheduler(limits);
   scheduler.add(spec(1, 5, 2, DrafterKind::random));
   step(scheduler);
   scheduler.add(spec(2, 500));
-  StepPlan plan = step(scheduler);  // 3 decode rows
+  StepPlan plan = step(scheduler);
   EXPECT_EQ(drafts_of(scheduler, plan, 1), 2);
   EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, 70);
   scheduler.add(spec(3, 5, 7, DrafterKind::random));
   plan = step(scheduler);
   EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, 140);
   EXPECT_EQ(work_of(scheduler, plan, 3), nullptr);  // 2 goes before it, with all the rows
-  scheduler.remove(2);
+  scheduler.remove(1);
+  plan = step(scheduler);
+  EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, 240);  // nobody decodes
+}
+
+TEST(Scheduler, PrefillAddsNoMoreThanStreamsCanBear) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {2, 11}, {101, 110}}, .ms_per_row_position = 0.01};
+  limits.prefill_slowdown = 1.8;
+  Scheduler scheduler(limits);
+  SequenceSpec stream = spec(1, 1);
+  stream.max_length = 1000;
+  scheduler.add(stream);
   step(scheduler);
-  scheduler.add(spec(4, 500));
-  plan = step(scheduler);  // 3 + 8 decode rows: beyond the last entry, the last
-  EXPECT_EQ(work_of(scheduler, plan, 4)->prefill_end, 50);
+  scheduler.add(spec(2, 500));
+  scheduler.add(spec(3, 500));
+  StepPlan plan;
+  int64_t end = 0, rows = 0;
+  const auto next = [&] {
+    plan = step(scheduler);
+    rows = work_of(scheduler, plan, 2)->prefill_end - end;
+    end += rows;
+  };
+  next();
+  EXPECT_EQ(rows, 8);  // of 1 ms each, beside the 10 of the stream
+  EXPECT_EQ(work_of(scheduler, plan, 3), nullptr);
+  while (end < 100) next();
+  next();
+  EXPECT_EQ(rows, 4);  // of 2 ms
+  while (end < 360) next();
+  EXPECT_LE(rows, 2);  // of 4.6 ms
+  scheduler.remove(1);
+  next();
+  EXPECT_EQ(rows, 128);  // nobody decodes
+}
+
+TEST(Scheduler, OneRowOfAPromptAlwaysGoes) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 110}}};
+  limits.prefill_slowdown = 1;
+  Scheduler scheduler(limits);
+  scheduler.add(spec(1, 1));
+  step(scheduler);
+  scheduler.add(spec(2, 500));
+  scheduler.add(spec(3, 500));
+  for (int64_t end = 1; end < 10; ++end) {
+    const StepPlan plan = step(scheduler);
+    EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, end);
+    EXPECT_EQ(work_of(scheduler, plan, 3), nullptr);
+  }
+}
+
+TEST(Scheduler, PrefillMayAlwaysAddALittle) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 0.1}, {101, 10.1}}};
+  limits.prefill_slowdown = 1.5;
+  limits.prefill_ms = 1;
+  Scheduler scheduler(limits);
+  scheduler.add(spec(1, 1));
+  step(scheduler);
+  scheduler.add(spec(2, 500));
+  EXPECT_EQ(work_of(scheduler, step(scheduler), 2)->prefill_end, 10);
+}
+
+// Streams with long contexts take longer themselves, and bear more.
+TEST(Scheduler, LongStreamsBearMorePrefill) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {
+      .steps = {{1, 10}, {101, 110}}, .ms_per_position = 0.01, .ms_per_row_position = 0.01};
+  limits.prefill_slowdown = 1.5;
+  limits.prefill_chunk = 120;
+  std::vector<int64_t> rows;
+  for (const int64_t length : {1, 101}) {
+    Scheduler scheduler(limits);
+    scheduler.add(spec(1, length));
+    step(scheduler);
+    scheduler.add(spec(2, 100));
+    rows.push_back(work_of(scheduler, step(scheduler), 2)->prefill_end);
+  }
+  EXPECT_THAT(rows, ElementsAre(5, 6));
 }
 
 TEST(Scheduler, GoesByOrderAndNeverPastTheFirstThatWaits) {
   SchedulerLimits limits = roomy();
   limits.num_pages = 20;
-  limits.prefill_rows_beside = {200};
+  limits.prefill_chunk = 200;
   Scheduler scheduler(limits);
   scheduler.add(spec(1, 10 * kP));
   step(scheduler);
@@ -324,7 +400,7 @@ TEST(Scheduler, DecodesNeverShutAPromptOut) {
 
 TEST(Scheduler, PrefillsTheDraftInTheSameBudget) {
   SchedulerLimits limits = roomy();
-  limits.prefill_rows_beside = {50};
+  limits.prefill_chunk = 50;
   for (const bool exact : {false, true}) {
     Scheduler scheduler(limits);
     SequenceSpec sequence = spec(1, 61, 4);
@@ -479,7 +555,7 @@ TEST(Scheduler, UsesPagesOfPromptsThatBeganAlike) {
 TEST(Scheduler, ChoicesWaitForTheFirstAndShareItsPrompt) {
   for (const bool prefix_cache : {true, false}) {
     SchedulerLimits limits = roomy();
-    limits.prefill_rows_beside = {64};
+    limits.prefill_chunk = 64;
     limits.prefix_cache = prefix_cache;
     Scheduler scheduler(limits);
     SequenceSpec choice = spec(1, 6 * kP, 0);

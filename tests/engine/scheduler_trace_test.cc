@@ -139,10 +139,15 @@ class Trace {
                            .num_draft_pages = below(4) == 0 ? 0 : 4 + below(below(3) ? 8 : 60),
                            .max_rows = kMaxDraftTokens + 2 + below(narrow_ ? 6 : 60),
                            .prefix_cache = below(5) > 0};
-    int32_t rows = 1 + static_cast<int32_t>(below(below(2) == 0 ? 100 : 12));
-    for (int64_t n = 1 + below(20); n > 0; --n) {
-      limits.prefill_rows_beside.push_back(rows);
-      rows = std::max<int32_t>(1, rows - static_cast<int32_t>(below(5)));
+    limits.prefill_chunk = 1 + below(below(2) == 0 ? 100 : 12);
+    if (below(3) == 0) limits.prefill_beside = 1 + below(limits.prefill_chunk);
+    if (below(2) == 0) {
+      const auto ms = [this](double most) { return most * static_cast<double>(below(100)) / 100; };
+      limits.costs = {.steps = {{1, 10}, {4, 10 + ms(5)}, {4 + 1 + below(40), 15 + ms(50)}},
+                      .ms_per_position = ms(0.05),
+                      .ms_per_row_position = ms(0.05)};
+      limits.prefill_slowdown = 1 + ms(1.5);
+      limits.prefill_ms = ms(3);
     }
     return limits;
   }
@@ -265,7 +270,8 @@ class Trace {
     REQUIRE(stats.num_running == 0 || !plan.work.empty());
     for (const auto& [page, users] : target_users) coverage.shared_pages += users > 1;
 
-    int64_t rows = 0, prefill_rows = 0, steady_rows = 0, prompt_logits = 0;
+    int64_t rows = 0, prefill_rows = 0, prompt_logits = 0;
+    StepCost cost;
     std::vector<bool> seen(at_.size(), false);
     for (const PlannedWork& w : plan.work) {
       REQUIRE(at_[w.slot] >= 0 && !seen[w.slot]);
@@ -280,6 +286,9 @@ class Trace {
       coverage.draft_catch_ups += w.draft_prefill_end > draft_from;
       prefill_rows += fed;
       rows += fed;
+      cost.prefill_context_ms +=
+          limits_.costs.context_ms(w.prefill_end - target_from, target_from) +
+          limits_.costs.context_ms(w.draft_prefill_end - draft_from, draft_from);
       if (w.prompt_logits) {
         REQUIRE(answer.spec.prompt_logits && answer.spec.choice == 0);
         REQUIRE(target_from == answer.prompt_logits && w.prefill_end > target_from);
@@ -295,7 +304,13 @@ class Trace {
       }
       const int64_t k = w.num_draft_tokens;
       rows += 1 + k;
-      if (fed == 0 && !admitted[w.slot]) steady_rows += 1 + k;
+      if (fed == 0 && !admitted[w.slot]) {
+        cost.streams = true;
+        cost.decode_rows += 1 + k;
+        cost.decode_context_ms += limits_.costs.context_ms(1 + k, target_from);
+      } else {
+        cost.uncertain = true;  // it is a stream, or becomes one in this very step
+      }
       REQUIRE(w.prefill_end == length - 1 && length < answer.spec.max_length);
       REQUIRE(answer.spec.lookahead_is_exact ? k == answer.usable_lookahead()
                                              : k <= answer.usable_lookahead());
@@ -314,11 +329,31 @@ class Trace {
     coverage.waits += std::count(seen.begin(), seen.end(), false) -
                       std::count(at_.begin(), at_.end(), int64_t{-1});
     REQUIRE(rows <= limits_.max_rows && prompt_logits <= kMaxPromptLogitRows);
-    const auto& beside = limits_.prefill_rows_beside;
-    REQUIRE(prefill_rows <= beside[std::min<size_t>(steady_rows, beside.size() - 1)]);
+    REQUIRE(prefill_rows <= limits_.prefill_chunk);
+    check_prefill(cost, prefill_rows);
     ++coverage.steps;
     for (const PlannedWork& w : plan.work) {
       if (w.decode) finish(w);
+    }
+  }
+
+  // What a step took, as far as the limits on prefill look at it.
+  struct StepCost {
+    int64_t decode_rows = 0;
+    double decode_context_ms = 0, prefill_context_ms = 0;
+    bool streams = false;    // somebody decodes who did before
+    bool uncertain = false;  // perhaps somebody else does too
+  };
+
+  void check_prefill(const StepCost& cost, int64_t prefill_rows) {
+    if (!cost.streams) return;
+    if (limits_.prefill_beside > 0) {
+      REQUIRE(prefill_rows <= limits_.prefill_beside);
+    } else if (limits_.costs.known() && !cost.uncertain && prefill_rows > 1) {
+      const double before = limits_.costs.rows_ms(cost.decode_rows);
+      const double added = limits_.costs.rows_ms(cost.decode_rows + prefill_rows) - before;
+      const double most = (limits_.prefill_slowdown - 1) * (before + cost.decode_context_ms) + 1e-9;
+      REQUIRE(added + cost.prefill_context_ms <= std::max(most, limits_.prefill_ms));
     }
   }
 

@@ -23,8 +23,8 @@ import unittest
 from pathlib import Path
 
 from figures import Figures
-from job import (CHECKPOINT, LIMIT_S, LOAD_CLIENT, NOT_SERVING, PROGRAM, SERVING, UNAVAILABLE,
-                 WATCH_ENDED, Job, Load, answer_of)
+from job import (CHECKPOINT, FAILED_PRECONDITION, LIMIT_S, LOAD_CLIENT, NOT_SERVING, PROGRAM,
+                 SERVING, UNAVAILABLE, WATCH_ENDED, Job, Load, answer_of)
 from two_hosts import TwoHosts
 
 RUNS = int(os.environ.get('OUTRIDER_FAULT_RUNS', 0))
@@ -141,9 +141,38 @@ class Kill(Case):
             self.ends_well(job)
             self.assertFalse([file for file in files if Path(file).parent.exists()])
 
+    def test_what_a_killed_launcher_leaves_is_swept_by_the_next(self):
+        with Job() as job, Job() as other:
+            directory, = {Path(file).parent for file in self.shared_memory(job)}
+            others, = {Path(file).parent for file in self.shared_memory(other)}
+            watch = job.watch_ranks()
+            job.process.kill()
+            watch.all_gone()
+            job.wait()
+            self.assertTrue(directory.exists())
+            with Job():
+                self.assertFalse(directory.exists())
+                self.assertTrue(others.exists())
+
     def shared_memory(self, job):
         maps = Path('/proc', str(job.ranks()[0]), 'maps').read_text()
         return set(re.findall(r'/dev/shm/outrider-\w+/\S+', maps))
+
+
+class Quarantine(Case):
+    def test_a_request_that_ran_whenever_the_job_died_is_refused(self):
+        with Job() as job:
+            expected = answer_of(job)
+            for _ in range(2):
+                with Load(job, STREAMS, MAX_TOKENS) as load:
+                    load.wait_for('running')
+                    os.kill(job.ranks()[1], signal.SIGKILL)
+                    self.assertEqual(len(load.events('failed')), STREAMS)
+                self.assertEqual(answer_of(job)[1], expected[1])
+            with Load(job, 1, MAX_TOKENS) as load:
+                load.wait_for(f'failed {FAILED_PRECONDITION} this request was running when the job '
+                              'died, 2 times; it is refused for 60 min$')
+            self.assertEqual(answer_of(job)[1], expected[1])
 
 
 class Stop(Case):

@@ -4,6 +4,7 @@ Times are CLOCK_MONOTONIC in nanoseconds, the load client's and this program's a
 """
 
 import os
+import random
 import re
 import select
 import signal
@@ -17,12 +18,20 @@ from pathlib import Path
 PROGRAM, CHECKPOINT, LOAD_CLIENT = map(os.path.realpath, sys.argv[1:4])
 LIMIT_S = 120  # for anything: a hang, not a slow machine
 SERVING, NOT_SERVING, WATCH_ENDED = 1, 2, 0
-UNAVAILABLE = 14
+UNAVAILABLE, FAILED_PRECONDITION = 14, 9  # of gRPC's codes
 
 
 def free_port():
-    with socket.create_server(('127.0.0.1', 0)) as probe:
-        return probe.getsockname()[1]
+    """One that the server can have again at every restart: the system gives those of its own range
+    to whoever connects."""
+    first, _ = map(int, Path('/proc/sys/net/ipv4/ip_local_port_range').read_text().split())
+    while True:
+        port = random.SystemRandom().randrange(max(1024, first // 2), first)
+        try:
+            with socket.create_server(('127.0.0.1', port)):
+                return port
+        except OSError:
+            continue
 
 
 class Lines:

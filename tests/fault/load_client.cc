@@ -4,7 +4,7 @@
 //   load_client HOST:PORT STREAMS MAX_TOKENS [ANSWERS]
 //
 //   NS health STATUS    1: SERVING, 2: NOT_SERVING, 0: the watch has ended
-//   NS running          the first stream has its first tokens
+//   NS running          every stream has its first tokens
 //   NS done N DIGEST    a call has ended well, with N tokens
 //   NS failed CODE MESSAGE
 //
@@ -23,6 +23,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "outrider/v1/generation.grpc.pb.h"
@@ -95,8 +96,22 @@ bool watch_health(const std::string& address, int until) {
   return status == until;
 }
 
+// A stream that says "running" with its first tokens, if it is the last to have some.
+class Stream {
+ public:
+  explicit Stream(std::atomic<int>& not_running) : not_running_(not_running) {}
+
+  void has_tokens() {
+    if (!std::exchange(running_, true) && --not_running_ == 0) print("running");
+  }
+
+ private:
+  std::atomic<int>& not_running_;
+  bool running_ = false;
+};
+
 // One answer; false where the call failed.
-bool ask(const std::string& address, int max_tokens, std::atomic<bool>& running) {
+bool ask(const std::string& address, int max_tokens, Stream& stream) {
   const auto stub = v1::GenerationService::NewStub(connect(address));
   v1::GenerateRequest request;
   request.set_text("Once upon a time");
@@ -113,7 +128,7 @@ bool ask(const std::string& address, int max_tokens, std::atomic<bool>& running)
       digest = (digest ^ static_cast<uint32_t>(id)) * 16777619u;
       ++tokens;
     }
-    if (!running.exchange(true)) print("running");
+    stream.has_tokens();
   }
   const grpc::Status status = reader->Finish();
   print(status.ok()
@@ -133,17 +148,19 @@ int main(int argc, char** argv) {
   const int num_streams = std::atoi(argv[2]);
   const int max_tokens = std::atoi(argv[3]);
   const int num_answers = argc > 4 ? std::atoi(argv[4]) : 0;
-  std::atomic<bool> running = num_streams == 0;
+  std::atomic<int> not_running = num_streams;
   if (num_streams == 0) {
     while (!watch_health(address, kServing)) continue;  // it was an old server's end
-    return ask(address, max_tokens, running) ? 0 : 1;
+    Stream stream(not_running);
+    return ask(address, max_tokens, stream) ? 0 : 1;
   }
   std::vector<std::thread> threads;
   threads.emplace_back([&] { watch_health(address, kNever); });
   for (int i = 0; i < num_streams; ++i) {
     threads.emplace_back([&] {
+      Stream stream(not_running);
       for (int n = 0; n < num_answers || num_answers == 0; ++n) {
-        if (!ask(address, max_tokens, running)) return;
+        if (!ask(address, max_tokens, stream)) return;
       }
     });
   }

@@ -50,6 +50,27 @@ ModelConfig load_with(const std::string& key, const json& value) {
   return load(config);
 }
 
+// A shape is what tools/make_checkpoint.py takes; what it leaves out is as it makes it.
+TEST(ModelConfig, ReadsAShape) {
+  const std::string shapes = std::string(OUTRIDER_SOURCE_DIR) + "/tests/testing/checkpoints/";
+  for (const char* name : {"tiny", "tiny-odd", "tiny-llama3"}) {
+    const ModelConfig shape = ModelConfig::load_shape(shapes + name + ".json");
+    const ModelConfig config = ModelConfig::load(test_checkpoint(name));
+    EXPECT_EQ(shape.hidden_size, config.hidden_size);
+    EXPECT_EQ(shape.num_kv_heads, config.num_kv_heads);
+    EXPECT_EQ(shape.rope_theta, config.rope_theta);
+    EXPECT_EQ(shape.rms_norm_eps, config.rms_norm_eps);
+    EXPECT_EQ(shape.max_position_embeddings, config.max_position_embeddings);
+    EXPECT_EQ(shape.tie_word_embeddings, config.tie_word_embeddings);
+    EXPECT_EQ(shape.attention_bias, config.attention_bias);
+  }
+  const TemporaryDirectory directory;
+  expect_one_line_error({"shape.json", "num_hidden_layers"}, [&] {
+    directory.write("shape.json", R"({"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8})");
+    ModelConfig::load_shape(directory.path() / "shape.json");
+  });
+}
+
 TEST(ModelConfig, ReadsTheRealModel) {
   const ModelConfig config = ModelConfig::load(real_model());
   EXPECT_EQ(config.architecture, "LlamaForCausalLM");

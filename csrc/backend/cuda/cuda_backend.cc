@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "backend/operation_cost.h"
 #include "backend/shape_checks.h"
 #include "core/error.h"
 #include "kernels/cuda/attention.h"
@@ -127,13 +128,7 @@ void CudaBackend::replay(uint64_t key, Stream& stream, const std::function<void(
   graphs_.replay(key, handle(stream), enqueue);
 }
 
-// A product costs the same for 1 to 8 rows, and for every 16 above: what is saved by padding to
-// less is the rest of a pass.
-int64_t CudaBackend::padded_rows(int64_t rows) const {
-  if (rows <= 2) return rows;
-  const int64_t step = rows <= 8 ? 4 : rows <= 64 ? 16 : 64;
-  return (rows + step - 1) / step * step;
-}
+int64_t CudaBackend::padded_rows(int64_t rows) const { return cuda_padded_rows(rows); }
 
 void* CudaBackend::scratch(Buffer& buffer, size_t bytes) {
   if (buffer.bytes() < bytes) {

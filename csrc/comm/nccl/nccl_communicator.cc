@@ -11,6 +11,7 @@
 #include <exception>
 #include <vector>
 
+#include "comm/exchange_cost.h"
 #include "comm/nccl/ordered_sum.h"
 #include "comm/world.h"
 #include "core/buffer.h"
@@ -21,12 +22,6 @@ namespace outrider {
 using cuda::check_cuda;
 
 namespace {
-
-// Up to this many floats a rank, every rank receives all parts and adds them; above it, each rank
-// adds a block and the blocks are gathered, which moves 2 (N - 1) / N of the message instead of
-// N - 1, in two exchanges instead of one. Not measured: where 8 ranks at 300 GB/s lose as much by
-// the bytes as by another exchange of some 10 µs.
-constexpr int64_t kGatherMaxElements = 128 * 1024;
 
 // comm: may be null; NCCL remembers details for each.
 void check_nccl(ncclResult_t result, const char* call, ncclComm_t comm = nullptr) {
@@ -69,7 +64,7 @@ class NcclCommunicator final : public Communicator {
     if (size_ == 2) {
       check_nccl(ncclAllReduce(data, data, x.size(), ncclFloat32, ncclSum, comm_, handle(stream)),
                  "ncclAllReduce", comm_);
-    } else if (x.size() <= kGatherMaxElements) {
+    } else if (x.size() <= kGatherMaxFloats) {
       sum_gathered(data, x.size(), handle(stream));
     } else {
       sum_in_blocks(data, x.size(), handle(stream));

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/launch.h"
@@ -21,8 +22,9 @@ class DeviceArray {
   }
   explicit DeviceArray(size_t size) : DeviceArray(std::vector<T>(size)) {}
   ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
+  DeviceArray(DeviceArray&& other) noexcept
+      : size_(other.size_), data_(std::exchange(other.data_, nullptr)) {}
+  DeviceArray& operator=(DeviceArray&&) = delete;
 
   T* data() const { return data_; }
   // Waits for the default stream.

@@ -1,5 +1,7 @@
 #include "testing/emu/block_scheduler.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -63,11 +65,7 @@ std::string BlockScheduler::run(dim3 grid, dim3 block, uint3 index, void* shared
     Thread& thread = threads_.emplace_back();
     thread.fiber = std::make_unique<Fiber>(&run_thread, this, static_cast<int>(threads_.size()));
   }
-  for (int i = 0; i < num_threads_; ++i) {
-    threads_[i].state = State::ready;
-    threads_[i].copies.clear();
-    threads_[i].copy_group = 0;
-  }
+  start_warps();
 
   std::string failure;
   do {
@@ -89,7 +87,7 @@ void BlockScheduler::run_thread(void* scheduler) {
   auto* const self = static_cast<BlockScheduler*>(scheduler);
   while (true) {
     (*self->kernel_)();
-    self->threads_[self->running_].state = State::exited;
+    self->warp().exited |= lane_bit(self->lane());
     ++self->num_exited_;
     self->wait();
   }
@@ -104,75 +102,93 @@ void BlockScheduler::resume(int thread) {
 
 void BlockScheduler::wait() { threads_[running_].fiber->yield(); }
 
+void BlockScheduler::start_warps() {
+  for (int i = 0; i < num_threads_; ++i) {
+    threads_[i].copies.clear();
+    threads_[i].copy_group = 0;
+  }
+  for (int w = 0; w < num_warps(); ++w) {
+    const int lanes = std::min(num_threads_ - w * kWarpLanes, kWarpLanes);
+    warps_[w].ready = lanes == kWarpLanes ? ~uint32_t{0} : lane_bit(lanes) - 1;
+    warps_[w].at_operation = warps_[w].at_barrier = warps_[w].exited = warps_[w].predicates = 0;
+  }
+}
+
 void BlockScheduler::run_warps() {
-  const int num_warps = (num_threads_ + kWarpLanes - 1) / kWarpLanes;
-  warp_order_.resize(num_warps);
-  for (int i = 0; i < num_warps; ++i) {
+  for (int i = 0; i < num_warps(); ++i) {
     warp_order_[i] = i;
     std::swap(warp_order_[i], warp_order_[random() % (i + 1)]);
   }
-  for (int warp : warp_order_) {
-    run_warp(warp);
+  for (int i = 0; i < num_warps(); ++i) {
+    run_warp(warp_order_[i]);
     if (failed()) return;
   }
 }
 
-// Until none of its lanes can go on.
+// Until none of its lanes can go on. Those that can go round from a lane that is drawn, upwards or
+// downwards.
 void BlockScheduler::run_warp(int warp) {
-  const int first = warp * kWarpLanes;
-  while (true) {
+  Warp& lanes = warps_[warp];
+  while (lanes.ready != 0) {
     const uint64_t draw = random();
     const int start = static_cast<int>(draw % kWarpLanes);
-    const int stride = static_cast<int>(draw / kWarpLanes % kWarpLanes) | 1;  // odd: meets them all
-    bool any = false;
-    for (int i = 0; i < kWarpLanes; ++i) {
-      const int thread = first + (start + i * stride) % kWarpLanes;
-      if (thread >= num_threads_ || threads_[thread].state != State::ready) continue;
-      any = true;
-      resume(thread);
+    const bool upwards = (draw & kWarpLanes) != 0;
+    uint32_t waiting = std::rotr(lanes.ready, start);
+    while (waiting != 0) {
+      const int i = upwards ? std::countr_zero(waiting) : 31 - std::countl_zero(waiting);
+      waiting &= ~lane_bit(i);
+      const int lane = (start + i) % kWarpLanes;
+      lanes.ready &= ~lane_bit(lane);
+      resume(warp * kWarpLanes + lane);
       if (failed()) return;
     }
-    if (!any) return;
   }
 }
 
 void BlockScheduler::warp_collective(uint32_t mask, WarpOperation operation, void* operand,
                                      const std::source_location& where) {
-  Thread& self = threads_[running_];
-  self.mask = mask;
-  self.operation = operation;
-  self.operand = operand;
-  self.where = where;
-  self.state = State::at_warp;
+  Warp& self = warp();
+  const int lane = this->lane();
+  self.mask[lane] = mask;
+  self.operation[lane] = operation;
+  self.operand[lane] = operand;
+  self.where[lane] = where;
+  self.at_operation |= lane_bit(lane);
+  if ((self.at_operation & mask) != mask) {
+    check_mask(mask, where);
+    return wait();
+  }
+  void* operands[kWarpLanes];
+  for (uint32_t left = mask; left != 0; left &= left - 1) {
+    const int i = std::countr_zero(left);
+    // Somebody waits for other lanes, or for another operation: he will be told where he waits.
+    if (self.mask[i] != mask || self.operation[i] != operation) return wait();
+    operands[i] = self.operand[i];
+  }
+  operation(mask, operands);
+  self.at_operation &= ~mask;
+  self.ready |= mask & ~lane_bit(lane);
+}
+
+void BlockScheduler::check_mask(uint32_t mask, const std::source_location& where) {
   if ((mask & lane_bit(lane())) == 0) {
     fail("lane %d is not in the mask it gives at %s:%u in %s", lane(), file_of(where), where.line(),
          where.function_name());
   }
-  const int first = running_ - lane();
-  void* operands[kWarpLanes] = {};
-  bool complete = true;
-  for (int i = 0; i < kWarpLanes && complete; ++i) {
-    if ((mask & lane_bit(i)) == 0) continue;
-    if (first + i >= num_threads_) {
-      fail("the mask names lane %d, which the block has not, at %s:%u in %s", i, file_of(where),
-           where.line(), where.function_name());
-    }
-    const Thread& other = threads_[first + i];
-    complete = other.state == State::at_warp && other.mask == mask && other.operation == operation;
-    operands[i] = other.operand;
-  }
-  if (!complete) return wait();
-  operation(mask, operands);
-  for (int i = 0; i < kWarpLanes; ++i) {
-    if (mask & lane_bit(i)) threads_[first + i].state = State::ready;
+  const int lanes = num_threads_ - running_ / kWarpLanes * kWarpLanes;
+  if (lanes < kWarpLanes && mask >> lanes != 0) {
+    fail("the mask names lane %d, which the block has not, at %s:%u in %s",
+         lanes + std::countr_zero(mask >> lanes), file_of(where), where.line(),
+         where.function_name());
   }
 }
 
 int BlockScheduler::block_barrier(bool predicate, const std::source_location& where) {
-  Thread& self = threads_[running_];
-  self.predicate = predicate;
-  self.where = where;
-  self.state = State::at_barrier;
+  Warp& self = warp();
+  const int lane = this->lane();
+  self.where[lane] = where;
+  self.at_barrier |= lane_bit(lane);
+  if (predicate) self.predicates |= lane_bit(lane);
   wait();
   return barrier_count_;
 }
@@ -180,15 +196,21 @@ int BlockScheduler::block_barrier(bool predicate, const std::source_location& wh
 // False where not every thread waits there.
 bool BlockScheduler::release_barrier() {
   barrier_count_ = 0;
+  const std::source_location& first = warps_[0].where[0];
   for (int i = 0; i < num_threads_; ++i) {
-    const Thread& thread = threads_[i];
-    if (thread.state != State::at_barrier || thread.where.line() != threads_[0].where.line() ||
-        thread.where.file_name() != threads_[0].where.file_name()) {
+    const Warp& warp = warps_[i / kWarpLanes];
+    const int lane = i % kWarpLanes;
+    if ((warp.at_barrier & lane_bit(lane)) == 0 || warp.where[lane].line() != first.line() ||
+        warp.where[lane].file_name() != first.file_name()) {
       return false;
     }
-    barrier_count_ += thread.predicate;
   }
-  for (int i = 0; i < num_threads_; ++i) threads_[i].state = State::ready;
+  for (int w = 0; w < num_warps(); ++w) {
+    Warp& warp = warps_[w];
+    barrier_count_ += std::popcount(warp.predicates);
+    warp.predicates = 0;
+    warp.ready = std::exchange(warp.at_barrier, 0);
+  }
   return true;
 }
 
@@ -216,11 +238,12 @@ std::string BlockScheduler::describe_block() const {
 std::string BlockScheduler::describe_waiting() const {
   std::map<std::string, int> counts;
   for (int i = 0; i < num_threads_; ++i) {
-    const Thread& thread = threads_[i];
-    ++counts[thread.state == State::exited ? "have exited"
-             : thread.state == State::at_warp
-                 ? "wait for lanes of their warp at " + place(thread.where)
-                 : "wait for the block at " + place(thread.where)];
+    const Warp& warp = warps_[i / kWarpLanes];
+    const uint32_t bit = lane_bit(i % kWarpLanes);
+    const std::source_location& where = warp.where[i % kWarpLanes];
+    ++counts[(warp.exited & bit) != 0       ? "have exited"
+             : (warp.at_barrier & bit) != 0 ? "wait for the block at " + place(where)
+                                            : "wait for lanes of their warp at " + place(where)];
   }
   std::string text = "some threads wait for others that never come:";
   const char* separator = " ";

@@ -62,33 +62,40 @@ class BlockScheduler {
   int& copy_group() { return threads_[running_].copy_group; }
 
  private:
-  enum class State : uint8_t { ready, at_warp, at_barrier, exited };
-
   struct Thread {
-    State state = State::exited;
-    bool predicate = false;
-    uint32_t mask = 0;
-    WarpOperation operation = nullptr;
-    void* operand = nullptr;
-    std::source_location where;
     int copy_group = 0;  // that the next cp.async belongs to
     std::vector<PendingCopy> copies;
     std::unique_ptr<Fiber> fiber;
   };
 
+  // Where its lanes are, a bit each, and what they wait for.
+  struct Warp {
+    uint32_t ready, at_operation, at_barrier, exited;
+    uint32_t predicates;  // that they gave at the barrier
+    uint32_t mask[kWarpLanes];
+    WarpOperation operation[kWarpLanes];
+    void* operand[kWarpLanes];
+    std::source_location where[kWarpLanes];
+  };
+
   static void run_thread(void* scheduler);
   bool failed() const { return failure_[0] != '\0'; }
+  Warp& warp() { return warps_[running_ / kWarpLanes]; }
+  int num_warps() const { return (num_threads_ + kWarpLanes - 1) / kWarpLanes; }
   void resume(int thread);
   void wait();
+  void start_warps();
   void run_warps();
   void run_warp(int warp);
+  void check_mask(uint32_t mask, const std::source_location& where);
   bool release_barrier();
   std::string describe_waiting() const;
   std::string describe_block() const;
 
   uint64_t random_ = 1;
   std::vector<Thread> threads_;  // as many as any block had so far
-  std::vector<int> warp_order_;
+  Warp warps_[kMaxBlockThreads / kWarpLanes];
+  int warp_order_[kMaxBlockThreads / kWarpLanes];
   int num_threads_ = 0;  // of this block, as what follows
   int num_exited_ = 0;
   int barrier_count_ = 0;

@@ -47,7 +47,7 @@ struct Memory {
   std::vector<Allocation> freed;           // out of reach for ever, so that late accesses are seen
   std::map<uintptr_t, size_t> pinned;
   size_t used = 0;
-  int accesses = 0;
+  int accesses = 0;  // that go on
 };
 
 // Never destroyed: buffers of static storage may be freed after everything else.
@@ -118,6 +118,8 @@ void* allocate_device_memory(size_t bytes) {
   if (mapping == MAP_FAILED) return nullptr;
   allocation.mapping = static_cast<std::byte*>(mapping);
   set_reachable(allocation, true);
+  // Where there are few pages, they are soon out of reach and in it again.
+  madvise(allocation.mapping + kPage, allocation.pages, MADV_HUGEPAGE);
   std::memset(allocation.begin(), kPoisonByte, bytes);
   std::memset(allocation.end(), kFence, allocation.fence());
   ASAN_POISON_MEMORY_REGION(allocation.mapping + kPage,

@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""What a server does under load: throughput, latency alone, and how smooth a stream stays beside a
+long prompt and beside busy clients. Prints Markdown tables.
+
+    bench/serving.py --program build/cpu/bin/outrider --model DIR [--ranks 2] [TABLE…]
+
+TABLE: throughput, latency, prefill, clients (default: all). Starts a server of its own. Needs the
+packages of tools/requirements-test.txt. docs/benchmarks/serving.md has results, and what they mean.
+"""
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_tools import protoc
+
+PROTO_ROOT = Path(__file__).resolve().parent.parent / 'proto'
+STREAM = 'Once upon a time there was a lighthouse keeper who'
+POLLS_PER_S = 10  # of each of the busy clients: a health check and GetServerInfo
+
+
+def import_stubs():
+    directory = tempfile.mkdtemp()
+    if protoc.main(['protoc', f'-I{PROTO_ROOT}', f'--python_out={directory}',
+                    f'--grpc_python_out={directory}', *map(str, PROTO_ROOT.rglob('*.proto'))]) != 0:
+        sys.exit('serving.py: protoc failed')
+    sys.path.insert(0, directory)
+    return (importlib.import_module('outrider.v1.generation_pb2'),
+            importlib.import_module('outrider.v1.generation_pb2_grpc'))
+
+
+pb, pb_grpc = import_stubs()
+
+
+class Server:
+    """`outrider launch`; ends with the block."""
+
+    def __init__(self, program, model, ranks, options):
+        self.process = subprocess.Popen(
+            [program, 'launch', '--ranks', str(ranks), '--no-restart', '--', 'serve', '--model',
+             model, '--port', '0', '--http-port', '0', *options],
+            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+    def port_in(self, words):
+        for line in self.process.stderr:
+            found = re.search(words + r' 127\.0\.0\.1:(\d+)', line)
+            if found:
+                return int(found[1])
+        sys.exit('serving.py: the server did not come up')
+
+    def __enter__(self):
+        self.port = self.port_in('listening on')
+        self.address = f'127.0.0.1:{self.port}'
+        self.http_port = self.port_in('metrics and probes on')
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        self.stub = pb_grpc.GenerationServiceStub(grpc.insecure_channel(self.address))
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+
+    def steps(self):
+        """(number, seconds) of all steps so far."""
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                f'http://127.0.0.1:{self.http_port}/metrics') as page:
+            text = page.read().decode()
+        seconds = sum(map(float, re.findall(r'^outrider_step_seconds_sum\S* (\S+)', text, re.M)))
+        return int(re.search(r'^outrider_step_seconds_count\S* (\d+)', text, re.M)[1]), seconds
+
+    def request(self, max_tokens, k, **prompt):
+        return pb.GenerateRequest(
+            **prompt, speculation=pb.SpeculationParams(num_speculative_tokens=k),
+            sampling_params=pb.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
+
+    def chunk_times(self, max_tokens, text=STREAM):
+        """When each chunk of a stream without speculation came."""
+        return [time.perf_counter() for message in
+                self.stub.Generate(self.request(max_tokens, 0, text=text))
+                if message.HasField('chunk')]
+
+
+def gaps_ms(times, begin=0.0, end=float('inf')):
+    return sorted(1000 * (b - a) for a, b in zip(times, times[1:]) if begin <= a and b <= end)
+
+
+def percentile(values, share):
+    return values[min(int(share * len(values)), len(values) - 1)]
+
+
+def row(*cells):
+    print('| ' + ' | '.join(str(cell) for cell in cells) + ' |', flush=True)
+
+
+def header(*cells):
+    row(*cells)
+    row(*['---'] * len(cells))
+
+
+def gaps_row(name, gaps, median):
+    cells = [f'{value:.1f} ({value / median:.2f})' for value in
+             (statistics.median(gaps), percentile(gaps, 0.90), percentile(gaps, 0.99), gaps[-1])]
+    row(name, len(gaps), *cells)
+
+
+def throughput(server, arguments):
+    header('streams', 'K', 'tokens/s', 'TTFT P50, ms', 'TTFT P99, ms', 'TPOT P50, ms',
+           'TPOT P99, ms', 'errors')
+    for streams in arguments.streams:
+        for k in arguments.speculative_tokens:
+            with tempfile.NamedTemporaryFile(suffix='.json') as report:
+                subprocess.run(
+                    [arguments.program, 'loadtest', '--port', str(server.port), '--concurrency',
+                     str(streams), '--duration', str(arguments.seconds + 3), '--warmup', '3',
+                     '--temperature', '0', '--output-length', 'fixed:64', '--ignore-eos',
+                     '--num-speculative-tokens', str(k), '--report-every', '0', '--json',
+                     report.name], check=True, stdout=subprocess.DEVNULL)
+                said = json.load(open(report.name))
+            row(streams, k, f'{said["tokens_per_second"]:.0f}',
+                *[f'{said[what][share]:.1f}' for what in ('ttft_ms', 'tpot_ms')
+                  for share in ('p50', 'p99')], said['errors'])
+
+
+def latency(server, arguments):
+    header('K', 'ms a token, median of answers', 'least', 'most', 'TTFT, ms')
+    for k in arguments.speculative_tokens:
+        decode, ttft = [], []
+        for number in range(arguments.answers):
+            *_, last = server.stub.Generate(
+                server.request(129, k, text=f'A story about a lighthouse keeper, number {number}'))
+            timings = last.complete.timings
+            decode.append(timings.decode_ms / 128)
+            ttft.append(timings.ttft_ms)
+        row(k, f'{statistics.median(decode):.2f}', f'{min(decode):.2f}', f'{max(decode):.2f}',
+            f'{statistics.median(ttft):.1f}')
+
+
+def prefill(server, arguments):
+    print('ms between the chunks of a stream; in brackets: of its median before\n')
+    header('', 'chunks', 'median', 'P90', 'P99', 'most')
+    model = server.stub.GetModelInfo(pb.GetModelInfoRequest())
+    before, during, took = [], [], []
+    for number in range(arguments.rounds):
+        times = []
+        stream = server.stub.Generate(
+            server.request(model.max_position_embeddings // 2, 0, text=STREAM))
+
+        def read():
+            try:
+                times.extend(time.perf_counter() for message in stream if message.HasField('chunk'))
+            except grpc.RpcError:
+                pass  # cancelled below
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        time.sleep(arguments.alone_seconds)
+        # A prompt that no prefix cache knows.
+        ids = [(i * 7919 + number) % model.vocab_size for i in range(arguments.prompt_tokens)]
+        begin = time.perf_counter()
+        server.stub.GenerateOnce(
+            server.request(1, 0, tokenized=pb.Tokenized(input_ids=ids)))
+        end = time.perf_counter()
+        stream.cancel()
+        reader.join()
+        before += gaps_ms(times, 0, begin)
+        during += gaps_ms(times, begin, end)
+        took.append(end - begin)
+    before.sort()
+    during.sort()
+    median = statistics.median(before)
+    gaps_row('before', before, median)
+    gaps_row(f'while {arguments.prompt_tokens} tokens are prefilled', during, median)
+    print(f'\nThe prefill took {statistics.median(took):.1f} s.')
+
+
+def poll(address, end):
+    channel = grpc.insecure_channel(address, [('grpc.use_local_subchannel_pool', 1)])
+    health = health_pb2_grpc.HealthStub(channel)
+    service = pb_grpc.GenerationServiceStub(channel)
+    while time.time() < end:
+        health.Check(health_pb2.HealthCheckRequest())
+        service.GetServerInfo(pb.GetServerInfoRequest())
+        time.sleep(1 / POLLS_PER_S)
+
+
+def poll_all(address, count, end):
+    threads = [threading.Thread(target=poll, args=(address, end)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def clients(server, arguments):
+    print(f'A stream alone, and beside clients of which each asks for health and GetServerInfo '
+          f'{POLLS_PER_S} times a second\n')
+    header('clients', 'chunks', 'median', 'P90', 'P99', 'most', 'a step, ms')
+    gaps = {count: [] for count in (0, arguments.clients)}
+    steps = {count: [0, 0.0] for count in gaps}
+    for _ in range(arguments.rounds):
+        for count in gaps:
+            pollers = multiprocessing.get_context('spawn').Process(
+                target=poll_all, args=(server.address, count, time.time() + 3 + 5))
+            pollers.start()
+            time.sleep(2.5)  # until Python and gRPC are up
+            before = server.steps()
+            gaps[count] += gaps_ms(server.chunk_times(arguments.poll_tokens))
+            after = server.steps()
+            steps[count][0] += after[0] - before[0]
+            steps[count][1] += after[1] - before[1]
+            pollers.join()
+    median = statistics.median(gaps[0])
+    for count in gaps:
+        gaps[count].sort()
+        values = [statistics.median(gaps[count]), percentile(gaps[count], 0.90),
+                  percentile(gaps[count], 0.99), gaps[count][-1]]
+        row(count, len(gaps[count]), *[f'{v:.1f} ({v / median:.2f})' for v in values],
+            f'{1000 * steps[count][1] / steps[count][0]:.2f}')
+
+
+TABLES = {table.__name__: table for table in (throughput, latency, prefill, clients)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('tables', nargs='*', metavar='TABLE', help=', '.join(TABLES))
+    parser.add_argument('--program', required=True)
+    parser.add_argument('--model', required=True)
+    parser.add_argument('--ranks', type=int, default=2)
+    parser.add_argument('--serve', default='', help='more flags of serve, in one word')
+    parser.add_argument('--streams', type=int, nargs='+', default=[1, 4, 16, 32])
+    parser.add_argument('--speculative-tokens', type=int, nargs='+', default=[0, 4])
+    parser.add_argument('--seconds', type=float, default=20, help='of each row of throughput')
+    parser.add_argument('--answers', type=int, default=6, help='of each row of latency')
+    parser.add_argument('--rounds', type=int, default=1, help='of prefill and clients')
+    parser.add_argument('--alone-seconds', type=float, default=5, help='of prefill')
+    parser.add_argument('--prompt-tokens', type=int, default=4000, help='of prefill')
+    parser.add_argument('--clients', type=int, default=16)
+    parser.add_argument('--poll-tokens', type=int, default=400, help='of the stream of clients')
+    arguments = parser.parse_args()
+    for name in arguments.tables:
+        if name not in TABLES:
+            parser.error(f'{name} is no table; expected {", ".join(TABLES)}')
+    with Server(arguments.program, arguments.model, arguments.ranks,
+                arguments.serve.split()) as server:
+        for name in arguments.tables or TABLES:
+            print(f'\n{name}\n')
+            TABLES[name](server, arguments)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,143 @@
+#include "backend/operation_cost.h"
+
+#include <algorithm>
+
+namespace outrider {
+
+namespace {
+
+constexpr int64_t kFloat = 4;  // bytes
+constexpr int64_t kBf16 = 2;
+constexpr int64_t kToken = 4;
+
+// kernels/cuda/linear.h
+constexpr int64_t kPanelRows = 16;
+constexpr int64_t kStepK = 32;
+// kernels/cuda/attention.h: positions of a split, bytes of its maximum and sum, and the most that
+// the backend keeps of them.
+constexpr int64_t kSplitTokens = 256;
+constexpr int64_t kSplitStateBytes = 2 * kFloat;
+constexpr int64_t kAttentionScratchBytes = int64_t{128} << 20;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t split_bytes(const AttentionShape& shape) {
+  return shape.num_heads * (kSplitStateBytes + shape.head_dim * kFloat);
+}
+
+int64_t row_scratch_bytes(int64_t max_positions, const AttentionShape& shape) {
+  const int64_t pages = divide_up(max_positions, kPageTokens);
+  return divide_up(pages * kPageTokens, kSplitTokens) * split_bytes(shape);
+}
+
+}  // namespace
+
+OperationCost& OperationCost::operator+=(const OperationCost& other) {
+  weight_bytes += other.weight_bytes;
+  kv_bytes += other.kv_bytes;
+  activation_bytes += other.activation_bytes;
+  flops += other.flops;
+  launches += other.launches;
+  return *this;
+}
+
+int64_t cuda_padded_rows(int64_t rows) {
+  if (rows <= 2) return rows;
+  const int64_t step = rows <= 8 ? 4 : rows <= 64 ? 16 : 64;
+  return divide_up(rows, step) * step;
+}
+
+int64_t cuda_packed_bytes(int64_t n, int64_t k) {
+  return divide_up(n, kPanelRows) * kPanelRows * divide_up(k, kStepK) * kStepK * kBf16;
+}
+
+OperationCost copy_tokens_cost(int64_t n) {
+  return {.activation_bytes = n * 2 * kToken, .launches = 1};
+}
+
+OperationCost embed_cost(int64_t rows, int64_t hidden) {
+  return {.weight_bytes = rows * hidden * kBf16,
+          .activation_bytes = rows * (hidden * kFloat + kToken),
+          .launches = 1};
+}
+
+OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias) {
+  return {.weight_bytes = cuda_packed_bytes(n, k) + (bias ? n * kFloat : 0),
+          .activation_bytes = rows * (k * kBf16 + n * kFloat),
+          .flops = 2 * rows * n * k,
+          .launches = 1};
+}
+
+OperationCost rms_norm_cost(int64_t rows, int64_t hidden) {
+  return {.weight_bytes = hidden * kBf16,
+          .activation_bytes = rows * hidden * (kFloat + kBf16),
+          .launches = 1};
+}
+
+OperationCost silu_mul_cost(int64_t rows, int64_t width) {
+  return {.activation_bytes = rows * width * (2 * kFloat + kBf16), .launches = 1};
+}
+
+OperationCost add_cost(int64_t elements) {
+  return {.activation_bytes = 3 * elements * kFloat, .launches = 1};
+}
+
+OperationCost gather_rows_cost(int64_t rows, int64_t hidden) {
+  return {.activation_bytes = rows * (2 * hidden * kBf16 + kToken), .launches = 1};
+}
+
+OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape) {
+  const int64_t in_place = (shape.num_heads + shape.num_kv_heads) * shape.head_dim;
+  const int64_t real = rows.sequences * rows.each;
+  return {.kv_bytes = real * 2 * shape.num_kv_heads * shape.head_dim * kBf16,
+          .activation_bytes = real * (shape.qkv_width() + in_place) * kFloat,
+          .launches = 1};
+}
+
+OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
+                             const AttentionShape& shape) {
+  int64_t positions = 0, splits = 0;  // that the rows of a sequence see together
+  for (int64_t i = 0; i < rows.each; ++i) {
+    positions += rows.context + i + 1;
+    splits += divide_up(rows.context + i + 1, kSplitTokens);
+  }
+  const int64_t width = shape.num_heads * shape.head_dim;
+  const int64_t at_once =
+      std::max<int64_t>(1, kAttentionScratchBytes / row_scratch_bytes(max_positions, shape));
+  // q is read, y is written; a row's splits are written and read again.
+  const int64_t row_bytes = width * (kFloat + kBf16);
+  return {.kv_bytes = rows.sequences * (rows.context + rows.each) * 2 * shape.num_kv_heads *
+                      shape.head_dim * kBf16,
+          .activation_bytes =
+              rows.rows() * row_bytes + rows.sequences * splits * 2 * split_bytes(shape),
+          // q is two bf16, so that a score takes two products, and a value one.
+          .flops = 6 * rows.sequences * positions * width,
+          .launches = 2 * divide_up(rows.rows(), at_once)};
+}
+
+int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
+                                     const AttentionShape& shape) {
+  const int64_t of_row = row_scratch_bytes(max_positions, shape);
+  return std::max(of_row, std::min(kAttentionScratchBytes, max_rows * of_row));
+}
+
+OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size) {
+  return {.activation_bytes = rows * vocab_size * kFloat, .launches = 6};
+}
+
+OperationCost verify_summary_cost(int64_t rows, int64_t shard_size) {
+  return {.activation_bytes = rows * shard_size * kFloat, .launches = 3};
+}
+
+OperationCost combine_rows_cost() { return {.launches = 1}; }
+
+OperationCost accept_step_cost() { return {.launches = 1}; }
+
+// One row of the target's logits, and one of the draft's.
+OperationCost race_step_cost(int64_t sequences, int64_t shard_size) {
+  return {.activation_bytes = 2 * sequences * shard_size * kFloat, .launches = 2};
+}
+
+OperationCost commit_step_cost() { return {.launches = 1}; }
+
+}  // namespace outrider

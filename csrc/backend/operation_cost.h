@@ -1,0 +1,71 @@
+// What the operations of a Backend cost on a GPU: bytes through its memory, operations of its
+// matrix units, kernels of the CUDA backend. Pure arithmetic; sizes as in backend.h.
+//
+// An operand counts once, however often a cache gives it again, so bytes are the least that there
+// can be. Weights count as they are packed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/attention_types.h"
+
+namespace outrider {
+
+struct OperationCost {
+  int64_t weight_bytes = 0;      // of parameters, read
+  int64_t kv_bytes = 0;          // of the KV cache, read and written
+  int64_t activation_bytes = 0;  // of everything else, read and written
+  int64_t flops = 0;             // of matrix products
+  int64_t launches = 0;          // kernels
+
+  int64_t bytes() const { return weight_bytes + kv_bytes + activation_bytes; }
+  OperationCost& operator+=(const OperationCost& other);
+  bool operator==(const OperationCost&) const = default;
+};
+
+// Rows that the CUDA backend pads a replayed pass of `rows` to: a product costs the same for 1 to 8
+// rows, and for every 16 above, so that what is saved by padding to less is the rest of a pass.
+int64_t cuda_padded_rows(int64_t rows);
+
+// Bytes of an [n, k] matrix in the CUDA backend's layout: whole panels of 16 rows, whole steps of
+// 32 elements along k.
+int64_t cuda_packed_bytes(int64_t n, int64_t k);
+
+OperationCost copy_tokens_cost(int64_t n);
+OperationCost embed_cost(int64_t rows, int64_t hidden);
+OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias);
+OperationCost rms_norm_cost(int64_t rows, int64_t hidden);
+OperationCost silu_mul_cost(int64_t rows, int64_t width);
+OperationCost add_cost(int64_t elements);
+OperationCost gather_rows_cost(int64_t rows, int64_t hidden);
+
+// Rows of a pass that attend: `each` neighbours in each of `sequences`, at positions `context` …,
+// and `padding` rows that are nobody's.
+struct AttendingRows {
+  int64_t sequences = 1;
+  int64_t each = 1;
+  int64_t context = 0;
+  int64_t padding = 0;
+
+  int64_t rows() const { return sequences * each + padding; }
+};
+
+OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape);
+// max_positions: what a page table holds. Neighbouring rows of a sequence read its keys and values
+// once together.
+OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
+                             const AttentionShape& shape);
+// What attention keeps of partial results for passes of up to max_rows rows.
+int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
+                                     const AttentionShape& shape);
+
+// Drafting and verification; a row of logits is read from memory once.
+OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size);
+OperationCost verify_summary_cost(int64_t rows, int64_t shard_size);
+OperationCost combine_rows_cost();
+OperationCost accept_step_cost();
+OperationCost race_step_cost(int64_t sequences, int64_t shard_size);
+OperationCost commit_step_cost();
+
+}  // namespace outrider

@@ -1,0 +1,44 @@
+#include "engine/step_costs.h"
+
+#include <algorithm>
+
+namespace outrider {
+
+void StepCosts::set_context(const Point& one, const Point& several, int64_t position) {
+  const auto added = [&](const Point& point) {
+    return std::max(0.0, point.ms - rows_ms(point.rows)) / static_cast<double>(position);
+  };
+  const double of_one = added(one), of_several = std::max(of_one, added(several));
+  ms_per_row_position = (of_several - of_one) / static_cast<double>(several.rows - one.rows);
+  ms_per_position = std::max(0.0, of_one - ms_per_row_position);
+}
+
+double StepCosts::rows_ms(int64_t rows) const {
+  size_t i = 1;
+  while (i + 1 < steps.size() && steps[i].rows < rows) ++i;
+  const Point& a = steps[i - 1];
+  const Point& b = steps[i];
+  const double slope = (b.ms - a.ms) / static_cast<double>(b.rows - a.rows);
+  return std::max(0.0, a.ms + slope * static_cast<double>(rows - a.rows));
+}
+
+double StepCosts::context_ms(int64_t rows, int64_t position) const {
+  if (rows == 0) return 0;
+  return static_cast<double>(position) *
+         (ms_per_position + ms_per_row_position * static_cast<double>(rows));
+}
+
+double StepCosts::added_ms(int64_t others, int64_t rows, int64_t position) const {
+  return rows_ms(others + rows) - rows_ms(others) + context_ms(rows, position);
+}
+
+int64_t StepCosts::rows_within(double ms, int64_t others, int64_t position, int64_t most) const {
+  int64_t fits = 0, too_many = most + 1;  // costs rise with rows
+  while (fits + 1 < too_many) {
+    const int64_t middle = (fits + too_many) / 2;
+    (added_ms(others, middle, position) <= ms ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
+}  // namespace outrider

@@ -1,0 +1,36 @@
+// StepCosts: what a step takes, as far as its rows and their contexts tell: how many prompt rows
+// the streams that run can bear beside them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace outrider {
+
+struct StepCosts {
+  struct Point {
+    int64_t rows;
+    double ms;
+  };
+  // Of one pass over so many rows of a short context, both rising; empty: nothing is known.
+  std::vector<Point> steps;
+  // What a long context adds, for each position before a sequence's rows: once for all of them (its
+  // keys and values are read), and for each row (they are computed with).
+  double ms_per_position = 0, ms_per_row_position = 0;
+
+  // From what passes over one row and over several take behind `position`; steps are known.
+  void set_context(const Point& one, const Point& several, int64_t position);
+
+  bool known() const { return steps.size() >= 2; }
+
+  // Of `rows` rows of a short context: between the measured points, and beyond them.
+  double rows_ms(int64_t rows) const;
+  // What the context of a sequence adds where its `rows` rows begin at `position`.
+  double context_ms(int64_t rows, int64_t position) const;
+  // What such rows add to a step that has `others` rows already.
+  double added_ms(int64_t others, int64_t rows, int64_t position) const;
+  // The most of 0 … `most` such rows that add no more than `ms`.
+  int64_t rows_within(double ms, int64_t others, int64_t position, int64_t most) const;
+};
+
+}  // namespace outrider

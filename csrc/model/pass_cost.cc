@@ -1,0 +1,107 @@
+#include "model/pass_cost.h"
+
+namespace outrider {
+
+namespace {
+
+constexpr int64_t kFloat = 4;  // bytes
+constexpr int64_t kBf16 = 2;
+
+// The pass as Transformer writes it down, block by block.
+class Pass {
+ public:
+  Pass(const ModelConfig& config, const Shard& shard, const PassShape& shape)
+      : config_(config), shard_(shard), shape_(shape) {}
+
+  PassCost cost() {
+    const int64_t hidden = config_.hidden_size;
+    add(embed_cost(rows_, hidden));
+    all_reduce();
+    for (int64_t i = 0; i < config_.num_layers; ++i) {
+      const bool only_cache = shape_.num_logits == 0 && i + 1 == config_.num_layers;
+      attention_block(only_cache);
+      if (only_cache) return cost_;
+      ffn_block();
+    }
+    add(rms_norm_cost(rows_, hidden));
+    if (shape_.num_logits < rows_) add(gather_rows_cost(shape_.num_logits, hidden));
+    add(linear_cost(shape_.num_logits, shard_.vocab.size(), hidden, false));
+    return cost_;
+  }
+
+ private:
+  void attention_block(bool only_cache) {
+    const AttentionShape& attention = shard_.attention;
+    const int64_t hidden = config_.hidden_size;
+    add(rms_norm_cost(rows_, hidden));
+    add(linear_cost(rows_, attention.qkv_width(), hidden, config_.attention_bias));
+    add(rope_and_cache_cost(shape_.rows, attention));
+    if (only_cache) return;
+    add(attention_cost(shape_.rows, shape_.max_positions, attention));
+    add(linear_cost(rows_, hidden, attention.num_heads * attention.head_dim,
+                    config_.attention_bias && shard_.rank == 0));
+    all_reduce();
+    add(add_cost(rows_ * hidden));
+  }
+
+  void ffn_block() {
+    const int64_t hidden = config_.hidden_size;
+    const int64_t ffn = shard_.intermediate.size();
+    add(rms_norm_cost(rows_, hidden));
+    add(linear_cost(rows_, 2 * ffn, hidden, config_.mlp_bias));
+    add(silu_mul_cost(rows_, ffn));
+    add(linear_cost(rows_, hidden, ffn, config_.mlp_bias && shard_.rank == 0));
+    all_reduce();
+    add(add_cost(rows_ * hidden));
+  }
+
+  void add(const OperationCost& cost) { cost_.operations += cost; }
+  void all_reduce() {
+    cost_.exchanges += all_reduce_sum_cost(shard_.size, rows_ * config_.hidden_size);
+  }
+
+  const ModelConfig& config_;
+  const Shard& shard_;
+  const PassShape& shape_;
+  int64_t rows_ = shape_.rows.rows();
+  PassCost cost_;
+};
+
+}  // namespace
+
+PassCost& PassCost::operator+=(const PassCost& other) {
+  operations += other.operations;
+  exchanges += other.exchanges;
+  return *this;
+}
+
+PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShape& shape) {
+  return Pass(config, shard, shape).cost();
+}
+
+int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard) {
+  const int64_t hidden = config.hidden_size;
+  const int64_t q = shard.heads.size() * config.head_dim;
+  const int64_t ffn = shard.intermediate.size();
+  const int64_t vocabulary = cuda_packed_bytes(shard.vocab.size(), hidden);
+  int64_t layer = cuda_packed_bytes(shard.attention.qkv_width(), hidden) +
+                  cuda_packed_bytes(hidden, q) + cuda_packed_bytes(2 * ffn, hidden) +
+                  cuda_packed_bytes(hidden, ffn) + 2 * hidden * kBf16;
+  const int64_t summed_bias = shard.rank == 0 ? hidden : 0;
+  if (config.attention_bias) layer += (shard.attention.qkv_width() + summed_bias) * kFloat;
+  if (config.mlp_bias) layer += (2 * ffn + summed_bias) * kFloat;
+  return config.num_layers * layer + hidden * kBf16 +
+         (config.tie_word_embeddings ? 1 : 2) * vocabulary;
+}
+
+int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
+                                    int64_t max_positions) {
+  const int64_t q = shard.heads.size() * config.head_dim;
+  const int64_t ffn = shard.intermediate.size();
+  const int64_t floats = 2 * config.hidden_size + shard.attention.qkv_width() + 2 * ffn;
+  const int64_t halves = 2 * config.hidden_size + q + ffn;
+  const int64_t angles = max_positions * config.head_dim;  // cosines and sines of half of them
+  return max_rows * (floats * kFloat + halves * kBf16) + angles * kFloat;
+}
+
+}  // namespace outrider

@@ -1,0 +1,37 @@
+// What one pass of a Transformer costs a rank on a GPU: the operations and exchanges of
+// Transformer::forward, in its order, with their sizes. Pure arithmetic.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/operation_cost.h"
+#include "comm/exchange_cost.h"
+#include "model/model_config.h"
+#include "model/shard.h"
+
+namespace outrider {
+
+struct PassShape {
+  AttendingRows rows;
+  int64_t num_logits = 0;     // rows whose logits are wanted; 0: keys and values alone
+  int64_t max_positions = 0;  // of a page table
+};
+
+struct PassCost {
+  OperationCost operations;
+  ExchangeCost exchanges;
+
+  PassCost& operator+=(const PassCost& other);
+};
+
+PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShape& shape);
+
+// Bytes that a rank holds of a model on a GPU, packed.
+int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard);
+
+// Bytes beside the weights and the KV pages: the tables of rotary angles, and what a pass of
+// max_rows rows writes. max_positions: the longest context.
+int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
+                                    int64_t max_positions);
+
+}  // namespace outrider

@@ -1,0 +1,113 @@
+#include "spec/step_cost.h"
+
+#include <algorithm>
+
+#include "kernels/verify_types.h"
+#include "model/kv_cache.h"
+
+namespace outrider {
+
+namespace {
+
+constexpr int64_t kFloat = 4;  // bytes
+
+// The context of CUDA with its kernels (some 500 MiB), NCCL's buffers, allocation in large pieces.
+// An estimate.
+constexpr int64_t kReservedBytes = int64_t{1} << 30;
+
+// Weights on their way to the device: backend/cuda/cuda_backend.cc, two pieces.
+constexpr int64_t kLoadingBytes = int64_t{2} * (int64_t{32} << 20);
+
+// Logit drafters whose rows a step has room for: SpeculativeStep.
+constexpr int64_t kLogitDrafters = 2;
+
+// `each` rows in each sequence, all with logits, as a replayed pass pads them.
+PassShape replayed(const StepShape& shape, int64_t each) {
+  const int64_t rows = shape.sequences * each;
+  PassShape pass;
+  pass.rows = {shape.sequences, each, shape.context, cuda_padded_rows(rows) - rows};
+  pass.num_logits = pass.rows.rows();
+  pass.max_positions = shape.max_positions;
+  return pass;
+}
+
+PassCost pass_with_tokens(const ModelConfig& config, const Shard& shard, const PassShape& pass) {
+  PassCost cost = pass_cost(config, shard, pass);
+  cost.operations += copy_tokens_cost(pass.rows.rows());
+  return cost;
+}
+
+PassCost verify_cost(const Shard& shard, const StepShape& shape, int64_t rows) {
+  const int64_t sequences = cuda_padded_rows(shape.sequences);
+  PassCost cost;
+  cost.operations += copy_tokens_cost(rows);
+  cost.operations += verify_summary_cost(rows, shard.vocab.size());
+  cost.exchanges += all_gather_cost(shard.size, SummaryMessage::bytes(rows, 0));
+  cost.operations += combine_rows_cost();
+  cost.operations += accept_step_cost();
+  if (!shape.sampled) return cost;
+  cost.operations += race_step_cost(sequences, shard.vocab.size());
+  cost.exchanges += all_gather_cost(shard.size, sequences * sizeof(RaceResult));
+  cost.operations += commit_step_cost();
+  return cost;
+}
+
+}  // namespace
+
+StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelConfig* draft,
+                   const StepShape& shape) {
+  StepCost cost;
+  const PassShape pass = replayed(shape, shape.num_draft_tokens + 1);
+  cost.target = pass_with_tokens(target, shard, pass);
+  cost.verify = verify_cost(shard, shape, pass.num_logits);
+  if (draft == nullptr) return cost;
+  PassShape round = replayed(shape, 1);
+  round.max_positions = draft->max_position_embeddings;
+  cost.draft = pass_with_tokens(*draft, Shard::of(*draft, 0, 1), round);
+  cost.draft.operations += sample_drafts_cost(round.num_logits, draft->vocab_size);
+  return cost;
+}
+
+double expected_tokens(double alpha, int num_draft_tokens) {
+  double tokens = 0, accepted = 1;
+  for (int i = 0; i <= num_draft_tokens; ++i, accepted *= alpha) tokens += accepted;
+  return tokens;
+}
+
+MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const ModelConfig* draft,
+                       const ServerShape& server) {
+  MemoryCost cost;
+  cost.reserved = kReservedBytes;
+  cost.weights = cuda_weight_bytes(target, shard);
+  cost.page_bytes = KvCache::page_bytes(target.num_layers, shard.attention);
+  int64_t attention =
+      cuda_attention_scratch_bytes(server.max_rows, server.max_positions, shard.attention);
+  cost.workspace =
+      transformer_workspace_bytes(target, shard, server.max_rows, server.max_positions);
+  if (draft != nullptr) {
+    const Shard whole = Shard::of(*draft, 0, 1);
+    const int64_t positions = draft->max_position_embeddings;
+    cost.draft_weights = cuda_weight_bytes(*draft, whole);
+    cost.page_bytes += KvCache::page_bytes(draft->num_layers, whole.attention);
+    cost.workspace += transformer_workspace_bytes(*draft, whole, server.max_rows, positions);
+    attention = std::max(attention,
+                         cuda_attention_scratch_bytes(server.max_rows, positions, whole.attention));
+  }
+  const int64_t draft_rows =
+      kLogitDrafters * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
+  const int64_t summary_rows = 2 * server.max_rows;
+  cost.workspace += attention + kLoadingBytes;
+  cost.workspace +=
+      kFloat * (draft_rows * target.vocab_size + server.max_rows * shard.vocab.size());  // logits
+  cost.workspace +=
+      (1 + shard.size) * SummaryMessage::bytes(summary_rows, cuda_padded_rows(summary_rows));
+  return cost;
+}
+
+int64_t kv_tokens_that_fit(const MemoryCost& cost, int64_t memory_bytes) {
+  const int64_t left =
+      memory_bytes - cost.reserved - cost.weights - cost.draft_weights - cost.workspace;
+  return left < 0 ? left : left / cost.page_bytes * kPageTokens;
+}
+
+}  // namespace outrider

@@ -1,0 +1,70 @@
+// Costs that can be worked out by hand.
+#include "backend/operation_cost.h"
+
+#include <gtest/gtest.h>
+
+#include "backend/roofline.h"
+#include "comm/exchange_cost.h"
+
+namespace outrider {
+namespace {
+
+TEST(OperationCost, ALinearReadsItsWeightsOnce) {
+  const OperationCost cost = linear_cost(5, 1024, 512, false);
+  EXPECT_EQ(cost.weight_bytes, 1024 * 512 * 2);
+  EXPECT_EQ(cost.activation_bytes, 5 * (512 * 2 + 1024 * 4));
+  EXPECT_EQ(cost.flops, 2 * 5 * 1024 * 512);
+  EXPECT_EQ(linear_cost(1, 17, 33, true).weight_bytes, 32 * 64 * 2 + 17 * 4);
+}
+
+TEST(OperationCost, RowsOfASequenceReadItsCacheTogether) {
+  const AttentionShape shape = {.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .group_size = 4};
+  const int64_t position_bytes = 2 * 2 * 64 * 2;  // keys and values
+  EXPECT_EQ(attention_cost({1, 1, 99, 0}, 1024, shape).kv_bytes, 100 * position_bytes);
+  EXPECT_EQ(attention_cost({1, 5, 99, 3}, 1024, shape).kv_bytes, 104 * position_bytes);
+  EXPECT_EQ(attention_cost({3, 5, 99, 0}, 1024, shape).kv_bytes, 3 * 104 * position_bytes);
+  EXPECT_EQ(attention_cost({1, 1, 99, 0}, 1024, shape).flops, 6 * 100 * 8 * 64);
+}
+
+// A long page table leaves room for few rows at once.
+TEST(OperationCost, AttentionGoesInPiecesWhereItsScratchIsFull) {
+  const AttentionShape shape = {
+      .num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .group_size = 4};
+  const int64_t row_bytes = (131072 / 256) * 32 * (8 + 4 * 128);
+  const int64_t at_once = (int64_t{128} << 20) / row_bytes;
+  EXPECT_EQ(attention_cost({1, at_once, 0, 0}, 131072, shape).launches, 2);
+  EXPECT_EQ(attention_cost({1, at_once + 1, 0, 0}, 131072, shape).launches, 4);
+  EXPECT_EQ(cuda_attention_scratch_bytes(2, 131072, shape), 2 * row_bytes);
+  EXPECT_EQ(cuda_attention_scratch_bytes(512, 131072, shape), int64_t{128} << 20);
+}
+
+TEST(OperationCost, PaddedRows) {
+  const int64_t rows[][2] = {{1, 1},  {2, 2},   {3, 4},   {4, 4},    {5, 8},    {8, 8},
+                             {9, 16}, {17, 32}, {64, 64}, {65, 128}, {129, 192}};
+  for (const auto& [real, padded] : rows) EXPECT_EQ(cuda_padded_rows(real), padded);
+}
+
+TEST(ExchangeCost, CountsWhatARankReceives) {
+  EXPECT_EQ(all_reduce_sum_cost(1, 1000), ExchangeCost{});
+  EXPECT_EQ(all_reduce_sum_cost(2, 1000), (ExchangeCost{1, 4000, 1}));
+  EXPECT_EQ(all_reduce_sum_cost(8, 1000), (ExchangeCost{1, 7 * 4000, 2}));
+  const int64_t large = kGatherMaxFloats + 8;
+  EXPECT_EQ(all_reduce_sum_cost(8, large), (ExchangeCost{2, 2 * 7 * large * 4 / 8, 3}));
+  EXPECT_EQ(all_gather_cost(4, 72), (ExchangeCost{1, 3 * 72, 1}));
+  EXPECT_EQ(all_gather_cost(1, 72), ExchangeCost{});
+}
+
+TEST(Roofline, IsTheLargerOfBytesAndOperations) {
+  const GpuModel* gpu = find_gpu_model("h200");
+  ASSERT_NE(gpu, nullptr);
+  EXPECT_EQ(find_gpu_model("H20"), nullptr);
+  const OperationCost bytes = {.weight_bytes = 4'800'000'000, .flops = 1000};
+  EXPECT_DOUBLE_EQ(roofline(*gpu, bytes, {}, 0).seconds(), 1e-3);
+  const OperationCost flops = {.weight_bytes = 1000, .flops = 989'500'000'000};
+  EXPECT_DOUBLE_EQ(roofline(*gpu, flops, {}, 0).seconds(), 1e-3);
+  const ExchangeCost exchanges = {10, 450'000'000, 10};
+  EXPECT_DOUBLE_EQ(roofline(*gpu, flops, exchanges, 1e-5).seconds(), 1e-3 + 1e-3 + 1e-4);
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,193 @@
+// Attention and the KV cache on the device: how rows come, in what company, and in how much
+// workspace must not show, bit for bit. How close it is to exact is in operations_test.cc.
+#include "kernels/cuda/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "device_array.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace outrider::cuda {
+namespace {
+
+struct Row {
+  int32_t sequence;
+  int32_t position;  // -1: padding
+};
+
+// Sequences of random qkv rows, and pages in scrambled order that hold NaN where nothing was
+// written.
+class CudaAttentionTest : public KernelTest {
+ protected:
+  void make(const AttentionShape& shape, int64_t sequences, int64_t length) {
+    shape_ = shape;
+    sequences_ = sequences;
+    length_ = length;
+    max_pages_ = (length + kPageTokens - 1) / kPageTokens + 1;
+    tables_.resize(sequences * max_pages_);
+    std::iota(tables_.begin(), tables_.end(), 0);
+    std::shuffle(tables_.begin(), tables_.end(), random_);
+    qkv_ = random_f32(sequences * length * shape.qkv_width(), 1.5f);
+    cos_ = random_f32(length * shape.head_dim / 2);
+    sin_ = random_f32(length * shape.head_dim / 2);
+    clear_cache();
+  }
+
+  void clear_cache() {
+    const size_t elements = tables_.size() * shape_.num_kv_heads * kPageTokens * shape_.head_dim;
+    k_.assign(elements, to_bf16(std::nanf("")));
+    v_ = k_;
+  }
+
+  std::vector<Row> rows_between(int64_t begin, int64_t end) const {
+    std::vector<Row> rows;
+    for (int32_t s = 0; s < sequences_; ++s) {
+      for (int64_t p = begin; p < end; ++p) rows.push_back({s, static_cast<int32_t>(p)});
+    }
+    return rows;
+  }
+
+  int64_t y_width() const { return shape_.num_heads * shape_.head_dim; }
+
+  float* input(Row row) {
+    return qkv_.data() + (row.sequence * length_ + row.position) * shape_.qkv_width();
+  }
+
+  // One ragged pass, in workspace for `together` rows at a time -> y.
+  std::vector<bf16> run(const std::vector<Row>& rows, int64_t together) {
+    std::vector<int32_t> positions, sequences;
+    std::vector<float> qkv;
+    for (Row row : rows) {
+      positions.push_back(row.position);
+      sequences.push_back(row.sequence);
+      const float* from = input({row.sequence, std::max(row.position, 0)});
+      qkv.insert(qkv.end(), from, from + shape_.qkv_width());
+    }
+    const DeviceArray<int32_t> device_positions(positions), device_sequences(sequences);
+    const DeviceArray<int32_t> tables(tables_);
+    const DeviceArray<float> device_qkv(qkv), cos(cos_), sin(sin_);
+    const DeviceArray<bf16> k(k_), v(v_);
+    const size_t bytes = attention_workspace_bytes(together, max_pages_, shape_);
+    const DeviceArray<float> workspace(std::vector<float>(bytes / sizeof(float), std::nanf("")));
+    const auto count = static_cast<int64_t>(rows.size());
+    const DeviceArray<bf16> y(std::vector<bf16>(count * y_width(), to_bf16(1.0f)));
+    const RowPointers map = {device_positions.data(), device_sequences.data(), tables.data(),
+                             max_pages_};
+    rope_and_cache(device_qkv.data(), cos.data(), sin.data(), k.data(), v.data(), map, count,
+                   shape_, nullptr);
+    attention(device_qkv.data(), k.data(), v.data(), y.data(), workspace.data(), bytes, map, count,
+              shape_, nullptr);
+    k_ = k.values();
+    v_ = v.values();
+    return y.values();
+  }
+
+  // y of one row of a pass.
+  std::vector<bf16> row_of(const std::vector<bf16>& y, int64_t row) const {
+    return {y.begin() + row * y_width(), y.begin() + (row + 1) * y_width()};
+  }
+
+  AttentionShape shape_;
+  int64_t sequences_, length_, max_pages_;
+  std::vector<int32_t> tables_;
+  std::vector<float> qkv_, cos_, sin_;
+  std::vector<bf16> k_, v_;
+};
+
+// {num_heads, num_kv_heads, head_dim, group_size, head_offset}
+constexpr AttentionShape kLong = {2, 1, 16, 2, 0};        // several splits
+constexpr AttentionShape kManyHeads = {67, 1, 8, 70, 2};  // more than a block takes at a time
+constexpr AttentionShape kWide = {3, 1, 256, 4, 1};
+
+// One pass over everything; then passes of one, three (interleaved: the last position of each
+// sequence first) and sixteen positions.
+TEST_F(CudaAttentionTest, ChunksDoNotShow) {
+  const std::pair<AttentionShape, int64_t> cases[] = {
+      {kLong, 290},           {kManyHeads, 5},        {kWide, 18},
+      {{9, 3, 64, 3, 0}, 18}, {{4, 3, 64, 3, 2}, 18}, {{2, 2, 128, 1, 0}, 18},
+      {{2, 1, 80, 2, 0}, 18}, {{4, 1, 96, 8, 3}, 18}, {{3, 1, 2, 4, 1}, 18},
+      {{5, 2, 38, 4, 1}, 18},
+  };
+  for (const auto& [shape, length] : cases) {
+    make(shape, 2, length);
+    const auto whole = run(rows_between(0, length_), 2 * length_);
+    for (int64_t chunk : {1, 3, 16}) {
+      if (chunk < 16 && length > 100) continue;
+      clear_cache();
+      for (int64_t begin = 0; begin < length_; begin += chunk) {
+        auto rows = rows_between(begin, std::min(begin + chunk, length_));
+        if (chunk == 3) {
+          std::stable_sort(rows.begin(), rows.end(),
+                           [](Row a, Row b) { return a.position > b.position; });
+        }
+        const auto y = run(rows, static_cast<int64_t>(rows.size()));
+        for (size_t r = 0; r < rows.size(); ++r) {
+          const int64_t at = rows[r].sequence * length_ + rows[r].position;
+          ASSERT_TRUE(same_bits(row_of(y, r), row_of(whole, at)))
+              << "head_dim " << shape.head_dim << ", chunks of " << chunk << ", sequence "
+              << rows[r].sequence << ", position " << rows[r].position;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttentionTest, WorkspaceDoesNotShow) {
+  make(kLong, 2, 290);
+  run(rows_between(0, 270), 540);
+  const auto rows = rows_between(270, 290);
+  const auto y = run(rows, 40);
+  for (int64_t together : {1, 7, 39}) EXPECT_TRUE(same_bits(run(rows, together), y)) << together;
+}
+
+// Padding comes out as zeros, writes nothing, and changes no other row, wherever it stands.
+TEST_F(CudaAttentionTest, PaddedRowsAreLeftOut) {
+  make({4, 3, 64, 3, 2}, 2, 21);
+  run(rows_between(0, 16), 32);
+  const auto rows = rows_between(16, 21);
+  const auto y = run(rows, 10);
+  const auto k = k_, v = v_;
+  std::vector<Row> padded = {{0, -1}};
+  for (Row row : rows) {
+    padded.push_back(row);
+    if (row.position % 2 == 0) padded.push_back({row.sequence, -1});
+  }
+  padded.push_back({1, -1});
+  const auto y_padded = run(padded, 20);
+  EXPECT_TRUE(same_bits(k_, k));
+  EXPECT_TRUE(same_bits(v_, v));
+  int64_t next = 0;
+  for (size_t r = 0; r < padded.size(); ++r) {
+    const auto expected = padded[r].position < 0 ? std::vector<bf16>(y_width()) : row_of(y, next++);
+    EXPECT_TRUE(same_bits(row_of(y_padded, r), expected)) << r;
+  }
+  const auto alone = run({{0, -1}, {1, -1}}, 2);
+  EXPECT_TRUE(same_bits(alone, std::vector<bf16>(alone.size())));
+}
+
+// A value or key that is not finite makes the rows that see it NaN, and leaves those before it, in
+// the same tile, as they were.
+TEST_F(CudaAttentionTest, NotFiniteStaysBehindItsPosition) {
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    for (int64_t part : {1, 2}) {  // of q, k, v
+      make({2, 1, 32, 2, 0}, 1, 14);
+      const auto y = run(rows_between(0, length_), length_);
+      input({0, 9})[part == 1 ? 2 * 32 + 5 : 3 * 32 + 5] = bad;
+      clear_cache();
+      const auto y_bad = run(rows_between(0, length_), length_);
+      for (int64_t r = 0; r < length_; ++r) {
+        if (r < 9) {
+          EXPECT_TRUE(same_bits(row_of(y_bad, r), row_of(y, r))) << r;
+        } else {
+          EXPECT_TRUE(std::isnan(to_float(row_of(y_bad, r)[5]))) << r;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace outrider::cuda

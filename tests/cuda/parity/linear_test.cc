@@ -1,0 +1,164 @@
+// linear on the device: every tile against every other, bit for bit; the layout; what lies beyond
+// the rows, the outputs and k. How close it is to exact is in operations_test.cc.
+#include "kernels/cuda/linear.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "device_array.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace outrider::cuda {
+namespace {
+
+struct Size {
+  int64_t n, k;
+};
+// Shards of models, one part of k and sixteen, sizes that divide nothing.
+constexpr Size kSizes[] = {{1, 1}, {16, 32}, {100, 300}, {193, 71}, {130, 576}, {35, 2100}};
+
+class CudaLinearTest : public KernelTest {
+ protected:
+  static DeviceArray<std::byte> packed(const std::vector<bf16>& w, Size size) {
+    return packed_parts(w, size, {0, size.n});
+  }
+  // Packed piece by piece: rows [ends[i], ends[i + 1]).
+  static DeviceArray<std::byte> packed_parts(const std::vector<bf16>& w, Size size,
+                                             const std::vector<int64_t>& ends) {
+    DeviceArray<std::byte> result(packed_bytes(size.n, size.k));
+    for (size_t i = 0; i + 1 < ends.size(); ++i) {
+      const DeviceArray<bf16> piece(
+          std::vector<bf16>(w.begin() + ends[i] * size.k, w.begin() + ends[i + 1] * size.k));
+      pack(piece.data(), ends[i + 1] - ends[i], ends[i], size.k, result.data(), nullptr);
+    }
+    check_cuda(cudaDeviceSynchronize(), "pack");
+    return result;
+  }
+
+  static std::vector<float> run(const std::vector<bf16>& x, const DeviceArray<std::byte>& w,
+                                const std::vector<float>& bias, Size size, LinearTile tile) {
+    const int64_t rows = static_cast<int64_t>(x.size()) / size.k;
+    const DeviceArray<bf16> device_x(x);
+    const DeviceArray<float> device_bias(bias);
+    // NaN: what is not written shows, and what was there before is not used.
+    const DeviceArray<float> y(std::vector<float>(rows * size.n + 1, std::nanf("")));
+    linear(device_x.data(), w.data(), bias.empty() ? nullptr : device_bias.data(), y.data(), rows,
+           size.n, size.k, tile, nullptr);
+    std::vector<float> values = y.values();
+    EXPECT_TRUE(std::isnan(values.back())) << "written beyond the end";
+    values.pop_back();
+    return values;
+  }
+
+  template <class T>
+  static std::vector<T> rows_of(const std::vector<T>& all, int64_t begin, int64_t end,
+                                int64_t width) {
+    return {all.begin() + begin * width, all.begin() + end * width};
+  }
+};
+
+// Each row alone in the smallest tile; then in batches that fill every tile, leave it nearly empty
+// and need several; and in another order.
+TEST_F(CudaLinearTest, EveryTileGivesARowTheSameBits) {
+  constexpr int64_t kRows = 131;
+  for (Size size : kSizes) {
+    const auto x = random_bf16(kRows * size.k);
+    const auto w = packed(random_bf16(size.n * size.k), size);
+    const auto bias = random_f32(size.n);
+    std::vector<float> expected;
+    for (int64_t r = 0; r < kRows; ++r) {
+      const auto y = run(rows_of(x, r, r + 1, size.k), w, bias, size, kLinearTiles[0]);
+      expected.insert(expected.end(), y.begin(), y.end());
+    }
+    for (LinearTile tile : kLinearTiles) {
+      for (int64_t rows : {int64_t{1}, int64_t{tile.rows}, int64_t{tile.rows} + 3, kRows}) {
+        if (rows > kRows) continue;
+        const int64_t first = kRows - rows;
+        const auto y = run(rows_of(x, first, kRows, size.k), w, bias, size, tile);
+        EXPECT_TRUE(same_bits(y, rows_of(expected, first, kRows, size.n)))
+            << rows << " x " << size.n << " x " << size.k << " in tiles of " << tile.rows << " x "
+            << tile.outputs;
+      }
+    }
+  }
+}
+
+TEST_F(CudaLinearTest, ARowsPlaceDoesNotShow) {
+  const Size size = {50, 200};
+  constexpr int64_t kRows = 70;
+  const auto x = random_bf16(kRows * size.k);
+  const auto w = packed(random_bf16(size.n * size.k), size);
+  std::vector<int64_t> order(kRows);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), random_);
+  std::vector<bf16> shuffled;
+  for (int64_t r : order) {
+    shuffled.insert(shuffled.end(), x.begin() + r * size.k, x.begin() + (r + 1) * size.k);
+  }
+  for (LinearTile tile : kLinearTiles) {
+    const auto y = run(x, w, {}, size, tile);
+    const auto moved = run(shuffled, w, {}, size, tile);
+    for (int64_t i = 0; i < kRows; ++i) {
+      EXPECT_TRUE(
+          same_bits(rows_of(moved, i, i + 1, size.n), rows_of(y, order[i], order[i] + 1, size.n)))
+          << "row " << order[i] << " at " << i << ", tile of " << tile.rows;
+    }
+  }
+}
+
+TEST_F(CudaLinearTest, EveryTileIsChosenSomewhere) {
+  std::set<std::pair<int, int>> chosen;
+  for (int64_t rows = 1; rows <= 2048; rows *= 2) {
+    for (int64_t n : {576, 4096, 28672}) {
+      const LinearTile tile = linear_tile(rows, n);
+      EXPECT_NE(std::find(std::begin(kLinearTiles), std::end(kLinearTiles), tile),
+                std::end(kLinearTiles));
+      chosen.insert({tile.rows, tile.outputs});
+    }
+  }
+  EXPECT_EQ(chosen.size(), std::size(kLinearTiles));
+}
+
+TEST_F(CudaLinearTest, ZerosGiveZerosAndNanStaysInItsRow) {
+  const Size size = {33, 65};
+  constexpr int64_t kRows = 40;
+  const auto w = packed(random_bf16(size.n * size.k), size);
+  auto x = random_bf16(kRows * size.k);
+  x[4 * size.k + 64] = to_bf16(std::nanf(""));
+  for (LinearTile tile : kLinearTiles) {
+    for (float y : run(std::vector<bf16>(kRows * size.k), w, {}, size, tile)) ASSERT_EQ(y, 0.0f);
+    const auto y = run(x, w, {}, size, tile);
+    for (int64_t i = 0; i < kRows * size.n; ++i) ASSERT_EQ(std::isnan(y[i]), i / size.n == 4) << i;
+  }
+}
+
+TEST_F(CudaLinearTest, PiecesPackLikeTheWhole) {
+  const Size size = {37, 71};
+  const auto w = random_bf16(size.n * size.k);
+  EXPECT_TRUE(same_bits(packed_parts(w, size, {0, 5, 6, 37}).values(), packed(w, size).values()));
+}
+
+TEST_F(CudaLinearTest, EmbedReadsRowsBack) {
+  for (int64_t k : {9, 64}) {
+    const Size size = {37, k};
+    const int64_t first_token = 100;
+    const auto table = random_bf16(size.n * k);
+    const std::vector<int32_t> tokens = {100, 136, 99, 137, 117, 0};
+    const DeviceArray<int32_t> device_tokens(tokens);
+    const DeviceArray<float> y(std::vector<float>(tokens.size() * k, std::nanf("")));
+    embed(packed(table, size).data(), device_tokens.data(), first_token, y.data(), tokens.size(),
+          size.n, k, nullptr);
+    const auto values = y.values();
+    for (size_t r = 0; r < tokens.size(); ++r) {
+      const int64_t row = tokens[r] - first_token;
+      for (int64_t i = 0; i < k; ++i) {
+        EXPECT_EQ(values[r * k + i],
+                  row < 0 || row >= size.n ? 0.0f : to_float(table[row * k + i]));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace outrider::cuda

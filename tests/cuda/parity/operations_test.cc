@@ -1,0 +1,335 @@
+// The parity list: every backend over the cases of bench/op_cases.h, against loops in double
+// precision. Tolerances hold for each backend's order of accumulation: a term of a sum may be
+// rounded twice as coarsely as fp32 (tensor cores cut off what fp32 rounds), and weights of
+// attention may be bf16.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <string>
+
+#include "backend/backend.h"
+#include "bench/op_cases.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace outrider {
+namespace {
+
+constexpr double kRoundTerm = 2 * kRoundF32;
+
+struct NamedBackend {
+  const char* name;
+  std::unique_ptr<Backend> (*make)();
+};
+
+class OperationsTest : public KernelTest, public testing::WithParamInterface<NamedBackend> {
+ protected:
+  OperationsTest() : backend_(GetParam().make()), stream_(backend_->make_stream()) {}
+
+  // A tensor of the backend that holds the values.
+  template <class T>
+  TensorView upload(const std::vector<T>& values, std::initializer_list<int64_t> extents) {
+    buffers_.push_back(backend_->allocate(std::max<size_t>(values.size(), 1) * sizeof(T)));
+    const TensorView view = buffers_.back().view(dtype_of<T>(), extents);
+    CHECK(view.size() == static_cast<int64_t>(values.size()));
+    backend_->copy_from_host(view, values.data(), stream_);
+    backend_->synchronize(stream_);
+    return view;
+  }
+  // One full of NaN: what is not written shows, and what was there before is not used.
+  TensorView empty_f32(std::initializer_list<int64_t> extents) {
+    return upload(std::vector<float>(product(extents), std::nanf("")), extents);
+  }
+  TensorView empty_bf16(std::initializer_list<int64_t> extents) {
+    return upload(std::vector<bf16>(product(extents), to_bf16(std::nanf(""))), extents);
+  }
+  template <class T>
+  std::vector<T> values(TensorView view) {
+    std::vector<T> values(view.size());
+    backend_->copy_to_host(values.data(), view, stream_);
+    backend_->synchronize(stream_);
+    return values;
+  }
+
+  static int64_t product(std::initializer_list<int64_t> extents) {
+    return std::accumulate(extents.begin(), extents.end(), int64_t{1}, std::multiplies<>());
+  }
+
+  std::unique_ptr<Backend> backend_;
+  Stream stream_;
+  std::vector<Buffer> buffers_;
+};
+
+// Each of k products, the parts that they are summed in, and the bias are rounded.
+TEST_P(OperationsTest, Linear) {
+  for (const LinearCase& c : kLinearCases) {
+    const auto x = random_bf16(c.rows * c.k);
+    const auto w = random_bf16(c.n * c.k);
+    const auto bias = random_f32(c.n);
+    std::vector<bf16> stored = w;
+    const TensorView part(stored.data(), DType::bf16, {c.n, c.k});
+    const PackedWeight packed = backend_->pack({&part, 1});
+    const TensorView y = empty_f32({c.rows, c.n});
+    backend_->linear(packed, upload(x, {c.rows, c.k}), upload(bias, {c.n}), y, stream_);
+    const auto got = values<float>(y);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      for (int64_t o = 0; o < c.n; o += 1 + c.n / 1024) {
+        double exact = bias[o];
+        double norm = std::abs(bias[o]);
+        for (int64_t i = 0; i < c.k; ++i) {
+          const double term = double{to_float(x[r * c.k + i])} * to_float(w[o * c.k + i]);
+          exact += term;
+          norm += std::abs(term);
+        }
+        ASSERT_NEAR(got[r * c.n + o], exact, (c.k + 18) * kRoundTerm * norm)
+            << c.rows << " x " << c.n << " x " << c.k << ", row " << r << ", output " << o;
+      }
+    }
+  }
+}
+
+// The mean of squares errs by at most width / 16 + 40 roundings, of which the root keeps half;
+// scaling, weighing, root and quotient add four, and the result is rounded to bf16.
+TEST_P(OperationsTest, RmsNorm) {
+  for (const RowCase& c : kRowCases) {
+    const auto x = random_f32(c.rows * c.width, 3.0f);
+    const auto weight = random_bf16(c.width);
+    const TensorView y = empty_bf16({c.rows, c.width});
+    backend_->rms_norm(upload(x, {c.rows, c.width}), upload(weight, {c.width}), 0.5f, y, stream_);
+    const auto got = values<bf16>(y);
+    const double error = kRoundBf16 + ((c.width / 16.0 + 40) / 2 + 5) * kRoundF32;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      double squares = 0.0;
+      for (int64_t i = 0; i < c.width; ++i) squares += std::pow(double{x[r * c.width + i]}, 2);
+      const double rms = std::sqrt(squares / c.width + 0.5);
+      for (int64_t i = 0; i < c.width; ++i) {
+        const double exact = x[r * c.width + i] / rms * to_float(weight[i]);
+        ASSERT_NEAR(to_float(got[r * c.width + i]), exact, error * std::abs(exact))
+            << c.rows << " x " << c.width << ", row " << r << ", element " << i;
+      }
+    }
+  }
+}
+
+// exp errs by 8.1e-8; four more operations and the rounding to bf16 follow.
+TEST_P(OperationsTest, SiluMul) {
+  for (const RowCase& c : kRowCases) {
+    const auto gate_up = random_f32(c.rows * 2 * c.width, 4.0f);
+    const TensorView y = empty_bf16({c.rows, c.width});
+    backend_->silu_mul(upload(gate_up, {c.rows, 2 * c.width}), y, stream_);
+    const auto got = values<bf16>(y);
+    const double error = kRoundBf16 + 8.1e-8 + 5 * kRoundF32;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      for (int64_t i = 0; i < c.width; ++i) {
+        const double gate = gate_up[r * 2 * c.width + i];
+        const double exact = gate / (1.0 + std::exp(-gate)) * gate_up[(r * 2 + 1) * c.width + i];
+        ASSERT_NEAR(to_float(got[r * c.width + i]), exact, error * std::abs(exact))
+            << c.rows << " x " << c.width << ", row " << r << ", element " << i;
+      }
+    }
+  }
+}
+
+TEST_P(OperationsTest, AddGatherAndEmbedAreExact) {
+  for (const RowCase& c : kRowCases) {
+    const auto a = random_f32(c.rows * c.width);
+    const auto b = random_f32(c.rows * c.width);
+    const TensorView sum = upload(a, {c.rows, c.width});
+    backend_->add(sum, upload(b, {c.rows, c.width}), stream_);
+    const auto got_sum = values<float>(sum);
+    for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(got_sum[i], a[i] + b[i]);
+
+    auto table = random_bf16(c.rows * c.width);
+    std::vector<int32_t> indices;
+    for (int64_t i = 0; i < c.rows + 3; ++i) indices.push_back((i * 7 + 3) % c.rows);
+    const auto count = static_cast<int64_t>(indices.size());
+    const TensorView gathered = empty_bf16({count, c.width});
+    backend_->gather_rows(upload(table, {c.rows, c.width}), upload(indices, {count}), gathered,
+                          stream_);
+    const auto got_rows = values<bf16>(gathered);
+    // Of a vocabulary that starts at 100; the last two tokens are another rank's.
+    std::vector<int32_t> tokens;
+    for (int32_t index : indices) tokens.push_back(100 + index);
+    tokens[count - 2] = 99;
+    tokens[count - 1] = static_cast<int32_t>(100 + c.rows);
+    const TensorView part(table.data(), DType::bf16, {c.rows, c.width});
+    const PackedWeight packed = backend_->pack({&part, 1});
+    const TensorView embedded = empty_f32({count, c.width});
+    backend_->embed(packed, upload(tokens, {count}), 100, embedded, stream_);
+    const auto got_embedded = values<float>(embedded);
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < c.width; ++i) {
+        const bf16 expected = table[indices[r] * c.width + i];
+        ASSERT_EQ(got_rows[r * c.width + i].bits, expected.bits);
+        ASSERT_EQ(got_embedded[r * c.width + i], r < count - 2 ? to_float(expected) : 0.0f);
+      }
+    }
+  }
+}
+
+// Sequences of random rows, whose pages lie in scrambled order and hold NaN where nothing was
+// written.
+class AttentionOperationsTest : public OperationsTest {
+ protected:
+  void make(const AttentionCase& c) {
+    shape_ = c.shape;
+    length_ = c.context + c.rows;
+    const int64_t max_pages = (length_ + kPageTokens - 1) / kPageTokens + 1;
+    std::vector<int32_t> tables(c.sequences * max_pages);
+    std::iota(tables.begin(), tables.end(), 0);
+    std::shuffle(tables.begin(), tables.end(), random_);
+    tables_ = upload(tables, {c.sequences, max_pages});
+    const auto num_pages = static_cast<int64_t>(tables.size());
+    k_pages_ = empty_bf16({num_pages, shape_.num_kv_heads, kPageTokens, shape_.head_dim});
+    v_pages_ = empty_bf16({num_pages, shape_.num_kv_heads, kPageTokens, shape_.head_dim});
+    std::vector<float> cos, sin;
+    for (int64_t p = 0; p < length_; ++p) {
+      for (int64_t i = 0; i < shape_.head_dim / 2; ++i) {
+        const double angle = p * std::pow(10000.0, -2.0 * i / shape_.head_dim);
+        cos.push_back(static_cast<float>(std::cos(angle)));
+        sin.push_back(static_cast<float>(std::sin(angle)));
+      }
+    }
+    cos_ = upload(cos, {length_, shape_.head_dim / 2});
+    sin_ = upload(sin, {length_, shape_.head_dim / 2});
+    rotated_.assign(c.sequences * length_ * shape_.qkv_width(), 0.0f);
+  }
+
+  // Positions [begin, end) of every sequence -> y, if `attend`; the rotated rows are kept.
+  std::vector<bf16> run(int64_t sequences, int64_t begin, int64_t end, bool attend) {
+    std::vector<int32_t> positions, of_sequence;
+    for (int32_t s = 0; s < sequences; ++s) {
+      for (int64_t p = begin; p < end; ++p) {
+        positions.push_back(static_cast<int32_t>(p));
+        of_sequence.push_back(s);
+      }
+    }
+    const auto rows = static_cast<int64_t>(positions.size());
+    if (rows == 0) return {};
+    const auto original = random_f32(rows * shape_.qkv_width(), 1.5f);
+    const TensorView qkv = upload(original, {rows, shape_.qkv_width()});
+    const RowMap map = {upload(positions, {rows}), upload(of_sequence, {rows}), tables_};
+    backend_->rope_and_cache(qkv, cos_, sin_, k_pages_, v_pages_, map, shape_, stream_);
+    const auto after = values<float>(qkv);
+    expect_rotated(original, after, positions);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(
+          after.begin() + r * shape_.qkv_width(), shape_.qkv_width(),
+          rotated_.begin() + (of_sequence[r] * length_ + positions[r]) * shape_.qkv_width());
+    }
+    if (!attend) return {};
+    const TensorView y = empty_bf16({rows, shape_.num_heads * shape_.head_dim});
+    backend_->attention(qkv, k_pages_, v_pages_, y, map, shape_, stream_);
+    return values<bf16>(y);
+  }
+
+  // Two products and a sum of fp32, on tables of fp32; v is left alone.
+  void expect_rotated(const std::vector<float>& original, const std::vector<float>& after,
+                      const std::vector<int32_t>& positions) {
+    const auto cos = values<float>(cos_), sin = values<float>(sin_);
+    const int64_t half = shape_.head_dim / 2;
+    const int64_t num_rotated = (shape_.num_heads + shape_.num_kv_heads) * shape_.head_dim;
+    for (size_t r = 0; r < positions.size(); ++r) {
+      const float* in = original.data() + r * shape_.qkv_width();
+      const float* out = after.data() + r * shape_.qkv_width();
+      for (int64_t i = 0; i < shape_.qkv_width(); ++i) {
+        const int64_t d = i % shape_.head_dim;
+        double exact = in[i], tolerance = 0.0;
+        if (i < num_rotated) {
+          const double other = d < half ? -in[i + half] : in[i - half];
+          const double a = in[i] * double{cos[positions[r] * half + d % half]};
+          const double b = other * sin[positions[r] * half + d % half];
+          exact = a + b;
+          tolerance = 2 * kRoundF32 * (std::abs(a) + std::abs(b));
+        }
+        ASSERT_NEAR(out[i], exact, tolerance) << "row " << r << ", element " << i;
+      }
+    }
+  }
+
+  const float* row(int64_t sequence, int64_t position) const {
+    return rotated_.data() + (sequence * length_ + position) * shape_.qkv_width();
+  }
+
+  void expect_close(int64_t sequence, int64_t position, int64_t head, const bf16* y) const;
+
+  AttentionShape shape_;
+  int64_t length_;
+  TensorView tables_, k_pages_, v_pages_, cos_, sin_;
+  std::vector<float> rotated_;  // [sequences, length, qkv_width]
+};
+
+// A score errs by the rounding of each product and sum, and by 2^-16 of sum |q k| where q is two
+// bf16. exp turns that, and the rounding of score - maximum, into a relative error e of a weight;
+// its rounding to bf16 adds 2^-8. Weights are divided by their own sum, so an error of a weight
+// moves y by that much of |v - y|. A chain over the context adds a rounding a token, and a few for
+// the splits; then bf16.
+void AttentionOperationsTest::expect_close(int64_t sequence, int64_t position, int64_t head,
+                                           const bf16* y) const {
+  const int64_t dim = shape_.head_dim;
+  const int64_t kv_head = (head + shape_.head_offset) / shape_.group_size;
+  const int64_t context = position + 1;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
+  const float* q = row(sequence, position) + head * dim;
+  const auto key = [&](int64_t t) { return row(sequence, t) + (shape_.num_heads + kv_head) * dim; };
+  std::vector<double> weights(context), errors(context);
+  for (int64_t t = 0; t < context; ++t) {
+    double norm = 0.0;
+    for (int64_t i = 0; i < dim; ++i) {
+      const double term = scale * q[i] * to_float(to_bf16(key(t)[i]));
+      weights[t] += term;
+      norm += std::abs(term);
+    }
+    errors[t] = ((2 * dim + 8) * kRoundTerm + kRoundBf16 * kRoundBf16) * norm;
+  }
+  const double most = *std::max_element(weights.begin(), weights.end());
+  double sum = 0.0;
+  for (int64_t t = 0; t < context; ++t) {
+    errors[t] = std::expm1(errors[t] + ((most - weights[t]) + 4) * kRoundTerm) + kRoundBf16;
+    weights[t] = std::exp(weights[t] - most);
+    sum += weights[t];
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    const auto value = [&](int64_t t) {
+      return double{to_float(to_bf16(key(t)[shape_.num_kv_heads * dim + i]))};
+    };
+    double exact = 0.0, norm = 0.0, moved = 0.0;
+    for (int64_t t = 0; t < context; ++t) exact += weights[t] / sum * value(t);
+    for (int64_t t = 0; t < context; ++t) {
+      norm += weights[t] / sum * std::abs(value(t));
+      moved += weights[t] / sum * errors[t] * std::abs(value(t) - exact);
+    }
+    const double tolerance =
+        (1 + 2 * kRoundBf16) *
+        (moved + (2 * context + 40) * kRoundTerm * norm + kRoundBf16 * std::abs(exact));
+    ASSERT_NEAR(to_float(y[i]), exact, tolerance)
+        << shape_.num_heads << "/" << shape_.num_kv_heads << " heads of " << dim << ", sequence "
+        << sequence << ", position " << position << ", head " << head << ", element " << i;
+  }
+}
+
+TEST_P(AttentionOperationsTest, RopeAndAttention) {
+  for (const AttentionCase& c : kAttentionCases) {
+    make(c);
+    run(c.sequences, 0, c.context, /*attend=*/false);
+    const auto y = run(c.sequences, c.context, length_, /*attend=*/true);
+    int64_t at = 0;
+    for (int64_t s = 0; s < c.sequences; ++s) {
+      for (int64_t p = c.context; p < length_; ++p) {
+        for (int64_t h = 0; h < shape_.num_heads; ++h, at += shape_.head_dim) {
+          expect_close(s, p, h, y.data() + at);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+const NamedBackend kBackends[] = {{"cpu", make_cpu_backend},
+                                  {"cuda", [] { return make_cuda_backend(0); }}};
+const auto name_of = [](const auto& info) { return std::string(info.param.name); };
+INSTANTIATE_TEST_SUITE_P(, OperationsTest, testing::ValuesIn(kBackends), name_of);
+INSTANTIATE_TEST_SUITE_P(, AttentionOperationsTest, testing::ValuesIn(kBackends), name_of);
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,228 @@
+// What becomes of requests when a row, a rank or the job fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/quarantine.h"
+#include "testing/checkpoints.h"
+#include "testing/engine_harness.h"
+#include "testing/poisoned_checkpoint.h"
+
+namespace outrider {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+
+constexpr int32_t kPoison = 300;  // no prompt of the harness holds it
+
+Request request(int seed, int max_tokens = 20) {
+  return greedy_request(12, seed, max_tokens, 0, "random");
+}
+
+Request poisoned(int seed) {
+  Request bad = request(seed);
+  bad.prompt.push_back(kPoison);
+  return bad;
+}
+
+TEST(NonFinite, FailsItsOwnRequestAlone) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  for (const int ranks : {1, 2}) {
+    const EngineOptions options{.model = model.path()};
+    const auto expected = run_requests(options, ranks, {request(1), request(2)});
+    const auto answers =
+        run_requests(options, ranks, {request(1), poisoned(3), request(2), poisoned(4)});
+    EXPECT_EQ(answers[0].token_ids, expected[0].token_ids);
+    EXPECT_EQ(answers[2].token_ids, expected[1].token_ids);
+    EXPECT_EQ(answers[0].token_ids.size(), 20u);
+    for (const int bad : {1, 3}) {
+      EXPECT_EQ(answers[bad].status.code(), absl::StatusCode::kInternal);
+      EXPECT_THAT(std::string(answers[bad].status.message()),
+                  MatchesRegex("the model's logits hold a NaN or an infinity at position 13, "
+                               "step [0-9]+"));
+      EXPECT_TRUE(answers[bad].token_ids.empty());
+    }
+  }
+}
+
+// The answers of one request that fails are one failure.
+TEST(NonFinite, ARequestWithSeveralAnswersIsOne) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  Request many = poisoned(1);
+  many.sampling.n = 4;
+  const auto answers = run_requests({.model = model.path()}, 1, {many, request(2)});
+  EXPECT_EQ(answers[0].status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(answers[1].token_ids.size(), 20u);
+}
+
+TEST(NonFinite, SeveralRequestsWithinAFewStepsEndTheJob) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  std::vector<CollectedAnswer> answers(4);
+  const auto backend = make_cpu_backend();
+  const auto self = make_self_communicator();
+  Executor executor({.model = model.path()}, *backend, *self);
+  Engine engine(executor, nullptr);
+  std::atomic<int> left = 100;  // nobody stops it
+  const std::vector<Request> requests = {request(1, 500), poisoned(2), poisoned(3), poisoned(4)};
+  for (size_t i = 0; i < requests.size(); ++i) {
+    engine.submit(requests[i], std::make_shared<CollectingSink>(answers[i], engine, left));
+  }
+  EXPECT_THAT([&] { engine.run(); }, ::testing::ThrowsMessage<Error>(
+                                         HasSubstr("not finite for 3 requests within 16 steps")));
+  EXPECT_EQ(answers[0].status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(answers[0].status.message()), HasSubstr("not finite for 3 requests"));
+}
+
+TEST(NonFinite, NowAndThenEndsNothing) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  // One after the other, with an answer of more than 16 steps between them.
+  EngineOptions options{.model = model.path(), .max_sequences = 1};
+  const auto answers = run_requests(options, 1,
+                                    {poisoned(1), request(2, 40), poisoned(3), request(4, 40),
+                                     poisoned(5), request(6, 40), poisoned(7), request(8, 5)});
+  for (const int good : {1, 3, 5, 7}) EXPECT_FALSE(answers[good].token_ids.empty());
+}
+
+TEST(Disagreement, FailsEveryRequestBeforeAnythingOfTheStepIsTold) {
+  constexpr int kRanks = 2;
+  const EngineOptions options{.model = test_checkpoint("tiny")};
+  std::vector<CollectedAnswer> answers(2);
+  std::string thrown;
+  const std::string secret = make_control_secret();
+  ControlServer control(kRanks - 1, secret);
+  constexpr uint64_t kBadStep = 4;
+  const auto rank = [&](Communicator& communicator) {
+    set_float_environment();
+    const auto backend = make_cpu_backend();
+    Executor executor(options, *backend, communicator);
+    if (communicator.rank() > 0) {
+      ControlClient client(control.address(), communicator.rank(), secret);
+      while (const auto bytes = client.receive(std::chrono::microseconds(200))) {
+        StepPlan plan = StepPlan::parse(*bytes);
+        if (plan.step == kBadStep) plan.step ^= 64;  // a bit has flipped
+        executor.execute(plan.serialise());
+      }
+      return;
+    }
+    control.accept_all(std::chrono::seconds(60));
+    Engine engine(executor, &control);
+    std::atomic<int> left = 100;
+    for (size_t i = 0; i < answers.size(); ++i) {
+      engine.submit(request(static_cast<int>(i), 50),
+                    std::make_shared<CollectingSink>(answers[i], engine, left));
+    }
+    try {
+      engine.run();
+    } catch (const Error& error) {
+      thrown = error.what();
+      throw;
+    }
+  };
+  EXPECT_THROW(run_thread_ranks(kRanks, rank), Error);
+  EXPECT_THAT(thrown, HasSubstr("step 4: "));
+  EXPECT_THAT(thrown, HasSubstr("rank 1"));
+  const auto sound = run_requests(options, 1, {request(0, 50), request(1, 50)});
+  for (size_t i = 0; i < answers.size(); ++i) {
+    EXPECT_EQ(answers[i].status.code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(std::string(answers[i].status.message()), thrown);
+    EXPECT_EQ(answers[i].token_ids.size(), kBadStep - 1);
+    EXPECT_TRUE(std::equal(answers[i].token_ids.begin(), answers[i].token_ids.end(),
+                           sound[i].token_ids.begin()));
+  }
+}
+
+// One start of the job after the other.
+class Job {
+ public:
+  explicit Job(int64_t max_sequences = 64) : max_sequences_(max_sequences) {}
+
+  // Runs requests until `fail_after` chunks were told, then fails; 0: until all have ended.
+  std::vector<CollectedAnswer> start(const std::vector<Request>& requests, size_t fail_after) {
+    std::vector<CollectedAnswer> answers(requests.size());
+    const auto backend = make_cpu_backend();
+    const auto self = make_self_communicator();
+    Executor executor({.model = test_checkpoint("tiny"), .max_sequences = max_sequences_}, *backend,
+                      *self);
+    Quarantine quarantine(*table_);
+    Engine engine(executor, nullptr, {}, &quarantine);
+    std::atomic<int> left = static_cast<int>(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      engine.submit(requests[i],
+                    std::make_shared<FailingSink>(answers[i], engine, left, fail_after));
+    }
+    try {
+      engine.run();
+    } catch (const Error&) {
+      EXPECT_GT(fail_after, 0u);
+    }
+    return answers;
+  }
+
+ private:
+  class FailingSink : public RequestSink {
+   public:
+    FailingSink(CollectedAnswer& answer, Engine& engine, std::atomic<int>& left, size_t fail_after)
+        : sink_(answer, engine, left), engine_(engine), fail_after_(fail_after) {}
+    void on_chunk(Chunk chunk) override {
+      sink_.on_chunk(std::move(chunk));
+      if (fail_after_ > 0 && --fail_after_ == 0) engine_.fail("rank 1 is lost");
+    }
+    void on_complete(Completion completion) override { sink_.on_complete(std::move(completion)); }
+    void on_error(absl::Status status) override { sink_.on_error(std::move(status)); }
+    bool cancelled() const override { return sink_.cancelled(); }
+
+   private:
+    CollectingSink sink_;
+    Engine& engine_;
+    size_t fail_after_;
+  };
+
+  const int64_t max_sequences_;
+  std::unique_ptr<QuarantineTable> table_ = std::make_unique<QuarantineTable>();
+};
+
+TEST(Quarantine, ARequestThatRanWheneverTheJobDiedIsRefused) {
+  Job job;
+  const Request bad = request(1, 1000), other = request(2);
+  for (int death = 0; death < 2; ++death) {
+    const auto answers = job.start({bad}, 5);
+    EXPECT_EQ(answers[0].status, absl::UnavailableError("rank 1 is lost"));
+    EXPECT_GE(answers[0].token_ids.size(), 5u);
+  }
+  Request again = bad;  // as a client goes on behind what it has
+  again.emitted = {1, 2, 3};
+  again.request_id = "another";
+  const auto answers = job.start({bad, again, other}, 0);
+  for (const int i : {0, 1}) {
+    EXPECT_EQ(answers[i].status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(answers[i].status.message(),
+              "this request was running when the job died, 2 times; it is refused for 60 min");
+  }
+  EXPECT_EQ(answers[2].token_ids.size(), 20u);
+}
+
+TEST(Quarantine, WhoWasAnsweredInBetweenIsNotToBlame) {
+  Job job;
+  const Request good = request(1, 100);
+  job.start({good}, 5);
+  EXPECT_EQ(job.start({good}, 0)[0].token_ids.size(), 100u);
+  job.start({good}, 5);
+  EXPECT_EQ(job.start({good}, 0)[0].token_ids.size(), 100u);
+}
+
+TEST(Quarantine, WhoOnlyWaitedIsNotToBlame) {
+  Job job(1);
+  const std::vector<Request> requests = {request(1, 1000), request(2)};
+  for (int death = 0; death < 2; ++death) job.start(requests, 5);
+  const auto answers = job.start(requests, 0);
+  EXPECT_EQ(answers[0].status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(answers[1].token_ids.size(), 20u);
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""The checklist where there is no GPU, and its machinery.
+
+    gpu_checklist_test.py
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(SOURCE / "tests" / "gpu"))
+
+from report import FIGURES, NOT_MEASURED, Report  # noqa: E402
+from runner import Failed, Unavailable, run_stage, session_members  # noqa: E402
+
+README = (SOURCE / "docs" / "benchmarks" / "gpu" / "README.md").read_text()
+
+
+def table(heading: str) -> list[list[str]]:
+    """Rows of README's table whose first column is called `heading`."""
+    lines = README.split(f"| {heading} |", 1)[1].splitlines()[2:]
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def checklist(*arguments, path=None):
+    with tempfile.TemporaryDirectory() as empty:
+        return subprocess.run(
+            [sys.executable, str(SOURCE / "tests" / "gpu_checklist"), *map(str, arguments)],
+            env={**os.environ, "PATH": path or empty}, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+
+
+class NoGpu(unittest.TestCase):
+    def setUp(self):
+        self.output = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def run_it(self, *arguments, **more):
+        done = checklist("--output", self.output, *arguments, **more)
+        return done, json.loads((self.output / "gpu_report.json").read_text())
+
+    def test_says_so_in_one_line_and_measures_nothing(self):
+        done, report = self.run_it()
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertIn("nvidia-smi", done.stderr)
+        self.assertEqual(report["status"], "unavailable")
+        self.assertEqual({f["value"] for f in report["figures"]}, {NOT_MEASURED})
+        self.assertEqual({s["status"] for s in report["stages"]}, {"not run"})
+        self.assertIn("| decode_1b_ms | not measured |",
+                      (self.output / "gpu_report.md").read_text())
+
+    def test_a_driver_without_a_gpu(self):
+        fake = self.output / "nvidia-smi"
+        fake.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+        fake.chmod(0o755)
+        done, report = self.run_it(path=str(self.output))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("No devices were found", report["reason"])
+
+    def test_the_report_is_what_the_readme_says(self):
+        _, report = self.run_it()
+        keys = {key for row in table("key") for key in re.findall(r"`(\w+)`", row[0])}
+        self.assertEqual(set(report), keys)
+        self.assertEqual([[s["name"], str(s["budget_seconds"])] for s in report["stages"]],
+                         [row[:2] for row in table("stage")])
+        self.assertEqual([[f["name"], f["unit"], f["goal"], f["best_known"]]
+                          for f in report["figures"]], table("figure"))
+        self.assertLessEqual(sum(s["budget_seconds"] for s in report["stages"]), 480)
+
+    def test_a_stage_that_there_is_not(self):
+        done = checklist("--only", "speed", "--output", self.output)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("there is no stage speed", done.stderr)
+
+    def test_a_gpu_and_no_programs_is_a_valid_report(self):
+        fake = self.output / "nvidia-smi"
+        fake.write_text("#!/bin/sh\necho 'Fake GPU, 1 MiB, 1.0, 9.0'\n")
+        fake.chmod(0o755)
+        done, report = self.run_it("--build", self.output / "nowhere", path=str(self.output))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual({s["status"] for s in report["stages"]}, {"unavailable"})
+        self.assertEqual({f["value"] for f in report["figures"]}, {NOT_MEASURED})
+
+
+class Runner(unittest.TestCase):
+    def run_body(self, body, budget=10):
+        heard = []
+        return (*run_stage(body, budget, lambda *message: heard.append(message)), heard)
+
+    def test_what_a_stage_finds_is_heard(self):
+        def body(record):
+            record.result("a", [1])
+            record.figure("b", 2.5)
+        self.assertEqual(self.run_body(body),
+                         ("passed", None, [("result", "a", [1]), ("figure", "b", 2.5)]))
+
+    def test_how_stages_end(self):
+        def unavailable(record):
+            raise Unavailable("no such thing")
+
+        def failed(record):
+            raise Failed("wrong")
+
+        def dies(record):
+            os._exit(3)
+        self.assertEqual(self.run_body(unavailable)[:2], ("unavailable", "no such thing"))
+        self.assertEqual(self.run_body(failed)[:2], ("failed", "wrong"))
+        self.assertEqual(self.run_body(dies)[:2], ("failed", "the stage ended without a word"))
+
+    def test_a_stage_that_overruns_is_ended_with_all_its_processes(self):
+        def body(record):
+            record.result("session", os.getpid())
+            # In a process group of its own, as ranks are.
+            subprocess.Popen(["sleep", "1000"], process_group=0)
+            record.result("begun", True)
+            time.sleep(1000)
+        status, reason, heard = self.run_body(body, budget=1)
+        self.assertEqual((status, reason), ("overran", "ended after its 1 s"))
+        self.assertEqual(heard[1], ("result", "begun", True))
+        self.assertEqual(session_members(heard[0][2]), [])
+
+    def test_a_rehearsal_has_no_figures(self):
+        with tempfile.TemporaryDirectory() as directory:
+            report = Report(Path(directory), [("device", 1)], "cpu")
+            report.set_figure(FIGURES[0].name, 3.0)
+            report.finish("rehearsal")
+            found = json.loads((Path(directory) / "gpu_report.json").read_text())
+            self.assertEqual({f["value"] for f in found["figures"]}, {NOT_MEASURED})
+            self.assertIn("nothing below was seen on one",
+                          (Path(directory) / "gpu_report.md").read_text())
+            report = Report(Path(directory), [("device", 1)], "cuda")
+            report.set_figure(FIGURES[0].name, 3.0)
+            self.assertEqual(report.content["figures"][0]["value"], 3.0)
+
+
+if __name__ == "__main__":
+    unittest.main()

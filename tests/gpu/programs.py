@@ -1,0 +1,111 @@
+"""Where the programs and models are, and how they are run: from a bundle or from a build tree."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from runner import Failed, Unavailable
+
+
+class Programs:
+    """device: "cuda", or "cpu" for a rehearsal."""
+
+    def __init__(self, bundle: Path | None, build: Path, source: Path, device: str, work: Path):
+        self.device, self.work = device, work
+        root = bundle if bundle is not None else build
+        programs = root / "programs" if bundle is not None else build / "bin"
+        self.outrider = programs / "outrider"
+        self.tests = programs if bundle is not None else programs / "tests"
+        self.checkpoints = root / "checkpoints"
+        self.shapes = root / "shapes" if bundle is not None else (
+            source / "tests" / "testing" / "checkpoints")
+        cache = Path(os.environ.get("OUTRIDER_CACHE") or "~/.cache/outrider").expanduser()
+        self.model = (root / "model" if bundle is not None else cache) / "SmolLM2-135M-Instruct"
+        self.environment = dict(os.environ)
+        self.environment["OUTRIDER_TEST_CHECKPOINTS"] = str(self.checkpoints)
+        self.environment["OUTRIDER_CACHE"] = str(self.model.parent)
+        if bundle is not None:
+            self.use_bundled_libraries(root)
+
+    def use_bundled_libraries(self, root: Path) -> None:
+        libraries = [str(root / "libraries")]
+        if (root / "openmpi").is_dir():
+            self.environment["OPAL_PREFIX"] = str(root / "openmpi")
+            self.environment["PATH"] = f"{root / 'openmpi' / 'bin'}:{os.environ.get('PATH', '')}"
+        old = os.environ.get("LD_LIBRARY_PATH")
+        self.environment["LD_LIBRARY_PATH"] = ":".join(libraries + ([old] if old else []))
+
+    def need(self, path: Path) -> Path:
+        if not path.exists():
+            raise Unavailable(f"there is no {path}")
+        return path
+
+    def device_flags(self, ranks: int, gpus: int) -> list[str]:
+        if self.device != "cuda":
+            return []
+        return ["--device", "cuda", *(["--share-gpus"] if ranks > gpus else [])]
+
+    def run(self, *command, check: bool = True, timeout: float | None = None, env=None):
+        """Output as text; a stage's own end is the time limit."""
+        done = subprocess.run([str(part) for part in command], text=True, timeout=timeout,
+                              env={**self.environment, **(env or {})}, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if check and done.returncode != 0:
+            raise Failed(f"{Path(str(command[0])).name} exited with {done.returncode}: "
+                         f"{last_line(done.stderr or done.stdout)}")
+        return done
+
+    def mpirun(self, ranks: int) -> list[str]:
+        if ranks == 1:
+            return []
+        mpirun = shutil.which("mpirun", path=self.environment.get("PATH"))
+        if mpirun is None:
+            raise Unavailable("there is no mpirun")
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return [mpirun, *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
+
+    @contextlib.contextmanager
+    def server(self, model: Path, ranks: int, gpus: int, draft: Path | None = None):
+        """Serves while the block runs; gives the address."""
+        self.need(self.outrider)
+        self.need(model / "config.json")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        log = self.work / f"serve-{port}.log"
+        command = [*self.mpirun(ranks), self.outrider, "serve", "--model", model, "--port", port,
+                   *self.device_flags(ranks, gpus), *(["--draft", draft] if draft else [])]
+        with open(log, "w") as output:
+            process = subprocess.Popen([str(part) for part in command], env=self.environment,
+                                       stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            self.wait_for_server(process, port, log)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+    def wait_for_server(self, process, port: int, log: Path) -> None:
+        while process.poll() is None:
+            ready = self.run(self.outrider, "health", "--address", f"127.0.0.1:{port}",
+                             check=False)
+            if ready.returncode == 0:
+                return
+            time.sleep(0.1)
+        raise Failed(f"the server did not start: {last_line(log.read_text())}")
+
+    def answer(self, address: str, prompt: str, tokens: int, *flags: str) -> dict:
+        return json.loads(self.run(self.outrider, "generate", "--address", address, "--format",
+                                   "json", "--temperature", "0", "--max-tokens", tokens,
+                                   "--raw", "--no-stats", *flags, prompt).stdout)
+
+
+def last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else "no output"

@@ -1,0 +1,165 @@
+// `outrider plan` on shapes whose figures can be worked out by hand.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "launcher/command_line.h"
+#include "launcher/plan_report.h"
+#include "tests/testing/one_line_error.h"
+
+namespace outrider {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kVocab = 128256;
+
+std::string shape(const std::string& name) {
+  return std::string(OUTRIDER_SOURCE_DIR) + "/tests/testing/checkpoints/" + name + ".json";
+}
+
+PlanOptions options_for(const std::string& name) {
+  PlanOptions options;
+  options.model = shape(name);
+  options.server = {64, 512, 0};
+  return options;
+}
+
+nlohmann::json planned(const PlanOptions& options) {
+  return nlohmann::json::parse(plan_as_json(make_plan(options)));
+}
+
+TEST(Plan, EightBillionParametersOnOneGpu) {
+  const auto plan = planned(options_for("llama-8b"));
+  // Llama 3.1 8B, as its model card counts.
+  EXPECT_EQ(plan["parameters"], 8030261248);
+  const auto& one = plan["passes"][0];
+  EXPECT_EQ(one["rows"], 1);
+  // All but the embedding, of which a row is read.
+  EXPECT_EQ(one["weight_bytes"], 2 * (8030261248 - kVocab * 4096 + 4096));
+  // 1025 positions read and one written.
+  EXPECT_EQ(one["kv_bytes"], 1026 * 131072);
+  EXPECT_EQ(plan["memory"]["kv_bytes_per_token"], 131072);
+  // 12 kernels a layer; tokens, embedding, last norm, LM head; 6 of verification.
+  EXPECT_EQ(one["kernel_launches"], 32 * 12 + 4 + 6);
+  EXPECT_EQ(one["exchanges"], 0);
+  EXPECT_NEAR(one["ms"].get<double>(), 15.0e9 / 4.8e12 * 1e3, 0.05);
+  EXPECT_NEAR(plan["predicted"]["plain_tokens_per_second"].get<double>(),
+              1e3 / one["ms"].get<double>(), 1e-6);
+  EXPECT_EQ(plan["memory"]["fits"], true);
+}
+
+TEST(Plan, RanksShareWeightsAndExchangeSums) {
+  PlanOptions options = options_for("llama-8b");
+  options.ranks = 2;
+  options.rows = {5};
+  options.exchange_us = 10;
+  const auto pass = planned(options)["passes"][0];
+  EXPECT_EQ(pass["exchanges"], 1 + 2 * 32 + 1);  // embedding, two a layer, verification
+  // Five rows are padded to eight.
+  const int64_t sums = 65 * 8 * 4096 * 4, summaries = 8 + 8 * 40;
+  EXPECT_EQ(pass["exchange_bytes"], sums + summaries);
+  EXPECT_NEAR(pass["exchange_ms"].get<double>(), (sums + summaries) / 450e9 * 1e3 + 66 * 0.01,
+              1e-9);
+  const int64_t norms = 65 * 4096, row = 4096;
+  EXPECT_EQ(pass["weight_bytes"], 2 * ((8030261248 - norms - 2 * kVocab * 4096) / 2 +
+                                       kVocab / 2 * 4096 + norms + 8 * row));
+}
+
+TEST(Plan, PredictsWhatADraftIsWorth) {
+  PlanOptions options = options_for("llama-8b");
+  options.draft = shape("llama-1b");
+  options.alpha = 0.8;
+  options.num_speculative_tokens = 4;
+  options.rows = {1, 5};
+  const auto plan = planned(options);
+  const double one = plan["passes"][0]["ms"], five = plan["passes"][1]["ms"];
+  const double draft = plan["draft_round"]["ms"];
+  const double tokens = 1 + 0.8 + 0.64 + 0.512 + 0.4096;
+  const auto& predicted = plan["predicted"];
+  EXPECT_NEAR(predicted["expected_tokens"].get<double>(), tokens, 1e-12);
+  EXPECT_NEAR(predicted["speculative_step_ms"].get<double>(), five + 4 * draft, 1e-9);
+  EXPECT_NEAR(predicted["speculative_tokens_per_second"].get<double>(),
+              1e3 * tokens / (five + 4 * draft), 1e-6);
+  EXPECT_NEAR(predicted["plain_tokens_per_second"].get<double>(), 1e3 / one, 1e-6);
+}
+
+TEST(Plan, SaysWhatDoesNotFitAndByHowMuch) {
+  PlanOptions options = options_for("llama-8b");
+  options.device = "RTX-5090";
+  options.server.max_sequences = 4096;
+  const ServingPlan plan = make_plan(options);
+  EXPECT_FALSE(plan.fits());
+  const auto json = nlohmann::json::parse(plan_as_json(plan));
+  const int64_t draft_logits = int64_t{2} * 4096 * 15 * kVocab * 4;  // kept for verification
+  EXPECT_GT(json["memory"]["missing_bytes"], draft_logits - (int64_t{20} << 30));
+  EXPECT_EQ(json["memory"]["kv_tokens"], 0);
+  EXPECT_THAT(plan_as_text(plan), HasSubstr("does not fit: "));
+  EXPECT_THAT(plan_as_text(make_plan(options_for("llama-1b"))), HasSubstr("\nfits: "));
+}
+
+// It fits, but not as many tokens as are wanted.
+TEST(Plan, AKvCacheCanBeTooSmall) {
+  PlanOptions options = options_for("llama-8b");
+  options.device = "RTX-5090";
+  options.sequences = 2;
+  options.context = 100'000;
+  const auto memory = planned(options)["memory"];
+  EXPECT_GT(memory["kv_tokens"], 0);
+  EXPECT_EQ(memory["fits"], false);
+  const int64_t lacking =
+      memory["kv_tokens_wanted"].get<int64_t>() - memory["kv_tokens"].get<int64_t>();
+  EXPECT_NEAR(memory["missing_bytes"].get<double>(), 131072.0 * lacking, 16 * 131072);
+}
+
+TEST(Plan, TextHasEveryPass) {
+  PlanOptions options = options_for("llama-1b");
+  options.sequences = 3;
+  options.rows = {1, 5};
+  options.draft = shape("llama-1b");
+  const std::string text = plan_as_text(make_plan(options));
+  for (const char* part :
+       {"\n3  ", "\n15  ", "\ndraft round  ", "1.24 B parameters", "H200", "3 sequences"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
+TEST(Plan, NamesTheFlagThatIsWrong) {
+  const auto with = [](auto change) {
+    PlanOptions options = options_for("llama-8b");
+    change(options);
+    return [options] { make_plan(options); };
+  };
+  expect_one_line_error({"--ranks 33", "32 query heads"}, with([](auto& o) { o.ranks = 33; }));
+  expect_one_line_error({"--model", "/nowhere"}, with([](auto& o) { o.model = "/nowhere"; }));
+  expect_one_line_error({"--draft", "/nowhere"}, with([](auto& o) { o.draft = "/nowhere"; }));
+  expect_one_line_error({"--draft", "vocab_size is 512", "128256"},
+                        with([](auto& o) { o.draft = shape("tiny"); }));
+  expect_one_line_error({"--context is 131060", "131056"},
+                        with([](auto& o) { o.context = 131060; }));
+  expect_one_line_error({"--max-positions is 200000", "131072"},
+                        with([](auto& o) { o.server.max_positions = 200000; }));
+}
+
+TEST(Plan, RefusesFlagsBeforeAnythingIsRead) {
+  const std::vector<std::vector<std::string>> wrong = {
+      {"--device", "abacus"}, {"--ranks", "0"}, {"--rows", "1,17"}, {"--alpha", "1.5"}};
+  for (const auto& flag : wrong) {
+    std::vector<std::string> arguments = {"plan", "--model", "x"};
+    arguments.insert(arguments.end(), flag.begin(), flag.end());
+    int exit_code = 0;
+    ::testing::internal::CaptureStderr();
+    EXPECT_FALSE(parse_command_line(arguments, exit_code));
+    const std::string message = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(exit_code, kExitWrongFlags);
+    EXPECT_THAT(message, HasSubstr(flag[0]));
+    EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 1) << message;
+  }
+}
+
+}  // namespace
+}  // namespace outrider

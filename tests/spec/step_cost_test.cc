@@ -1,0 +1,165 @@
+// What a plan counts of a speculative step is what the step asks its backend and communicator for.
+#include "spec/step_cost.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/thread_communicator.h"
+#include "spec/speculative_step.h"
+#include "tests/testing/checkpoints.h"
+#include "tests/testing/metering_backend.h"
+
+namespace outrider {
+namespace {
+
+constexpr int64_t kMaxRows = 64;
+constexpr int64_t kMaxSequences = 8;
+
+struct Metered {
+  OperationCost operations;
+  ExchangeCost exchanges;
+  int64_t bytes = 0;  // of memory, all but KV pages and their tables
+};
+
+// The step after a step: nothing is left to be fed to the draft but its last token.
+Metered run_step(Communicator& communicator, bool with_draft, const StepShape& shape) {
+  MeteringBackend backend;
+  MeteringCommunicator metering(communicator);
+  Stream stream;
+  Transformer target(test_checkpoint("tiny"), backend, metering, kMaxRows, 0);
+  const int64_t before_cache = backend.allocated_bytes();
+  KvCache cache = target.make_kv_cache(512, kMaxSequences);
+  int64_t cache_bytes = backend.allocated_bytes() - before_cache;
+  std::unique_ptr<ModelDrafter> drafter;
+  if (with_draft) {
+    drafter = std::make_unique<ModelDrafter>(test_checkpoint("tiny-draft"), backend, 512,
+                                             kMaxSequences, kMaxRows, nullptr);
+    drafter->cache().deal_pages(stream);
+    MeteringBackend alone;
+    const KvCache same(alone, drafter->config().num_layers,
+                       Shard::of(drafter->config(), 0, 1).attention, 512, kMaxSequences,
+                       drafter->config().max_position_embeddings);
+    cache_bytes += alone.allocated_bytes();
+  }
+  SpeculativeStep step(backend, metering, target, cache, kMaxSequences, kMaxRows);
+  cache.deal_pages(stream);
+  const int64_t bytes = backend.allocated_bytes() + backend.packed_bytes() - cache_bytes;
+
+  const std::vector<int32_t> guesses(shape.num_draft_tokens, 1);
+  std::vector<SequenceState> states(kMaxSequences);
+  std::vector<SlotWork> work;
+  for (int64_t slot = 0; slot < shape.sequences; ++slot) {
+    SequenceState& state = states[slot];
+    state.tokens.assign(shape.context + 1, 1);
+    state.num_cached = shape.context;
+    if (shape.sampled) state.processors.mode = VerifyMode::rejection;
+    if (with_draft) {
+      state.drafter = drafter.get();
+      drafter->admit(slot, shape.context);
+    }
+    work.push_back({.slot = slot,
+                    .prefill_end = shape.context,
+                    .decode = true,
+                    .num_draft_tokens = shape.num_draft_tokens,
+                    .proposed = with_draft ? std::span<const int32_t>() : guesses});
+  }
+  backend.forget_costs();
+  metering.forget_costs();
+  step.run(states, work, 0, stream);
+  return {backend.cost(), metering.cost(), bytes};
+}
+
+void expect_as_planned(int ranks, bool with_draft, StepShape shape) {
+  SCOPED_TRACE(std::to_string(ranks) + " ranks, K " + std::to_string(shape.num_draft_tokens) +
+               ", sequences " + std::to_string(shape.sequences));
+  const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
+  const ModelConfig draft = ModelConfig::load(test_checkpoint("tiny-draft"));
+  shape.max_positions = target.max_position_embeddings;
+  run_thread_ranks(ranks, [&](Communicator& communicator) {
+    const Metered metered = run_step(communicator, with_draft, shape);
+    const Shard shard = Shard::of(target, communicator.rank(), ranks);
+    const StepCost cost = step_cost(target, shard, with_draft ? &draft : nullptr, shape);
+    OperationCost planned = cost.target.operations;
+    planned += cost.verify.operations;
+    // Round i stands i positions further on.
+    for (int round = 0; round < shape.num_draft_tokens && with_draft; ++round) {
+      StepShape later = shape;
+      later.context += round;
+      planned += step_cost(target, shard, &draft, later).draft.operations;
+    }
+    // What a copy drafter proposes goes to its place.
+    if (!with_draft && shape.num_draft_tokens > 0) {
+      planned += copy_tokens_cost(shape.sequences * shape.num_draft_tokens);
+    }
+    EXPECT_EQ(planned.weight_bytes, metered.operations.weight_bytes);
+    EXPECT_EQ(planned.kv_bytes, metered.operations.kv_bytes);
+    EXPECT_EQ(planned.activation_bytes, metered.operations.activation_bytes);
+    EXPECT_EQ(planned.flops, metered.operations.flops);
+    EXPECT_EQ(planned.launches, metered.operations.launches);
+
+    ExchangeCost exchanges = cost.target.exchanges;
+    exchanges += cost.verify.exchanges;
+    EXPECT_EQ(exchanges, metered.exchanges);
+  });
+}
+
+TEST(StepCost, IsWhatAStepAsksFor) {
+  for (const int ranks : {1, 2, 3}) {
+    expect_as_planned(ranks, false, {.sequences = 1, .context = 40});
+    expect_as_planned(ranks, false, {.sequences = 1, .context = 40, .num_draft_tokens = 4});
+    expect_as_planned(ranks, true, {.sequences = 1, .context = 40, .num_draft_tokens = 4});
+    expect_as_planned(ranks, true,
+                      {.sequences = 3, .context = 300, .num_draft_tokens = 7, .sampled = true});
+  }
+}
+
+// The plan leaves out what is small; it may not leave out more than one part in twenty,
+// of a model this small.
+TEST(StepCost, MemoryIsWhatAServerTakes) {
+  const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
+  const ModelConfig draft = ModelConfig::load(test_checkpoint("tiny-draft"));
+  const ServerShape server = {kMaxSequences, kMaxRows, target.max_position_embeddings};
+  run_thread_ranks(2, [&](Communicator& communicator) {
+    const Shard shard = Shard::of(target, communicator.rank(), 2);
+    for (const bool with_draft : {false, true}) {
+      const MemoryCost cost = memory_cost(target, shard, with_draft ? &draft : nullptr, server);
+      const int64_t taken = run_step(communicator, with_draft, {.context = 40}).bytes;
+      // What the backend takes for itself, a metering one does not.
+      const Shard whole = Shard::of(draft, 0, 1);
+      int64_t own = int64_t{64} << 20;
+      own += std::max(cuda_attention_scratch_bytes(kMaxRows, server.max_positions, shard.attention),
+                      with_draft ? cuda_attention_scratch_bytes(
+                                       kMaxRows, draft.max_position_embeddings, whole.attention)
+                                 : 0);
+      const int64_t planned = cost.weights + cost.draft_weights + cost.workspace - own;
+      EXPECT_LE(planned, taken);
+      EXPECT_GE(planned, taken - taken / 20);
+    }
+  });
+}
+
+TEST(StepCost, ExpectedTokens) {
+  EXPECT_EQ(expected_tokens(0.0, 4), 1.0);
+  EXPECT_EQ(expected_tokens(1.0, 4), 5.0);
+  EXPECT_NEAR(expected_tokens(0.8, 5), (1 - std::pow(0.8, 6)) / (1 - 0.8), 1e-12);
+}
+
+TEST(StepCost, KvTokensAreWhatIsLeft) {
+  MemoryCost cost;
+  cost.weights = 1000;
+  cost.draft_weights = 100;
+  cost.workspace = 50;
+  cost.reserved = 10;
+  cost.page_bytes = 32;
+  EXPECT_EQ(kv_tokens_that_fit(cost, 1160), 0);
+  EXPECT_EQ(kv_tokens_that_fit(cost, 1160 + 63), kPageTokens);
+  EXPECT_EQ(kv_tokens_that_fit(cost, 1159), -1);
+}
+
+}  // namespace
+}  // namespace outrider

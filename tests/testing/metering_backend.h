@@ -1,0 +1,164 @@
+// A Backend and a Communicator that compute nothing and count what they are asked for, from the
+// views that they are given: what plans count is compared with it.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "backend/backend.h"
+#include "backend/operation_cost.h"
+#include "comm/communicator.h"
+#include "comm/exchange_cost.h"
+
+namespace outrider {
+
+// Memory is the host's and zero; copies are made, so that positions can be read.
+class MeteringBackend final : public Backend {
+ public:
+  const OperationCost& cost() const { return cost_; }
+  int64_t allocated_bytes() const { return allocated_bytes_; }
+  int64_t packed_bytes() const { return packed_bytes_; }
+  void forget_costs() { cost_ = {}; }
+
+  std::string description() const override { return "metering"; }
+  Stream make_stream() override { return {}; }
+  Buffer allocate(size_t bytes) override {
+    allocated_bytes_ += static_cast<int64_t>(bytes);
+    return allocate_host(bytes);
+  }
+  Buffer allocate_pinned(size_t bytes) override { return allocate_host(bytes); }
+  void copy_from_host(TensorView to, const void* from, Stream&) override {
+    if (to.bytes() > 0) std::memcpy(to.raw(), from, to.bytes());
+  }
+  void copy_to_host(void* to, TensorView from, Stream&) override {
+    if (from.bytes() > 0) std::memcpy(to, from.raw(), from.bytes());
+  }
+  void copy(TensorView to, TensorView from, Stream&) override {
+    if (to.bytes() > 0) std::memcpy(to.raw(), from.raw(), to.bytes());
+  }
+  void synchronize(Stream&) override {}
+  void replay(uint64_t, Stream&, const std::function<void()>& enqueue) override { enqueue(); }
+  int64_t padded_rows(int64_t rows) const override { return cuda_padded_rows(rows); }
+
+  PackedWeight pack(std::span<const TensorView> parts) override {
+    PackedWeight packed;
+    packed.k = parts[0].extent(1);
+    for (const TensorView& part : parts) packed.n += part.extent(0);
+    packed_bytes_ += cuda_packed_bytes(packed.n, packed.k);
+    return packed;
+  }
+
+  void embed(const PackedWeight&, TensorView tokens, int64_t, TensorView y, Stream&) override {
+    cost_ += embed_cost(tokens.extent(0), y.extent(1));
+  }
+  void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
+              Stream&) override {
+    CHECK(x.extent(0) == y.extent(0) && x.extent(1) == weight.k && y.extent(1) == weight.n);
+    cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr);
+  }
+  void rms_norm(TensorView x, TensorView, float, TensorView, Stream&) override {
+    cost_ += rms_norm_cost(x.extent(0), x.extent(1));
+  }
+  void silu_mul(TensorView, TensorView y, Stream&) override {
+    cost_ += silu_mul_cost(y.extent(0), y.extent(1));
+  }
+  void add(TensorView x, TensorView, Stream&) override { cost_ += add_cost(x.size()); }
+  void gather_rows(TensorView, TensorView, TensorView y, Stream&) override {
+    cost_ += gather_rows_cost(y.extent(0), y.extent(1));
+  }
+
+  void rope_and_cache(TensorView, TensorView, TensorView, TensorView, TensorView, const RowMap& map,
+                      const AttentionShape& shape, Stream&) override {
+    const int32_t* positions = map.positions.data<int32_t>();
+    const int64_t real = std::count_if(positions, positions + map.positions.size(),
+                                       [](int32_t position) { return position >= 0; });
+    cost_ += rope_and_cache_cost({.sequences = real}, shape);
+  }
+
+  // From the positions themselves, in place of what a pass says of them.
+  void attention(TensorView, TensorView, TensorView, TensorView y, const RowMap& map,
+                 const AttentionShape& shape, Stream&) override {
+    constexpr int64_t kSplitTokens = 256;
+    const int32_t* positions = map.positions.data<int32_t>();
+    const int32_t* sequences = map.sequences.data<int32_t>();
+    const int64_t width = shape.num_heads * shape.head_dim;
+    std::map<int32_t, int64_t> lengths;  // of the sequences
+    int64_t seen = 0, splits = 0;
+    for (int64_t r = 0; r < y.extent(0); ++r) {
+      if (positions[r] < 0) continue;
+      const int64_t context = positions[r] + 1;
+      lengths[sequences[r]] = std::max(lengths[sequences[r]], context);
+      seen += context;
+      splits += (context + kSplitTokens - 1) / kSplitTokens;
+    }
+    for (const auto& [sequence, length] : lengths) {
+      cost_.kv_bytes += 4 * length * shape.num_kv_heads * shape.head_dim;
+    }
+    cost_.activation_bytes +=
+        6 * y.extent(0) * width + 2 * splits * (4 * width + 8 * shape.num_heads);
+    cost_.flops += 6 * seen * width;
+    cost_.launches += 2;
+  }
+
+  void copy_tokens(const TokenCopy*, int64_t n, Stream&) override { cost_ += copy_tokens_cost(n); }
+  void sample_drafts(TensorView logits, const DraftRow*, int64_t n, int32_t*, RowDistribution*,
+                     Stream&) override {
+    cost_ += sample_drafts_cost(n, logits.extent(1));
+  }
+  void verify_summary(TensorView logits, int32_t, const VerifyRow*, SummaryMessage to,
+                      Stream&) override {
+    cost_ += verify_summary_cost(to.num_rows, logits.extent(1));
+  }
+  void combine_rows(SummaryMessages, const VerifyRow*, int64_t, RowDistribution*, uint64_t*,
+                    Stream&) override {
+    cost_ += combine_rows_cost();
+  }
+  void resolve_row(TensorView, const Processors&, RowDistribution*, Stream&) override {}
+  void accept_step(const SequenceToVerify*, int64_t, Verdict*, Stream&) override {
+    cost_ += accept_step_cost();
+  }
+  void race_step(const SequenceToVerify*, int64_t n, int64_t shard_size, const Verdict*,
+                 RaceResult*, Stream&) override {
+    cost_ += race_step_cost(n, shard_size);
+  }
+  void commit_step(const SequenceToVerify*, int64_t, const RaceResult*, int, Verdict*,
+                   Stream&) override {
+    cost_ += commit_step_cost();
+  }
+
+ private:
+  OperationCost cost_;
+  int64_t allocated_bytes_ = 0;  // beside packed weights
+  int64_t packed_bytes_ = 0;
+};
+
+// Counts, and lets `inner` exchange.
+class MeteringCommunicator final : public Communicator {
+ public:
+  explicit MeteringCommunicator(Communicator& inner) : inner_(inner) {}
+
+  const ExchangeCost& cost() const { return cost_; }
+  void forget_costs() { cost_ = {}; }
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  void all_reduce_sum(TensorView x, Stream& stream) override {
+    cost_ += all_reduce_sum_cost(size(), x.size());
+    inner_.all_reduce_sum(x, stream);
+  }
+  void all_gather(TensorView mine, TensorView all, Stream& stream) override {
+    cost_ += all_gather_cost(size(), static_cast<int64_t>(mine.bytes()));
+    inner_.all_gather(mine, all, stream);
+  }
+  void broadcast(TensorView x, int root, Stream& stream) override {
+    inner_.broadcast(x, root, stream);
+  }
+
+ private:
+  Communicator& inner_;
+  ExchangeCost cost_;
+};
+
+}  // namespace outrider
