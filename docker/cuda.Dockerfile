@@ -1,8 +1,5 @@
-# Outrider on NVIDIA GPUs: the stages for it, ahead of what they are to build. There is no CUDA backend
-# yet, and so no preset `cuda`: with the default below the build ends at "No such preset". With
-#   docker build -f docker/cuda.Dockerfile --build-arg PRESET=cpu -t outrider-cuda .
-# it gives a CPU server beside CUDA's libraries. Neither was ever built or run with a GPU; the steps that
-# are shared with cpu.Dockerfile are those that docker/check carries out.
+# Outrider on NVIDIA GPUs. Never built or run with a GPU; the steps that are shared with cpu.Dockerfile are
+# those that docker/check carries out.
 ARG DEBIAN=bookworm-20250520-slim
 ARG CUDA=13.0.1
 ARG PRESET=cuda
@@ -18,6 +15,9 @@ COPY launcher/setup.sh launcher/
 COPY docker/stages.sh docker/packages.txt docker/
 RUN source docker/stages.sh && install_pinned
 COPY --from=toolkit /usr/local/cuda /usr/local/cuda
+# NCCL, which is not of the toolkit.
+COPY --from=toolkit /usr/include/nccl*.h /usr/local/include/
+COPY --from=toolkit /usr/lib/x86_64-linux-gnu/libnccl.so* /usr/local/lib/
 ENV PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 COPY . .
 RUN source docker/stages.sh && build_program "$PRESET"
@@ -31,6 +31,8 @@ COPY docker/stages.sh docker/packages.txt docker/
 RUN source docker/stages.sh && install_runtime_packages && \
     useradd --system --create-home --uid 10001 outrider
 COPY --from=libraries /usr/local/cuda /usr/local/cuda
+COPY --from=libraries /usr/lib/x86_64-linux-gnu/libnccl.so* /usr/local/lib/
+RUN ldconfig
 # The container runtime mounts the driver's own libraries where these ask for them.
 ENV LD_LIBRARY_PATH=/usr/local/cuda/lib64 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=build /out/outrider /usr/local/bin/

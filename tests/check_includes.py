@@ -22,6 +22,10 @@ SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 CUDA_CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b\w+_CUDA\b")
 
+# Kernels start through launch() alone; what a GPU and its emulator do differently is in one file.
+PTX = Path("kernels/cuda/ptx.cuh")
+NOT_EMULATED = re.compile(r"<<<|\basm\b|\bOUTRIDER_EMULATED\b")
+
 
 class ConfinedHeader(NamedTuple):
     name: str
@@ -70,7 +74,12 @@ def check_file(root: Path, path: Path) -> Iterator[str]:
     if user not in KNOWN:
         yield f"{relative}:1: is in no layer; expected one of {', '.join(LAYERS)}, bench, tests"
         return
+    if (relative.suffix == ".cu" and relative.parent == Path("kernels/cuda") and
+            not (root / "kernels/cpu" / relative.stem).with_suffix(".cc").is_file()):
+        yield f"{relative}:1: has no twin; expected kernels/cpu/{relative.stem}.cc"
     for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if relative.suffix in (".cu", ".cuh") and relative != PTX and NOT_EMULATED.search(line):
+            yield f"{relative}:{number}: cannot be emulated; expected launch(), or a name of {PTX}"
         if CUDA_CONDITIONAL.match(line):
             yield f"{relative}:{number}: is conditional on CUDA; link a stub file instead"
         include = INCLUDE.match(line)

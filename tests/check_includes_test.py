@@ -65,12 +65,22 @@ class CheckIncludesTest(unittest.TestCase):
         self.assertEqual(self.problems("tests/spec/user_test.cc", '#include "launcher/launcher.h"',
                                        '#include "bench/bench.h"', '#include <mpi.h>'), [])
 
+    def test_cuda_sources(self):
+        problems = self.problems("kernels/cuda/alone.cu", "")
+        self.assertEqual(problems, ["kernels/cuda/alone.cu:1: has no twin; expected "
+                                    "kernels/cpu/alone.cc"])
+        self.write("kernels/cpu/user.cc", "")
+        for line in ("kernel<<<1, 32>>>();", 'asm volatile("");', "#ifdef OUTRIDER_EMULATED"):
+            self.assert_reported("kernels/cuda/user.cu", line, "cannot be emulated")
+            self.assert_reported("csrc/comm/nccl/user.cu", line, "cannot be emulated")
+            self.assertEqual(self.problems("kernels/cuda/ptx.cuh", line), [])
+
     def test_confined_headers(self):
         self.assert_reported("csrc/backend/user.cc", "#include <mpi.h>", "MPI headers")
         for header in ("nccl.h", "cuda_runtime.h", "cuda.h", "cublasLt.h", "cub/cub.cuh",
                        "cuda/std/span"):
             self.assert_reported("csrc/comm/user.cc", f"#include <{header}>", "CUDA headers")
-            self.assertEqual(self.problems("kernels/cuda/user.cu", f"#include <{header}>"), [])
+            self.assertEqual(self.problems("kernels/cuda/user.cuh", f"#include <{header}>"), [])
         for header in ("grpcpp/grpcpp.h", "grpc/grpc.h", "outrider/v1/generation.grpc.pb.h",
                        "outrider/v1/generation.pb.h"):
             self.assert_reported("csrc/engine/user.h", f"#include <{header}>", "gRPC headers")

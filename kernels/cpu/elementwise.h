@@ -10,7 +10,7 @@ namespace outrider::cpu {
 
 // y = x / rms(x) * weight, rounded once to bf16.
 // Bound: rows * hidden * 6 bytes. Order: 16 lanes, lane i sums elements i, i + 16, … by fma; lanes
-// are added in a fixed tree. Twin: ../cuda/rms_norm.cu.
+// are added in a fixed tree. Twin: ../cuda/elementwise.cu.
 void rms_norm(const float* x,      // [rows, hidden]
               const bf16* weight,  // [hidden]
               bf16* y,             // [rows, hidden]

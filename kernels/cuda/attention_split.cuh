@@ -295,6 +295,7 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
   lay_out_queries(pass, group, tiles);
   __syncthreads();
   for (int tile = 0; tile * kTileQueries < group.num_queries(); ++tile) {
+    const LaneQueries queries(pass, group, tile);
     uint4 keys[kHeld][kWarpGroups];
     uint4 values[kSplitPages];
     load_keys<kHeld, kWhole>(pages, my_page, 0, keys);
@@ -307,7 +308,6 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
         score<kChunks, kHeld>(tiles[tile], kHeld, keys, scores);
       }
     }
-    const LaneQueries queries(pass, group, tile);
     find_maxima(queries, first + warp * kWarpTokens, scores, shared);
     __syncthreads();
     // The maxima are read between these barriers alone: behind the second, the next tile's begin.
