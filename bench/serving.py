@@ -30,6 +30,7 @@ from grpc_tools import protoc
 
 PROTO_ROOT = Path(__file__).resolve().parent.parent / 'proto'
 STREAM = 'Once upon a time there was a lighthouse keeper who'
+CLIENTS_S = 8  # their life, the starting of Python included
 POLLS_PER_S = 10  # of each of the busy clients: a health check and GetServerInfo
 
 
@@ -150,10 +151,11 @@ def latency(server, arguments):
 
 
 def prefill(server, arguments):
-    print('ms between the chunks of a stream; in brackets: of its median before\n')
+    print('ms between the chunks of a stream; in brackets: of its median when alone, before and after, '
+          'since its own context grows too\n')
     header('', 'chunks', 'median', 'P90', 'P99', 'most')
     model = server.stub.GetModelInfo(pb.GetModelInfoRequest())
-    before, during, took = [], [], []
+    alone, during, took = [], [], []
     for number in range(arguments.rounds):
         times = []
         stream = server.stub.Generate(
@@ -174,35 +176,40 @@ def prefill(server, arguments):
         server.stub.GenerateOnce(
             server.request(1, 0, tokenized=pb.Tokenized(input_ids=ids)))
         end = time.perf_counter()
+        time.sleep(arguments.alone_seconds)
         stream.cancel()
         reader.join()
-        before += gaps_ms(times, 0, begin)
+        alone += gaps_ms(times, 0, begin) + gaps_ms(times, end)
         during += gaps_ms(times, begin, end)
         took.append(end - begin)
-    before.sort()
+    alone.sort()
     during.sort()
-    median = statistics.median(before)
-    gaps_row('before', before, median)
+    median = statistics.median(alone)
+    gaps_row('alone', alone, median)
     gaps_row(f'while {arguments.prompt_tokens} tokens are prefilled', during, median)
     print(f'\nThe prefill took {statistics.median(took):.1f} s.')
 
 
-def poll(address, end):
+def poll(address, end, calls):
     channel = grpc.insecure_channel(address, [('grpc.use_local_subchannel_pool', 1)])
     health = health_pb2_grpc.HealthStub(channel)
     service = pb_grpc.GenerationServiceStub(channel)
     while time.time() < end:
         health.Check(health_pb2.HealthCheckRequest())
         service.GetServerInfo(pb.GetServerInfoRequest())
+        calls.append(2)
         time.sleep(1 / POLLS_PER_S)
 
 
-def poll_all(address, count, end):
-    threads = [threading.Thread(target=poll, args=(address, end)) for _ in range(count)]
+def poll_all(address, count, end, calls):
+    os.nice(19)  # what the clients themselves compute is not what is asked
+    made = []
+    threads = [threading.Thread(target=poll, args=(address, end, made)) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    calls.value += sum(made)
 
 
 def clients(server, arguments):
@@ -211,10 +218,11 @@ def clients(server, arguments):
     header('clients', 'chunks', 'median', 'P90', 'P99', 'most', 'a step, ms')
     gaps = {count: [] for count in (0, arguments.clients)}
     steps = {count: [0, 0.0] for count in gaps}
+    calls = multiprocessing.get_context('spawn').Value('l', 0)
     for _ in range(arguments.rounds):
         for count in gaps:
             pollers = multiprocessing.get_context('spawn').Process(
-                target=poll_all, args=(server.address, count, time.time() + 3 + 5))
+                target=poll_all, args=(server.address, count, time.time() + CLIENTS_S, calls))
             pollers.start()
             time.sleep(2.5)  # until Python and gRPC are up
             before = server.steps()
@@ -230,6 +238,7 @@ def clients(server, arguments):
                   percentile(gaps[count], 0.99), gaps[count][-1]]
         row(count, len(gaps[count]), *[f'{v:.1f} ({v / median:.2f})' for v in values],
             f'{1000 * steps[count][1] / steps[count][0]:.2f}')
+    print(f'\n{calls.value / arguments.rounds / CLIENTS_S:.0f} calls a second were answered.')
 
 
 TABLES = {table.__name__: table for table in (throughput, latency, prefill, clients)}
@@ -247,7 +256,7 @@ def main():
     parser.add_argument('--seconds', type=float, default=20, help='of each row of throughput')
     parser.add_argument('--answers', type=int, default=6, help='of each row of latency')
     parser.add_argument('--rounds', type=int, default=1, help='of prefill and clients')
-    parser.add_argument('--alone-seconds', type=float, default=5, help='of prefill')
+    parser.add_argument('--alone-seconds', type=float, default=5, help='of prefill, before and after')
     parser.add_argument('--prompt-tokens', type=int, default=4000, help='of prefill')
     parser.add_argument('--clients', type=int, default=16)
     parser.add_argument('--poll-tokens', type=int, default=400, help='of the stream of clients')

@@ -19,7 +19,7 @@ constexpr float kGreedyTemperature = 1e-5f;
 constexpr double kSecondsPerPriority = 10;
 // A step with prompt rows may take so much longer than one without them; a millisecond more is
 // nothing to anybody.
-constexpr double kPrefillSlowdown = 1.5;
+constexpr double kPrefillSlowdown = 1.6;
 constexpr double kPrefillMs = 1;
 // So many requests that fail with NaN within so many steps are no accident of theirs.
 constexpr size_t kMaxNonFinite = 3;
@@ -78,6 +78,13 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
   limits_.max_kv_tokens = (executor.num_pages() - 1) * kPageTokens;
   limits_.drafters = executor.drafters();
   limits_.default_drafter = executor.default_drafter();
+  if (const StepCosts& costs = executor.step_costs(); costs.known()) {
+    spdlog::info(
+        "a step takes {:.1f} ms for 1 row, {:.1f} for 8, {:.1f} for 32; 1000 tokens before "
+        "a sequence's rows {:.2f} more, and {:.2f} for each row",
+        costs.rows_ms(1), costs.rows_ms(8), costs.rows_ms(32), 1000 * costs.ms_per_position,
+        1000 * costs.ms_per_row_position);
+  }
 }
 
 Engine::~Engine() {

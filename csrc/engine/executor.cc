@@ -18,7 +18,7 @@ namespace outrider {
 namespace {
 
 constexpr int64_t kKvCacheBytes = int64_t{1} << 30;  // of a rank, where nothing else was asked for
-constexpr int kCostRounds = 3;
+constexpr int kCostRounds = 6;
 constexpr int64_t kManyCostRows = 64;  // which take so long that they are measured once
 constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
 // With which the cost of a long context is measured.

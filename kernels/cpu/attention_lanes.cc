@@ -9,7 +9,7 @@
 namespace outrider::cpu::OUTRIDER_LANES {
 namespace {
 
-constexpr int64_t kPagesAhead = 2;  // of the one in use, fetched into the cache
+constexpr int64_t kPagesAhead = 8;  // of the one in use, fetched into the cache
 // Queries whose sums fit the registers: five partial sums of a score each, or two chunks of values.
 #if defined(__AVX512F__)
 constexpr int kScoreQueries = 4;
