@@ -8,8 +8,6 @@
 #include <span>
 #include <utility>
 
-#include "core/float_environment.h"
-
 namespace outrider {
 
 namespace {
@@ -168,7 +166,6 @@ EngineStats Engine::stats() const {
 }
 
 void Engine::run() {
-  set_float_environment();
   try {
     while (wait_for_work()) step();
   } catch (const DisagreementError& error) {
