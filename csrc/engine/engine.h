@@ -71,7 +71,7 @@ class Engine {
   const Limits& limits() const { return limits_; }
   const Tokenizer& tokenizer() const { return executor_.tokenizer(); }
   const Executor& executor() const { return executor_; }
-  EngineStats stats() const;  // thread-safe
+  EngineStats stats() const;  // thread-safe; takes no lock and allocates nothing
 
  private:
   struct Submission {
