@@ -1,5 +1,4 @@
 // The HTTP port: what it answers, to whom, and what it bears.
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <sys/socket.h>
@@ -129,16 +128,6 @@ TEST(Http, SpeaksTheSameTls) {
     EXPECT_EQ(ask("client"), 200);
     EXPECT_EQ(ask("other"), mutual ? 0 : 200);
   }
-}
-
-int open_socket(int port) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  return fd;
 }
 
 // Sends until the other side has had enough; true where it had before `limit` bytes.
