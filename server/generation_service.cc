@@ -25,6 +25,20 @@ std::string name_request(const v1::GenerateRequest& request, grpc::CallbackServe
 
 }  // namespace
 
+GenerationService::Serving::Serving(Engine& engine, ServedModel model, const ServerOptions& options,
+                                    const ServiceRate& service_rate)
+    : engine(engine),
+      model(std::move(model)),
+      model_info(outrider::model_info(this->model, engine.executor().config())),
+      server_info(outrider::server_info(this->model, engine)),
+      intake(engine, this->model.chat_template, options.max_waiting_requests,
+             options.max_waiting_tokens, service_rate) {
+  v1::ServerLimits& limits = *server_info.mutable_limits();
+  limits.set_max_waiting_requests(options.max_waiting_requests);
+  limits.set_max_waiting_tokens(options.max_waiting_tokens);
+  limits.set_max_message_bytes(options.max_message_bytes);
+}
+
 void GenerationService::start(Engine& engine, ServedModel model) {
   auto serving = std::make_unique<Serving>(engine, std::move(model), options_, service_rate_);
   const std::lock_guard lock(mutex_);
@@ -132,7 +146,7 @@ grpc::ServerUnaryReactor* GenerationService::GetModelInfo(grpc::CallbackServerCo
   } else if (serving_ == nullptr) {
     reactor->Finish(to_grpc(not_serving()));
   } else {
-    *response = model_info(serving_->model, serving_->engine.executor().config());
+    *response = serving_->model_info;
     reactor->Finish(grpc::Status::OK);
   }
   return reactor;
@@ -149,10 +163,8 @@ grpc::ServerUnaryReactor* GenerationService::GetServerInfo(grpc::CallbackServerC
   } else if (serving_ == nullptr) {
     reactor->Finish(to_grpc(not_serving()));
   } else {
-    *response = server_info(serving_->model, serving_->engine);
-    response->mutable_limits()->set_max_waiting_requests(options_.max_waiting_requests);
-    response->mutable_limits()->set_max_waiting_tokens(options_.max_waiting_tokens);
-    response->mutable_limits()->set_max_message_bytes(options_.max_message_bytes);
+    *response = serving_->server_info;
+    *response->mutable_stats() = to_proto(serving_->engine.stats());
     reactor->Finish(grpc::Status::OK);
   }
   return reactor;

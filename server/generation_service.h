@@ -57,14 +57,12 @@ class GenerationService final : public v1::GenerationService::CallbackService {
   // What exists while there is an engine.
   struct Serving {
     Serving(Engine& engine, ServedModel model, const ServerOptions& options,
-            const ServiceRate& service_rate)
-        : engine(engine),
-          model(std::move(model)),
-          intake(engine, this->model.chat_template, options.max_waiting_requests,
-                 options.max_waiting_tokens, service_rate) {}
+            const ServiceRate& service_rate);
 
     Engine& engine;
     ServedModel model;
+    v1::GetModelInfoResponse model_info;
+    v1::GetServerInfoResponse server_info;  // without the stats
     Intake intake;
   };
 
@@ -80,7 +78,7 @@ class GenerationService final : public v1::GenerationService::CallbackService {
   ServiceRate service_rate_;
   const CallObservers observers_;
   CallRegistry calls_;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards all below; held for moments, and never by the engine
   std::unique_ptr<Serving> serving_;
   bool stopped_ = false;  // no new calls
 };

@@ -19,7 +19,7 @@
 namespace outrider {
 namespace {
 
-constexpr int kThreads = 2;
+constexpr int kThreads = 16;        // so that a few slow clients do not make a probe wait
 constexpr size_t kMaxWaiting = 32;  // connections that were accepted and have no thread yet
 constexpr int kBacklog = 64;        // connections that were not accepted yet
 constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";

@@ -133,9 +133,11 @@ v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& en
   out.set_max_choices(limits.max_choices);
   out.set_max_logprobs(limits.max_logprobs);
   out.set_max_kv_tokens(limits.max_kv_tokens);
+  return proto;
+}
 
-  const EngineStats stats = engine.stats();
-  v1::ServerStats& totals = *proto.mutable_stats();
+v1::ServerStats to_proto(const EngineStats& stats) {
+  v1::ServerStats totals;
   totals.set_num_requests_running(stats.num_requests_running);
   totals.set_num_requests_waiting(stats.num_requests_waiting);
   totals.set_num_requests_finished(stats.num_requests_finished);
@@ -150,7 +152,7 @@ v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& en
   totals.set_kv_pages(stats.kv_pages);
   totals.set_prefix_cache_queries(stats.prefix_cache_queries);
   totals.set_prefix_cache_hits(stats.prefix_cache_hits);
-  return proto;
+  return totals;
 }
 
 }  // namespace outrider

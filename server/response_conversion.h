@@ -11,7 +11,8 @@ namespace outrider {
 v1::Chunk to_proto(const Chunk& chunk);
 v1::Complete to_proto(const Completion& completion);
 v1::GetModelInfoResponse model_info(const ServedModel& model, const ModelConfig& config);
-// Without the limits of the server itself.
+// What does not change while it serves; the limits of the server itself are left to the caller.
 v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& engine);
+v1::ServerStats to_proto(const EngineStats& stats);
 
 }  // namespace outrider

@@ -70,13 +70,14 @@ void Delivery::deliver(Delivered& item) {
   if (item.cancelled) return complete(answer, FinishReason::cancelled, item.at);
 
   int num_emitted = 0;
-  const int num_accepted = static_cast<int>(item.tokens.size()) - 1;
   for (const int32_t token : item.tokens) {
     std::optional<TokenLogprobs> logprobs;
     if (!item.logprobs.empty()) logprobs = std::move(item.logprobs[num_emitted]);
-    const bool drafted = num_emitted < num_accepted;
+    const bool drafted = num_emitted < item.num_accepted;
     ++num_emitted;
-    if (!answer.output.push(token, drafted, std::move(logprobs))) break;
+    const bool last = num_emitted == static_cast<int>(item.tokens.size());
+    const auto end = last ? item.end : std::nullopt;
+    if (!answer.output.push(token, drafted, end, std::move(logprobs))) break;
   }
   if (num_emitted > 0) {
     if (answer.completion.completion_tokens == 0) answer.first_token = item.at;
@@ -95,10 +96,9 @@ void Delivery::deliver(Delivered& item) {
 // What lies behind the end of an answer inside a step is not counted.
 void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {
   SpeculationStats& stats = answer.completion.speculation;
-  const int num_accepted = static_cast<int>(item.tokens.size()) - 1;
-  const bool whole = num_emitted == num_accepted + 1;
+  const bool whole = num_emitted == item.num_accepted + 1;
   const int drafted = whole ? item.num_drafted : num_emitted;
-  const int accepted = std::min(num_accepted, num_emitted);
+  const int accepted = std::min(item.num_accepted, num_emitted);
   ++stats.num_decode_steps;
   if (drafted > 0) ++stats.num_spec_steps;
   stats.num_draft_tokens += drafted;

@@ -55,9 +55,10 @@ struct Delivered {
   std::shared_ptr<Answer> answer;
   EngineClock::time_point at = EngineClock::now();
   std::vector<TokenLogprobs> prompt_logprobs;
-  std::vector<int32_t> tokens;          // the accepted drafts, then the extra token
+  std::vector<int32_t> tokens;          // the accepted drafts, then the extra token; up to the end
+  std::optional<FinishReason> end;      // with the last of them
   std::vector<TokenLogprobs> logprobs;  // for each token, where wanted
-  int num_drafted = 0;
+  int num_drafted = 0, num_accepted = 0;
   double alpha_sum = 0;
   int alpha_rows = 0;
   bool finished_already = false;  // a resumed answer that was complete

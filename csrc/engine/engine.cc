@@ -1,14 +1,11 @@
 #include "engine/engine.h"
 
 #include <absl/strings/str_cat.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <random>
 #include <span>
 #include <utility>
-
-#include "core/float_environment.h"
 
 namespace outrider {
 
@@ -115,11 +112,10 @@ void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
       return sink->on_error(std::move(status));
     }
   }
-  if (!request.emitted.empty()) {
-    submission->resumed.emplace(executor_.tokenizer(), request.sampling,
-                                executor_.config().eos_token_ids, max_tokens_of(request));
-    submission->resumed->resume(request.emitted);
-  }
+  submission->output.emplace(executor_.tokenizer(), request.sampling.stop);
+  submission->end.emplace(request.sampling, executor_.config().eos_token_ids,
+                          max_tokens_of(request));
+  submission->output->resume(request.emitted, *submission->end);
   submission->request = std::move(request);
   submission->sink = std::move(sink);
   inbox_size_ += 1;
@@ -175,7 +171,6 @@ EngineStats Engine::stats() const {
 }
 
 void Engine::run() {
-  set_float_environment();
   try {
     while (wait_for_work()) step();
   } catch (const DisagreementError& error) {
@@ -262,9 +257,7 @@ void Engine::start(Submission& submission) {
   const double arrival = std::chrono::duration<double>(request.received - epoch_).count();
   const int64_t first_id = next_id_;
   for (int32_t choice = 0; choice < sampling.n; ++choice) {
-    auto answer = std::make_shared<Answer>(
-        progress, OutputStream(executor_.tokenizer(), sampling, executor_.config().eos_token_ids,
-                               max_tokens));
+    auto answer = std::make_shared<Answer>(progress, *submission.output);
     answer->received = request.received;
     Completion& completion = answer->completion;
     completion.index = choice;
@@ -273,7 +266,6 @@ void Engine::start(Submission& submission) {
     completion.mode = mode;
     completion.seed = seed;
     completion.numerics_fingerprint = fingerprint_;
-    if (submission.resumed) answer->output = *std::move(submission.resumed);
     if (answer->output.finished()) {
       answer->started = EngineClock::now();
       Delivered done{.answer = std::move(answer)};
@@ -281,19 +273,12 @@ void Engine::start(Submission& submission) {
       delivered_.push_back(std::move(done));
       return;
     }
-    std::vector<int32_t> stop_ids = sampling.stop_token_ids;
-    if (!sampling.ignore_eos) {
-      const auto& eos = executor_.config().eos_token_ids;
-      stop_ids.insert(stop_ids.end(), eos.begin(), eos.end());
-    }
     const int64_t id = next_id_++;
     ++progress->sequences_left;
-    sequences_.emplace(
-        id, Sequence{.answer = std::move(answer),
-                     .stop_ids = std::move(stop_ids),
-                     .tokens_left = max_tokens - static_cast<int64_t>(request.emitted.size()),
-                     .top_logprobs = sampling.logprobs.value_or(-1),
-                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
+    sequences_.emplace(id, Sequence{.answer = std::move(answer),
+                                    .end = *submission.end,
+                                    .top_logprobs = sampling.logprobs.value_or(-1),
+                                    .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
     scheduler_.add(
         {.id = id,
@@ -450,14 +435,18 @@ void Engine::apply(const SlotOutcome& outcome) {
   }
   const Verdict& verdict = outcome.verdict;
   const auto tokens = state.last(verdict.num_accepted + 1);
-  item.tokens.assign(tokens.begin(), tokens.end());
-  for (size_t i = 0; i < tokens.size() && !outcome.logprobs.empty(); ++i) {
+  for (size_t i = 0; i < tokens.size() && !item.end; ++i) {
+    item.tokens.push_back(tokens[i]);
+    item.end = sequence.end.push(tokens[i]);
+    if (outcome.logprobs.empty()) continue;
     const LogprobRow& row = outcome.logprobs[i];
     const bool extra = static_cast<int>(i) == verdict.num_accepted;
     item.logprobs.push_back(
         to_logprobs(row, tokens[i], extra ? verdict.extra_logit : row.token_logit));
   }
+  const bool ended = item.end.has_value();
   item.num_drafted = outcome.num_drafted;
+  item.num_accepted = verdict.num_accepted;
   item.alpha_sum = verdict.alpha_sum;
   item.alpha_rows = verdict.alpha_rows;
   delivered_.push_back(std::move(item));
@@ -465,13 +454,6 @@ void Engine::apply(const SlotOutcome& outcome) {
     observers_.metrics->verified(outcome.num_drafted, verdict.num_accepted);
   }
 
-  bool ended = false;
-  for (const int32_t token : tokens) {
-    const auto& stop_ids = sequence.stop_ids;
-    ended |= --sequence.tokens_left == 0;
-    ended |= std::find(stop_ids.begin(), stop_ids.end(), token) != stop_ids.end();
-    if (ended) break;
-  }
   scheduler_.commit(id, tokens);
   if (ended) end_sequence(id, true);
 }
@@ -519,8 +501,7 @@ void Engine::fail_all(const absl::Status& status) {
     const std::unique_ptr<Submission> submission(std::exchange(s, s->next));
     auto progress = std::make_shared<RequestProgress>();
     progress->sink = std::move(submission->sink);
-    Delivered end{.answer = std::make_shared<Answer>(
-                      progress, OutputStream(executor_.tokenizer(), {}, {}, 1))};
+    Delivered end{.answer = std::make_shared<Answer>(progress, *std::move(submission->output))};
     end.error = status;
     delivered_.push_back(std::move(end));
   }

@@ -71,21 +71,21 @@ class Engine {
   const Limits& limits() const { return limits_; }
   const Tokenizer& tokenizer() const { return executor_.tokenizer(); }
   const Executor& executor() const { return executor_; }
-  EngineStats stats() const;  // thread-safe
+  EngineStats stats() const;  // thread-safe; takes no lock and allocates nothing
 
  private:
   struct Submission {
     Request request;
     std::shared_ptr<RequestSink> sink;
-    std::optional<OutputStream> resumed;  // where tokens were emitted already: behind them
-    Digest128 digest;                     // the quarantine's; unset where there is none
+    std::optional<OutputStream> output;  // each answer's at its start: behind emitted tokens
+    std::optional<TokenEnd> end;         // likewise
+    Digest128 digest;                    // the quarantine's; unset where there is none
     Submission* next = nullptr;
   };
   // A sequence from its submission to its end.
   struct Sequence {
     std::shared_ptr<Answer> answer;
-    std::vector<int32_t> stop_ids;
-    int64_t tokens_left = 0;      // until max_tokens
+    TokenEnd end;
     int64_t next_prompt_row = 0;  // whose log-probabilities were not delivered yet
     int32_t top_logprobs = -1, top_prompt_logprobs = 0;
     bool started = false;  // was admitted once

@@ -153,7 +153,7 @@ double Executor::measure_ms(int64_t rows, int64_t position) {
 
 // The ranks take every pass together, so what is measured never decides what comes next.
 StepCosts Executor::measure_step_costs() {
-  set_float_environment();
+  const FloatEnvironment float_environment;
   std::vector<int32_t> pages(std::min(
       {cache_.num_pages(), cache_.max_pages_per_slot(), PagePool::pages_for(kCostContext)}));
   std::iota(pages.begin(), pages.end(), 0);
@@ -231,6 +231,7 @@ void Executor::report_to(StepProgress& progress) {
 }
 
 std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
+  const FloatEnvironment float_environment;
   const StepPlan plan = StepPlan::parse(bytes);
   const uint64_t agreed = digest(bytes.data(), bytes.size(), state_digest());
   // What stood in a page that is not the slot's any more is forgotten.

@@ -2,8 +2,6 @@
 
 #include <chrono>
 
-#include "core/float_environment.h"
-
 namespace outrider {
 
 namespace {
@@ -15,7 +13,6 @@ constexpr std::chrono::microseconds kSpin{200};
 }  // namespace
 
 void run_follower(Executor& executor, ControlClient& control) {
-  set_float_environment();
   while (const auto plan = control.receive(kSpin)) executor.execute(*plan);
 }
 

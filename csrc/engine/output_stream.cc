@@ -8,21 +8,12 @@
 
 namespace outrider {
 
-OutputStream::OutputStream(const Tokenizer& tokenizer, const SamplingParams& sampling,
-                           std::vector<int32_t> eos_token_ids, int64_t max_tokens)
-    : detokenizer_(tokenizer),
-      tokenizer_(&tokenizer),
-      stop_(sampling.stop),
-      stop_ids_(sampling.stop_token_ids),
-      max_tokens_(max_tokens) {
-  if (!sampling.ignore_eos) {
-    stop_ids_.insert(stop_ids_.end(), eos_token_ids.begin(), eos_token_ids.end());
-  }
-}
+OutputStream::OutputStream(const Tokenizer& tokenizer, std::vector<std::string> stop)
+    : detokenizer_(tokenizer), tokenizer_(&tokenizer), stop_(std::move(stop)) {}
 
-void OutputStream::resume(const std::vector<int32_t>& emitted) {
+void OutputStream::resume(const std::vector<int32_t>& emitted, TokenEnd& end) {
   for (const int32_t token : emitted) {
-    const bool goes_on = push(token, false);
+    const bool goes_on = push(token, false, end.push(token));
     take();  // each time: what is held stays short, and so does the search for stop strings in it
     if (!goes_on) break;
   }
@@ -30,10 +21,11 @@ void OutputStream::resume(const std::vector<int32_t>& emitted) {
   resumed_ = held_.size();
 }
 
-bool OutputStream::push(int32_t token, bool drafted, std::optional<TokenLogprobs> logprobs) {
+bool OutputStream::push(int32_t token, bool drafted, std::optional<FinishReason> end,
+                        std::optional<TokenLogprobs> logprobs) {
   CHECK(!finished_);
   ++num_tokens_;
-  if (std::find(stop_ids_.begin(), stop_ids_.end(), token) != stop_ids_.end()) {
+  if (end == FinishReason::stop) {
     // The token that ends the answer is counted and sent, its text is not.
     tokens_.push_back({token, drafted, text_length_, std::move(logprobs)});
     append(detokenizer_.finish());
@@ -47,9 +39,9 @@ bool OutputStream::push(int32_t token, bool drafted, std::optional<TokenLogprobs
                      std::move(logprobs)});
   if (append(text)) {
     finish(FinishReason::stop);
-  } else if (num_tokens_ == max_tokens_) {
+  } else if (end.has_value()) {
     append(detokenizer_.finish());
-    finish(FinishReason::length);
+    finish(*end);
   }
   return !finished_;
 }

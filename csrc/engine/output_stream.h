@@ -1,6 +1,6 @@
-// OutputStream: one request's tokens on their way out. Finds the end (EOS, stop ids, stop strings,
-// max_tokens) token by token, so that it does not depend on how many tokens a step emits; holds
-// back text that may yet belong to a stop string.
+// OutputStream: one answer's tokens on their way out. Finds stop strings token by token, so that
+// the end does not depend on how many tokens a step emits, and holds back text that may yet belong
+// to one. Where an answer ends by its tokens, TokenEnd has found out.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "engine/token_end.h"
 #include "model/detokenizer.h"
 #include "model/tokenizer.h"
 
@@ -17,17 +18,18 @@ namespace outrider {
 
 class OutputStream {
  public:
-  // max_tokens: most tokens of the answer, ≥ 1. `tokenizer` outlives the stream.
-  OutputStream(const Tokenizer& tokenizer, const SamplingParams& sampling,
-               std::vector<int32_t> eos_token_ids, int64_t max_tokens);
+  // stop: strings, none of them empty. `tokenizer` outlives the stream.
+  OutputStream(const Tokenizer& tokenizer, std::vector<std::string> stop);
 
   // Tokens that the client has already, text and all: the answer goes on behind them, unless it
-  // ends with them (finished()). Before any push().
-  void resume(const std::vector<int32_t>& emitted);
+  // ends with them (finished()). Before any push(). They go through `end` as well.
+  void resume(const std::vector<int32_t>& emitted, TokenEnd& end);
 
   // Takes the next token; false once the answer has ended (with this token: it counts). Not to be
-  // called after that. logprobs: sent with the token; empty where none are wanted.
-  bool push(int32_t token, bool drafted, std::optional<TokenLogprobs> logprobs = {});
+  // called after that. end: what TokenEnd said of the token. logprobs: sent with the token; empty
+  // where none are wanted.
+  bool push(int32_t token, bool drafted, std::optional<FinishReason> end,
+            std::optional<TokenLogprobs> logprobs = {});
 
   // What may be sent since the last call: whole UTF-8 that no stop string can claim, and the tokens
   // whose text it completes.
@@ -53,8 +55,6 @@ class OutputStream {
   Detokenizer detokenizer_;
   const Tokenizer* tokenizer_;
   std::vector<std::string> stop_;
-  std::vector<int32_t> stop_ids_;  // of the request, and EOS unless ignored
-  int64_t max_tokens_;
   int64_t num_tokens_ = 0;
   std::string held_;         // text not sent yet
   size_t sendable_ = 0;      // bytes of held_ that no stop string can claim

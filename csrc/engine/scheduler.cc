@@ -45,19 +45,16 @@ Scheduler::Scheduler(SchedulerLimits limits)
 
 Scheduler::~Scheduler() = default;
 
-bool Scheduler::can_ever_fit(int64_t prompt_length, int64_t max_length, int32_t n,
-                             int64_t draft_positions) const {
-  if (prompt_length < 1 || prompt_length >= max_length) return false;
-  const int64_t most = max_length + kMaxDraftTokens + 1;
-  if (n * PagePool::pages_for(most) > limits_.num_pages) return false;
-  return limits_.num_draft_pages == 0 ||
-         n * PagePool::pages_for(std::min(most, draft_positions)) <= limits_.num_draft_pages;
-}
-
 void Scheduler::add(SequenceSpec spec) {
   CHECK(!spec.prompt.empty() && static_cast<int64_t>(spec.prompt.size()) < spec.max_length);
   CHECK(spec.lookahead >= 0 && spec.lookahead <= kMaxDraftTokens && !std::isnan(spec.order));
   CHECK(spec.drafter != DrafterKind::model || limits_.num_draft_pages > 0);
+  const int64_t most = spec.max_length + kMaxDraftTokens + 1;
+  CHECK(PagePool::pages_for(most) <= limits_.num_pages);
+  if (spec.drafter == DrafterKind::model && spec.lookahead_is_exact) {
+    const int64_t most_drafted = std::min(most, spec.max_draft_positions);
+    CHECK(PagePool::pages_for(most_drafted) <= limits_.num_draft_pages);
+  }
   const auto [at, is_new] = sequences_.try_emplace(spec.id);
   CHECK(is_new);
   at->second = std::make_unique<ScheduledSequence>(std::move(spec));
@@ -365,7 +362,7 @@ void Scheduler::commit(int64_t id, std::span<const int32_t> tokens) {
 
 // It gives up its slot and pages, and waits to be computed anew.
 void Scheduler::preempt(ScheduledSequence& s) {
-  CHECK(running_.size() > 1);  // what runs alone has room: can_ever_fit
+  CHECK(running_.size() > 1);  // what runs alone has room: add() checks it
   if (s.work.decode) rows_.all += 1 + s.work.num_draft_tokens;
   leave_slot(s);
   waiting_.insert(&s);

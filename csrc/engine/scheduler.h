@@ -69,12 +69,8 @@ class Scheduler {
   explicit Scheduler(SchedulerLimits limits);
   ~Scheduler();
 
-  // Whether such a sequence could ever run in the pools, with `n` choices. draft_positions: the
-  // longest context of its drafter's cache; 0: it has none.
-  bool can_ever_fit(int64_t prompt_length, int64_t max_length, int32_t n,
-                    int64_t draft_positions = INT64_MAX) const;
-
-  // The caller has asked can_ever_fit.
+  // The pools have room for the sequence where it runs alone, to its max_length and a step's rows
+  // behind that; so does the drafter's where lookahead_is_exact.
   void add(SequenceSpec sequence);
   // The sequence is over, wherever it stands (finished, cancelled, failed). Frees slot and pages.
   // What a decoding step left that was not committed is not kept for the prefix cache.

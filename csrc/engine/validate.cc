@@ -54,18 +54,18 @@ absl::Status validate_prompt(const Request& request, const Limits& limits) {
   // What could never run is told now.
   const int32_t n = request.sampling.n;
   const int64_t each = limits.max_kv_tokens / n - kMaxDraftTokens - 1;
+  if (length >= each) {
+    return unexpected("sampling_params.n", n,
+                      absl::StrCat("fewer answers to a prompt of ", length,
+                                   " tokens: together they must fit into the KV cache's ",
+                                   limits.max_kv_tokens, " tokens"));
+  }
   if (max_tokens.has_value() && length + *max_tokens > each) {
     return unexpected(
         "sampling_params.max_tokens", *max_tokens,
         absl::StrCat("at most ", each - length, ": ", n,
                      " answers of prompt and max_tokens must fit into the KV cache's ",
                      limits.max_kv_tokens, " tokens"));
-  }
-  if (length >= each) {
-    return unexpected("sampling_params.n", n,
-                      absl::StrCat("fewer answers to a prompt of ", length,
-                                   " tokens: together they must fit into the KV cache's ",
-                                   limits.max_kv_tokens, " tokens"));
   }
   return absl::OkStatus();
 }

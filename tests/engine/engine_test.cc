@@ -178,11 +178,10 @@ TEST(Engine, RequestsLeaveNoTrace) {
 TEST(Engine, CancelsOneAndServesTheNext) {
   std::vector<Request> requests = {greedy_request(20, 1, 400, 0, "random"),
                                    greedy_request(20, 1, 30, 0, "random")};
-  const auto answers = run_requests(tiny_options(), 2, requests, {5});
+  const auto answers = run_requests(tiny_options(), 2, requests, {20});
   ASSERT_TRUE(answers[0].completion);
   EXPECT_EQ(answers[0].completion->finish_reason, FinishReason::cancelled);
-  EXPECT_GE(answers[0].chunks.size(), 5u);
-  EXPECT_LT(answers[0].token_ids.size(), 400u);
+  EXPECT_EQ(answers[0].completion->completion_tokens, 20);
   EXPECT_EQ(answers[1].token_ids.size(), 30u);
   EXPECT_TRUE(std::equal(answers[0].token_ids.begin(), answers[0].token_ids.end(),
                          answers[1].token_ids.begin()));

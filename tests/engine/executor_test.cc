@@ -2,13 +2,13 @@
 #include "engine/executor.h"
 
 #include <gtest/gtest.h>
+#include <immintrin.h>
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "comm/self_communicator.h"
 #include "comm/thread_communicator.h"
-#include "core/float_environment.h"
 #include "testing/checkpoints.h"
 
 namespace outrider {
@@ -58,12 +58,22 @@ TEST(Executor, TheDigestOfTheStateFollowsTokensAndCaches) {
   EXPECT_NE(a->state_digest(), c->state_digest());
 }
 
+// What computes flushes denormals; whoever calls it goes on to read and compare them.
+TEST(Executor, LeavesItsCallersFloatEnvironment) {
+  const unsigned before = _mm_getcsr() & ~_MM_EXCEPT_MASK;
+  const auto backend = make_cpu_backend();
+  const auto self = make_self_communicator();
+  Executor executor(options(), *backend, *self);
+  EXPECT_EQ(_mm_getcsr() & ~_MM_EXCEPT_MASK, before);
+  executor.execute(first_plan({5, 6, 7, 8}, DrafterKind::model).serialise());
+  EXPECT_EQ(_mm_getcsr() & ~_MM_EXCEPT_MASK, before);
+}
+
 // A rank whose plan is not rank 0's, though it asks for the same rows: both throw before a token of
 // the step is seen.
 TEST(Executor, RanksThatDisagreeEndTheJob) {
   const auto run = [](uint64_t other_seed) {
     run_thread_ranks(2, [other_seed](Communicator& communicator) {
-      set_float_environment();
       const auto backend = make_cpu_backend();
       Executor executor(options(), *backend, communicator);
       StepPlan plan = first_plan({5, 6, 7, 8}, DrafterKind::model);
@@ -80,7 +90,6 @@ TEST(Executor, RanksThatHoldOtherStatesEndTheJob) {
   EXPECT_THROW(
       run_thread_ranks(2,
                        [](Communicator& communicator) {
-                         set_float_environment();
                          const auto backend = make_cpu_backend();
                          const auto self = make_self_communicator();
                          // Each by itself, so that nothing is compared yet …

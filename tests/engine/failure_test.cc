@@ -97,7 +97,6 @@ TEST(Disagreement, FailsEveryRequestBeforeAnythingOfTheStepIsTold) {
   ControlServer control(kRanks - 1, secret);
   constexpr uint64_t kBadStep = 4;
   const auto rank = [&](Communicator& communicator) {
-    set_float_environment();
     const auto backend = make_cpu_backend();
     Executor executor(options, *backend, communicator);
     if (communicator.rank() > 0) {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <set>
 #include <sstream>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "engine/histogram.h"
+#include "testing/read_file.h"
 
 namespace outrider {
 namespace {
@@ -142,13 +142,6 @@ TEST(EngineMetrics, ShowsStepsAndState) {
   EXPECT_EQ(value(text, "outrider_rank_up{rank=\"1\"}"), 0);
 }
 
-std::string contents(const std::string& path) {
-  std::ifstream file(std::string(OUTRIDER_SOURCE_DIR) + "/" + path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 // Names of metrics in a text, without what histograms append.
 std::set<std::string> names_in(const std::string& text) {
   std::set<std::string> names;
@@ -174,8 +167,9 @@ TEST(EngineMetrics, AreTheOnesOfTheDashboardAndTheDocuments) {
   metrics.set_rank_up(0, true);
   const std::set<std::string> names = names_in(metrics.text());
   EXPECT_EQ(names.size(), 19u);
-  EXPECT_EQ(names_in(contents("docs/operations/grafana-dashboard.json")), names);
-  EXPECT_EQ(names_in(contents("docs/operations/monitoring.md")), names);
+  EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/grafana-dashboard.json")),
+            names);
+  EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/monitoring.md")), names);
 }
 
 }  // namespace

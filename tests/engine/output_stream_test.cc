@@ -25,12 +25,13 @@ struct Result {
 // Feeds ids in blocks of `block` tokens, as steps that emit several do; what lies behind the end is
 // dropped.
 Result feed(const std::vector<int32_t>& ids, const SamplingParams& sampling, size_t block,
-            std::vector<int32_t> eos = {}, int64_t max_tokens = 1000) {
-  OutputStream stream(tokenizer(), sampling, std::move(eos), max_tokens);
+            const std::vector<int32_t>& eos = {}, int64_t max_tokens = 1000) {
+  OutputStream stream(tokenizer(), sampling.stop);
+  TokenEnd end(sampling, eos, max_tokens);
   Result result;
   for (size_t i = 0; i < ids.size() && !stream.finished(); i += block) {
     for (size_t j = i; j < std::min(ids.size(), i + block); ++j) {
-      if (!stream.push(ids[j], false)) break;
+      if (!stream.push(ids[j], false, end.push(ids[j]))) break;
     }
     const Chunk chunk = stream.take();
     for (const int32_t end : chunk.text_ends) {

@@ -83,7 +83,6 @@ struct Processing {
 class EngineSampling : public ::testing::TestWithParam<Processing> {};
 
 TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
-  set_float_environment();
   Request request;
   request.prompt = kPrompt;
   request.sampling.temperature = GetParam().temperature;

@@ -181,10 +181,13 @@ class Trace {
                                         : 0;
     const auto n = static_cast<int32_t>(below(3) == 0 ? 1 + below(3) : 1);
     if (narrow_) {  // as long as can be
-      const int64_t most = limits_.num_pages / n * kPageTokens - kMaxDraftTokens - 1;
+      const int64_t most = limits_.num_pages * kPageTokens - kMaxDraftTokens - 1;
       spec.max_length = std::max(spec.max_length, std::min<int64_t>(most, length + below(120)));
     }
-    if (!scheduler_.can_ever_fit(length, spec.max_length, n, draft_positions)) return;
+    // What runs alone has room; choices need not fit together.
+    const int64_t positions = spec.max_length + kMaxDraftTokens + 1;
+    if (pages_for(positions) > limits_.num_pages) return;
+    if (pages_for(std::min(positions, draft_positions)) > limits_.num_draft_pages) return;
     for (spec.choice = 0; spec.choice < n; ++spec.choice) {
       spec.id = next_id_++;
       Answer& answer = answers_[spec.id];

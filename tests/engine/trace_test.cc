@@ -3,26 +3,18 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 
 #include "testing/one_line_error.h"
+#include "testing/read_file.h"
 #include "testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
 
 using std::chrono::milliseconds;
-
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 TEST(Trace, StepsAndRequestsAreSpans) {
   TemporaryDirectory directory;
@@ -37,7 +29,7 @@ TEST(Trace, StepsAndRequestsAreSpans) {
     trace.request("evil \"\n\\é id", now + milliseconds(8), completion);
     EXPECT_EQ(trace.num_dropped(), 0);
   }
-  const auto events = nlohmann::json::parse(contents(path));
+  const auto events = nlohmann::json::parse(read_file(path));
   std::map<std::string, double> begin, end;
   for (const auto& event : events) {
     if (event["ph"] == "X") {
@@ -69,7 +61,7 @@ TEST(Trace, IsReadableWhileItIsWritten) {
   const auto now = TraceWriter::Clock::now();
   trace.phase("draft", 1, now, now);
   std::string text;
-  while (text.find("draft") == std::string::npos) text = contents(path);
+  while (text.find("draft") == std::string::npos) text = read_file(path);
   EXPECT_EQ(nlohmann::json::parse(text + "]").back()["name"], "draft");
 }
 
@@ -85,7 +77,7 @@ TEST(Trace, WhatComesTooFastIsCounted) {
     dropped = trace.num_dropped();
   }
   EXPECT_GT(dropped, 0);
-  const auto events = nlohmann::json::parse(contents(path));
+  const auto events = nlohmann::json::parse(read_file(path));
   EXPECT_EQ(static_cast<int64_t>(events.size()), kEvents - dropped + 2);  // two that name tracks
 }
 

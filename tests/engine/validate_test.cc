@@ -21,6 +21,7 @@ Limits limits() {
   Limits limits;
   limits.vocab_size = 100;
   limits.max_positions = 32;
+  limits.max_kv_tokens = 96;  // with three answers 32 for each, 16 of them a step's rows
   limits.drafters = {DrafterKind::prompt_lookup, DrafterKind::random};
   limits.default_drafter = DrafterKind::prompt_lookup;
   return limits;
@@ -68,6 +69,28 @@ const std::vector<Case>& cases() {
       {"max_tokens 0", "sampling_params.max_tokens", [](Request& r) { r.sampling.max_tokens = 0; }},
       {"negative max_tokens", "sampling_params.max_tokens",
        [](Request& r) { r.sampling.max_tokens = std::numeric_limits<int32_t>::min(); }},
+      {"answers that together just fit", "",
+       [](Request& r) { r.sampling.n = 3, r.sampling.max_tokens = 13; }},
+      {"answers that do not", "sampling_params.max_tokens",
+       [](Request& r) { r.sampling.n = 3, r.sampling.max_tokens = 14; }},
+      {"more answers than fit, however short", "sampling_params.n",
+       [](Request& r) { r.sampling.n = 6, r.sampling.max_tokens = 1; }},
+      {"more answers than fit, of any length", "sampling_params.n",
+       [](Request& r) { r.sampling.n = 6; }},
+      {"no answer", "sampling_params.n", [](Request& r) { r.sampling.n = 0; }},
+      {"an answer too many", "sampling_params.n", [](Request& r) { r.sampling.n = 17; }},
+      {"fewer than no answers", "sampling_params.n",
+       [](Request& r) { r.sampling.n = std::numeric_limits<int32_t>::min(); }},
+      {"the most log-probabilities", "",
+       [](Request& r) { r.sampling.logprobs = r.sampling.prompt_logprobs = 20; }},
+      {"a log-probability too many", "sampling_params.logprobs",
+       [](Request& r) { r.sampling.logprobs = 21; }},
+      {"a negative number of the prompt's", "sampling_params.prompt_logprobs",
+       [](Request& r) { r.sampling.prompt_logprobs = -1; }},
+      {"the highest priority", "", [](Request& r) { r.priority = 100; }},
+      {"a higher one", "priority", [](Request& r) { r.priority = 101; }},
+      {"the lowest number of all", "priority",
+       [](Request& r) { r.priority = std::numeric_limits<int32_t>::min(); }},
       {"all the stop strings", "", [](Request& r) { r.sampling.stop.assign(16, "x"); }},
       {"a stop string too many", "sampling_params.stop",
        [](Request& r) { r.sampling.stop.assign(17, "x"); }},

@@ -11,12 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
-PROGRAM, CHECKPOINT, LOAD_CLIENT = map(os.path.realpath, sys.argv[1:4])
-LIMIT_S = 120  # for anything: a hang, not a slow machine
+sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+from program import CHECKPOINT, LIMIT_S, PROGRAM, Lines, port_is_free  # noqa: E402
+
+LOAD_CLIENT = os.path.realpath(sys.argv[3])
 SERVING, NOT_SERVING, WATCH_ENDED = 1, 2, 0
 UNAVAILABLE, FAILED_PRECONDITION = 14, 9  # of gRPC's codes
 
@@ -34,47 +35,6 @@ def free_port():
             continue
 
 
-class Lines:
-    """What a process prints, read as it comes."""
-
-    def __init__(self, stream):
-        self.lines = []
-        self.ended = False
-        self.changed = threading.Condition()
-        self.thread = threading.Thread(target=self.read, args=(stream,), daemon=True)
-        self.thread.start()
-
-    def read(self, stream):
-        for line in stream:
-            with self.changed:
-                self.lines.append(line.rstrip('\n'))
-                self.changed.notify_all()
-        stream.close()
-        with self.changed:
-            self.ended = True
-            self.changed.notify_all()
-
-    def wait_for(self, pattern, after=0):
-        """The index of the first line from `after` on that matches."""
-        with self.changed:
-            def found():
-                for index, line in enumerate(self.lines[after:], after):
-                    if re.search(pattern, line):
-                        return index
-                return None
-            self.changed.wait_for(lambda: found() is not None or self.ended, LIMIT_S)
-            if found() is None:
-                raise AssertionError(f'no line {pattern!r} in:\n' + '\n'.join(self.lines))
-            return found()
-
-    def all(self):
-        """Every line, once the process has closed its output."""
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.ended, LIMIT_S):
-                raise AssertionError('the output has not ended:\n' + '\n'.join(self.lines))
-            return self.lines
-
-
 class Job:
     """Ends with the block, whatever is left of it."""
 
@@ -86,8 +46,8 @@ class Job:
         self.prefix = list(prefix)
         # Nothing is left of a test that is killed itself.
         self.process = subprocess.Popen(
-            ['setpriv', '--pdeathsig', 'KILL', *prefix, PROGRAM, 'launch', '--ranks', str(ranks), *launch, '--', 'serve', '--model',
-             checkpoint, '--port', str(self.port), *serve],
+            ['setpriv', '--pdeathsig', 'KILL', *prefix, PROGRAM, 'launch', '--ranks', str(ranks),
+             *launch, '--', 'serve', '--model', checkpoint, '--port', str(self.port), *serve],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env=dict(os.environ, **(env or {})))
         self.log = Lines(self.process.stderr)
@@ -129,10 +89,7 @@ class Job:
         return self.process.wait(LIMIT_S)
 
     def port_is_free(self):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(('127.0.0.1', self.port))
-        return True
+        return port_is_free(self.port)
 
     def __exit__(self, *_):
         for pid in [self.process.pid, *self.ranks().values()]:

@@ -4,12 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tests/testing/one_line_error.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/temporary_directory.h"
 
 namespace outrider {
@@ -19,8 +19,8 @@ using nlohmann::json;
 using testing::HasSubstr;
 
 json golden() {
-  std::ifstream file(OUTRIDER_SOURCE_DIR "/tests/model/testdata/chat_template_golden.json");
-  return json::parse(file);
+  return json::parse(
+      read_file(OUTRIDER_SOURCE_DIR "/tests/model/testdata/chat_template_golden.json"));
 }
 
 ChatTemplate from_config(const json& config) {

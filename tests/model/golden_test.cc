@@ -13,24 +13,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tests/model/model_runner.h"
 #include "tests/testing/checkpoints.h"
+#include "tests/testing/read_file.h"
 
 namespace outrider {
 namespace {
 
 using nlohmann::json;
 
-json read_json(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  if (!file) throw Error(path.string() + ": cannot open");
-  return json::parse(file);
-}
+json read_json(const std::filesystem::path& path) { return json::parse(read_file(path)); }
 
 json read_golden(const std::string& name) {
   return read_json(std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/model/testdata" / name);

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -21,6 +20,7 @@
 #include "model/detokenizer.h"
 #include "model/regex.h"
 #include "tests/testing/one_line_error.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/temporary_directory.h"
 
 namespace outrider {
@@ -31,10 +31,7 @@ using Ids = std::vector<int32_t>;
 
 const std::filesystem::path kTestdata = OUTRIDER_SOURCE_DIR "/tests/model/testdata";
 
-json read(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  return json::parse(file);
-}
+json read(const std::filesystem::path& path) { return json::parse(read_file(path)); }
 
 std::string decode(const Tokenizer& tokenizer, const Ids& ids) {
   Detokenizer detokenizer(tokenizer);
@@ -374,8 +371,7 @@ TEST(Tokenizer, RefusesFilesThatAreNotJson) {
 
 // No byte of a good file, changed, may end in anything but an Error or a tokenizer that works.
 TEST(Tokenizer, SurvivesDamagedFiles) {
-  std::ifstream file(kTestdata / "split" / "tokenizer.json", std::ios::binary);
-  const std::string good{std::istreambuf_iterator<char>(file), {}};
+  const std::string good = read_file(kTestdata / "split" / "tokenizer.json");
   const TemporaryDirectory directory;
   std::mt19937 random(1);
   int loaded = 0;

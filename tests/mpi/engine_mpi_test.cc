@@ -17,7 +17,6 @@ namespace {
 std::vector<CollectedAnswer> run_over_mpi(const EngineOptions& options,
                                           const std::vector<Request>& requests) {
   World& world = testing::mpi_world();
-  set_float_environment();
   const auto backend = make_cpu_backend();
   const auto communicator = world.make_communicator();
   if (world.rank() > 0) {

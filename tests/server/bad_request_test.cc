@@ -23,12 +23,62 @@ struct Case {
   std::function<void(R&)> change;
 };
 
-v1::SamplingParams& sampling(R& r) { return *r.mutable_sampling_params(); }
 v1::SpeculationParams& speculation(R& r) { return *r.mutable_speculation(); }
+
+// Every field of a number, with what no such field may hold.
+std::vector<Case> bad_numbers() {
+  std::vector<Case> cases;
+  for (const float bad : {kNan, kInfinity, -kInfinity}) {
+    const auto add = [&](const std::string& field, auto set) {
+      cases.push_back({field, [set, bad](R& r) { set(r, bad); }});
+    };
+    add("sampling_params.temperature", [](R& r, float x) { sampling(r).set_temperature(x); });
+    add("sampling_params.top_p", [](R& r, float x) { sampling(r).set_top_p(x); });
+    add("sampling_params.min_p", [](R& r, float x) { sampling(r).set_min_p(x); });
+    add("sampling_params.repetition_penalty",
+        [](R& r, float x) { sampling(r).set_repetition_penalty(x); });
+    add("sampling_params.presence_penalty",
+        [](R& r, float x) { sampling(r).set_presence_penalty(x); });
+    add("sampling_params.frequency_penalty",
+        [](R& r, float x) { sampling(r).set_frequency_penalty(x); });
+    add("sampling_params.logit_bias",
+        [](R& r, float x) { (*sampling(r).mutable_logit_bias())[5] = x; });
+    add("speculation.lenience", [](R& r, float x) { speculation(r).set_lenience(x); });
+  }
+  constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
+  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  for (const int32_t bad : {kLeast, -101, kMost}) {
+    const auto add = [&](const std::string& field, auto set) {
+      cases.push_back({field, [set, bad](R& r) { set(r, bad); }});
+    };
+    add("priority", [](R& r, int32_t x) { r.set_priority(x); });
+    add("input_ids[0]", [](R& r, int32_t x) { r.mutable_tokenized()->add_input_ids(x); });
+    add("emitted_token_ids[0]", [](R& r, int32_t x) { r.add_emitted_token_ids(x); });
+    add("sampling_params.n", [](R& r, int32_t x) { sampling(r).set_n(x); });
+    add("sampling_params.logprobs", [](R& r, int32_t x) { sampling(r).set_logprobs(x); });
+    add("sampling_params.prompt_logprobs",
+        [](R& r, int32_t x) { sampling(r).set_prompt_logprobs(x); });
+    add("sampling_params.max_tokens", [](R& r, int32_t x) { sampling(r).set_max_tokens(x); });
+    add("sampling_params.min_tokens", [](R& r, int32_t x) { sampling(r).set_min_tokens(x); });
+    add("sampling_params.stop_token_ids[1]", [](R& r, int32_t x) {
+      sampling(r).add_stop_token_ids(0);
+      sampling(r).add_stop_token_ids(x);
+    });
+    add("sampling_params.logit_bias",
+        [](R& r, int32_t x) { (*sampling(r).mutable_logit_bias())[x] = 1; });
+    add("speculation.num_speculative_tokens",
+        [](R& r, int32_t x) { speculation(r).set_num_speculative_tokens(x); });
+    add("speculation.mode",
+        [](R& r, int32_t x) { speculation(r).set_mode(static_cast<v1::SpeculationMode>(x)); });
+    // A top_k beyond the vocabulary keeps all of it.
+    if (bad < 0) add("sampling_params.top_k", [](R& r, int32_t x) { sampling(r).set_top_k(x); });
+  }
+  return cases;
+}
 
 // The tiny checkpoint has a vocabulary of 512 tokens, 2048 positions and no chat template.
 std::vector<Case> bad_requests() {
-  return {
+  std::vector<Case> cases = {
       {"input", [](R& r) { r.clear_input(); }},
       {"input", [](R& r) { r.set_text(""); }},
       {"text", [](R& r) { r.set_text(std::string(10 << 20, 'a')); }},
@@ -115,6 +165,8 @@ std::vector<Case> bad_requests() {
       {"speculation.lenience", [](R& r) { speculation(r).set_lenience(0.5f); }},
       {"speculation.lenience", [](R& r) { speculation(r).set_lenience(kNan); }},
   };
+  for (Case& numbers : bad_numbers()) cases.push_back(std::move(numbers));
+  return cases;
 }
 
 // The field in the google.rpc.BadRequest detail of a status.
@@ -137,7 +189,7 @@ TEST(BadRequest, IsRefusedByNameAndTheServerGoesOn) {
   const Heard before = generate(server.port(), good);
   ASSERT_TRUE(before.status.ok()) << before.status.error_message();
   const auto all = bad_requests();
-  EXPECT_GE(all.size(), 40u);
+  EXPECT_GE(all.size(), 100u);
   for (size_t i = 0; i < all.size(); ++i) {
     R request = good;
     all[i].change(request);
@@ -170,6 +222,10 @@ TEST(BadRequest, ValuesThatChangeNothingAreAccepted) {
   sampling(request).set_min_tokens(0);
   speculation(request).set_lenience(1);
   speculation(request).set_mode(v1::SPECULATION_MODE_REJECTION);
+  request.set_priority(-100);
+  sampling(request).set_top_k(std::numeric_limits<int32_t>::max());
+  sampling(request).set_top_p(std::numeric_limits<float>::denorm_min());
+  for (int i = 0; i < 16; ++i) sampling(request).add_stop("no such text");
   const Heard heard = generate(server.port(), request);
   ASSERT_TRUE(heard.status.ok()) << heard.status.error_message();
   EXPECT_EQ(heard.token_ids, generate(server.port(), plain).token_ids);

@@ -11,7 +11,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from program_test import GREEDY, LIMIT_S, PROGRAM, Server, outrider
+sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+from program import GREEDY, LIMIT_S, PROGRAM, Server, outrider  # noqa: E402
 
 PROMPTS = [f'{name} said' + ' once more' * times for name, times in
            (('Ada', 0), ('Bert', 2), ('Cleo', 10), ('Dora', 1), ('Emil', 60))]

@@ -17,6 +17,7 @@
 #include "server/server_harness.h"
 #include "server/service_rate.h"
 #include "server/status.h"
+#include "testing/held_sink.h"
 #include "testing/temporary_directory.h"
 
 namespace outrider {
@@ -60,6 +61,31 @@ Asked ask(int port, const v1::GenerateRequest& request) {
     asked.given_id.assign(it->second.data(), it->second.size());
   }
   return asked;
+}
+
+// What is asked about the server is answered while its step loop stands still.
+TEST(Information, NeverWaitsForAStep) {
+  ServerOptions options;
+  options.max_waiting_requests = 77;
+  RunningServer server(options);
+  const auto sink = std::make_shared<HeldSink>();
+  Request request;
+  request.prompt = {1, 2, 3};
+  request.sampling.max_tokens = 4;
+  server.engine().submit(request, sink);
+  sink->wait_until_held();
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  grpc::ClientContext model_context, server_context;
+  set_timeout(model_context);
+  set_timeout(server_context);
+  v1::GetModelInfoResponse model;
+  EXPECT_TRUE(stub->GetModelInfo(&model_context, {}, &model).ok());
+  EXPECT_EQ(model.vocab_size(), 512);
+  v1::GetServerInfoResponse info;
+  EXPECT_TRUE(stub->GetServerInfo(&server_context, {}, &info).ok());
+  EXPECT_EQ(info.limits().max_waiting_requests(), 77);
+  EXPECT_EQ(info.stats().kv_pages(), server.engine().stats().kv_pages);
+  sink->let_go();
 }
 
 TEST(RequestLog, HasALineForEachRequestAndNoneOfItsText) {

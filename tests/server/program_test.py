@@ -19,85 +19,10 @@ import time
 import unittest
 from pathlib import Path
 
-PROGRAM, CHECKPOINT = sys.argv[1:3]
-LIMIT_S = 120  # for anything: a hang, not a slow machine
+sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+from program import CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Server, outrider  # noqa: E402
+
 IDLE_S = 2  # how long an idle job is watched
-MPIRUN = ['mpirun', '--oversubscribe', '--bind-to', 'none'] + (
-    ['--allow-run-as-root'] if os.geteuid() == 0 else [])
-GREEDY = ['--raw', '--temperature', '0', '--ignore-eos']
-
-
-def outrider(*arguments, **options):
-    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=LIMIT_S,
-                          stdin=subprocess.DEVNULL, **options)
-
-
-def children(pid):
-    found = []
-    for task in os.listdir(f'/proc/{pid}/task'):
-        with open(f'/proc/{pid}/task/{task}/children') as file:
-            found += map(int, file.read().split())
-    return found
-
-
-class Server:
-    """A server with whatever starts it; ends with the block."""
-
-    def __init__(self, *starter, port=0, options=()):
-        self.process = subprocess.Popen(
-            [*starter, PROGRAM, 'serve', '--model', CHECKPOINT, '--port', str(port), *options]
-            if not starter or starter[0] != 'launch' else
-            [PROGRAM, *starter, 'serve', '--model', CHECKPOINT, '--port', str(port), *options],
-            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True)
-        self.log = ''
-        self.port = None
-
-    def __enter__(self):
-        for line in self.process.stderr:
-            self.log += line
-            listening = re.search(r'listening on 127\.0\.0\.1:(\d+), (\d+) ranks, model', line)
-            if listening:
-                self.port = int(listening[1])
-                self.address = f'127.0.0.1:{self.port}'
-                break
-        assert self.port, f'the server did not come up: {self.log}'
-        self.processes = {}  # of the whole job: pid -> pidfd
-        self.add_tree(self.process.pid)
-        # Ranks are the innermost ones: started by mpirun, they start nothing themselves.
-        self.ranks = sorted(pid for pid in self.processes if not children(pid))
-        return self
-
-    def add_tree(self, pid):
-        self.processes[pid] = os.pidfd_open(pid)
-        for child in children(pid):
-            self.add_tree(child)
-
-    def wait_for_end(self):
-        """The exit status, once every process of the job is gone."""
-        log = self.process.stderr.read()  # to the end: every holder has closed it
-        self.log += log
-        status = self.process.wait(LIMIT_S)
-        for pid, pidfd in self.processes.items():
-            ready, _, _ = select.select([pidfd], [], [], LIMIT_S)
-            assert ready, f'process {pid} is left'
-        return status
-
-    def port_is_free(self):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(('127.0.0.1', self.port))
-        return True
-
-    def __exit__(self, *_):
-        for pid, pidfd in self.processes.items():
-            try:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.process.wait(LIMIT_S)
-        self.process.stderr.close()
-        for pidfd in self.processes.values():
-            os.close(pidfd)
 
 
 class CommandLine(unittest.TestCase):

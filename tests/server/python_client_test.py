@@ -7,7 +7,6 @@ PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory; PROTO_ROOT
 
 import importlib
 import json
-import re
 import ssl
 import subprocess
 import sys
@@ -21,8 +20,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_tools import protoc
 
-PROGRAM, CHECKPOINT, PROTO_ROOT = sys.argv[1:4]
-LIMIT_S = 120  # for anything: a hang, not a slow machine
+sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+from program import LIMIT_S, Server, outrider  # noqa: E402
+
+PROTO_ROOT = sys.argv[3]
 TOKEN = 'a-token-of-the-python-client'
 NO_PROXY = urllib.request.ProxyHandler({})
 
@@ -36,49 +37,19 @@ details_pb = importlib.import_module('outrider.v1.status_details_pb2')
 pb_grpc = importlib.import_module('outrider.v1.generation_pb2_grpc')
 
 
-class Server:
-    """`outrider serve` with options of its own; ends with the block."""
-
-    def __init__(self, *options):
-        self.process = subprocess.Popen(
-            [PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--http-port', '0', *options],
-            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-        self.lines = []
-
-    def port_in(self, words):
-        for line in self.process.stderr:
-            self.lines.append(line)
-            found = re.search(words + r' 127\.0\.0\.1:(\d+)', line)
-            if found:
-                return int(found[1])
-        raise AssertionError(f'the server did not come up: {self.lines}')
-
-    def __enter__(self):
-        self.address = f'127.0.0.1:{self.port_in("listening on")}'
-        self.http_address = f'127.0.0.1:{self.port_in("metrics and probes on")}'
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.lines += self.process.stderr
-        self.process.wait(LIMIT_S)
-        self.process.stderr.close()
-
-
 def request(text, max_tokens=8, **parameters):
     return pb.GenerateRequest(text=text, sampling_params=pb.SamplingParams(
         temperature=0, max_tokens=max_tokens, ignore_eos=True, **parameters))
 
 
-def outrider(*arguments):
-    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=LIMIT_S,
-                          stdin=subprocess.DEVNULL)
+def server(*options):
+    return Server(options=('--http-port', '0', *options))
 
 
 class Plain(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = cls.enterClassContext(Server())
+        cls.server = cls.enterClassContext(server())
         cls.channel = cls.enterClassContext(
             grpc.insecure_channel(cls.server.address, [('grpc.enable_http_proxy', 0)]))
         cls.stub = pb_grpc.GenerationServiceStub(cls.channel)
@@ -166,7 +137,7 @@ class Secure(unittest.TestCase):
         cls.issue('client', 'keyUsage=digitalSignature')
         (cls.directory / 'tokens').write_text(f'# staff\n{TOKEN}\n')
         (cls.directory / 'tokens').chmod(0o600)
-        cls.server = cls.enterClassContext(Server(
+        cls.server = cls.enterClassContext(server(
             '--tls-cert', cls.file('server.pem'), '--tls-key', cls.file('server.key'),
             '--tls-client-ca', cls.file('ca.pem'), '--auth-token-file', cls.file('tokens'),
             '--log-format', 'json'))
@@ -279,19 +250,21 @@ class Secure(unittest.TestCase):
 class Log(unittest.TestCase):
     def test_json_lines_and_a_trace(self):
         trace = self.enterContext(tempfile.NamedTemporaryFile('r'))
-        with Server('--log-format', 'json', '--trace', trace.name) as server:
+        with server('--log-format', 'json', '--trace', trace.name) as serving:
             channel = self.enterContext(
-                grpc.insecure_channel(server.address, [('grpc.enable_http_proxy', 0)]))
+                grpc.insecure_channel(serving.address, [('grpc.enable_http_proxy', 0)]))
             pb_grpc.GenerationServiceStub(channel).GenerateOnce(
                 pb.GenerateRequest(request_id='logged', text='Sesame and saffron',
                                    sampling_params=pb.SamplingParams(max_tokens=3,
                                                                      ignore_eos=True)),
                 timeout=LIMIT_S)
-        objects = [json.loads(line) for line in server.lines]
+            serving.process.terminate()
+            serving.wait_for_end()
+        objects = [json.loads(line) for line in serving.output.lines]
         ends = [o for o in objects if o.get('event') == 'request_end']
         self.assertEqual([(o['request_id'], o['code'], o['completion_tokens']) for o in ends],
                          [('logged', 'OK', 3)])
-        self.assertNotIn('saffron', ''.join(server.lines))
+        self.assertNotIn('saffron', serving.log)
         events = json.load(trace)
         self.assertTrue({'plan', 'draft', 'target', 'verify', 'apply'} <=
                         {event['name'] for event in events if event['ph'] == 'X'})

@@ -1,17 +1,12 @@
-// What a request may ask for, through gRPC; and neighbours who do not notice each other.
+// What a request may ask for, through gRPC.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <thread>
 
 #include "server_harness.h"
 
 namespace outrider {
 namespace {
-
-v1::SamplingParams& sampling(v1::GenerateRequest& request) {
-  return *request.mutable_sampling_params();
-}
 
 TEST(Requests, SeveralAnswersComeByIndex) {
   RunningServer server;
@@ -158,83 +153,6 @@ TEST(Requests, ADeadlineEndsTheCallAndFreesItsPlace) {
   }
   while (server.engine().stats().num_requests_running > 0) std::this_thread::yield();
   EXPECT_EQ(server.engine().stats().kv_pages_used, 0);
-}
-
-// While somebody misbehaves in each of these ways, a stream goes on as it does alone.
-TEST(Requests, NeighboursOfBadOnesGetTheSameTokens) {
-  ServerOptions options;
-  options.max_message_bytes = 1 << 20;
-  RunningServer server(options);
-  const v1::GenerateRequest good = greedy("The quick brown fox", 300);
-  const Heard alone = generate(server.port(), good);
-  ASSERT_TRUE(alone.status.ok());
-
-  using Code = grpc::StatusCode;
-  const auto status_of = [&](v1::GenerateRequest request) {
-    return generate(server.port(), request).status.error_code();
-  };
-  const std::vector<std::pair<const char*, std::function<void()>>> offenders = {
-      {"an over-long prompt",
-       [&] { EXPECT_EQ(status_of(greedy(std::string(100'000, '~'), 5)), Code::INVALID_ARGUMENT); }},
-      {"more than the KV cache holds",
-       [&] {
-         v1::GenerateRequest request = greedy("a", 2000);
-         sampling(request).set_n(16);
-         EXPECT_EQ(status_of(request), server.engine().limits().max_kv_tokens < 16 * 2017
-                                           ? Code::INVALID_ARGUMENT
-                                           : Code::OK);
-       }},
-      {"10,000 stop strings",
-       [&] {
-         v1::GenerateRequest request = greedy("a", 5);
-         for (int i = 0; i < 10'000; ++i) sampling(request).add_stop(std::to_string(i));
-         EXPECT_EQ(status_of(request), Code::INVALID_ARGUMENT);
-       }},
-      {"a message over the limit",
-       [&] {
-         EXPECT_EQ(status_of(greedy(std::string(2 << 20, 'a'), 5)), Code::RESOURCE_EXHAUSTED);
-       }},
-      {"a deadline that is past",
-       [&] {
-         const auto stub = v1::GenerationService::NewStub(connect(server.port()));
-         grpc::ClientContext context;
-         context.set_deadline(std::chrono::system_clock::now() - std::chrono::seconds(1));
-         Heard heard;
-         read_all(*stub->Generate(&context, good), heard);
-         EXPECT_EQ(heard.status.error_code(), Code::DEADLINE_EXCEEDED);
-       }},
-      {"a client that goes away",
-       [&] {
-         const auto stub = v1::GenerationService::NewStub(connect(server.port()));
-         grpc::ClientContext context;
-         const auto stream = stub->Generate(&context, greedy("b", 2000));
-         v1::GenerateResponse response;
-         EXPECT_TRUE(stream->Read(&response));
-         context.TryCancel();
-         EXPECT_EQ(stream->Finish().error_code(), Code::CANCELLED);
-       }},
-      {"many at once, sampled, greedy and drafted",
-       [&] {
-         std::vector<std::thread> clients;
-         for (int i = 0; i < 12; ++i) {
-           clients.emplace_back([&, i] {
-             v1::GenerateRequest request = greedy(std::string(i + 1, 'c'), 40);
-             sampling(request).set_temperature(i % 2 == 0 ? 0.0f : 1.2f);
-             request.mutable_speculation()->set_drafter(i % 3 == 0 ? "random" : "prompt_lookup");
-             EXPECT_EQ(status_of(request), Code::OK);
-           });
-         }
-         for (std::thread& client : clients) client.join();
-       }},
-  };
-  for (const auto& [name, offend] : offenders) {
-    Heard beside;
-    std::thread neighbour([&] { beside = generate(server.port(), good); });
-    offend();
-    neighbour.join();
-    EXPECT_TRUE(beside.status.ok()) << name << ": " << beside.status.error_message();
-    EXPECT_EQ(beside.token_ids, alone.token_ids) << "beside " << name;
-  }
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 // A whole server in this process, on a tiny checkpoint, and clients for it.
 #pragma once
 
+#include <arpa/inet.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <memory>
@@ -91,6 +95,47 @@ inline v1::GenerateRequest greedy(const std::string& text, int max_tokens) {
   request.mutable_sampling_params()->set_max_tokens(max_tokens);
   request.mutable_sampling_params()->set_ignore_eos(true);
   return request;
+}
+
+inline v1::SamplingParams& sampling(v1::GenerateRequest& request) {
+  return *request.mutable_sampling_params();
+}
+
+// A call whose client is in no hurry.
+struct OpenCall {
+  OpenCall(int port, const v1::GenerateRequest& request,
+           std::chrono::milliseconds timeout = std::chrono::minutes(1))
+      : stub(v1::GenerationService::NewStub(connect(port))) {
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
+    stream = stub->Generate(&context, request);
+  }
+  Heard finish() {
+    Heard heard;
+    read_all(*stream, heard);
+    return heard;
+  }
+
+  std::unique_ptr<v1::GenerationService::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> stream;
+};
+
+// A connection to a port of this machine.
+inline int open_socket(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  return fd;
+}
+
+// Closes a connection as a crash would: with a reset.
+inline void reset(int fd) {
+  const linger at_once{.l_onoff = 1, .l_linger = 0};
+  setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  close(fd);
 }
 
 // An engine, and the thread that runs it.

@@ -1,10 +1,7 @@
 // The gRPC service over a whole engine on a tiny checkpoint, with real clients on a real port.
 #include "server/server.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <future>
 #include <memory>
@@ -23,24 +20,6 @@ using grpc::StatusCode;
 using std::chrono::milliseconds;
 
 constexpr int kServing = 1, kNotServing = 2, kUnknownService = 0;
-
-// A call whose client is in no hurry.
-struct OpenCall {
-  OpenCall(int port, const v1::GenerateRequest& request, milliseconds timeout = milliseconds(60000))
-      : stub(v1::GenerationService::NewStub(connect(port))) {
-    context.set_deadline(std::chrono::system_clock::now() + timeout);
-    stream = stub->Generate(&context, request);
-  }
-  Heard finish() {
-    Heard heard;
-    read_all(*stream, heard);
-    return heard;
-  }
-
-  std::unique_ptr<v1::GenerationService::Stub> stub;
-  grpc::ClientContext context;
-  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> stream;
-};
 
 TEST(Server, AnswersInOrderAndWhole) {
   RunningServer server;
@@ -152,17 +131,10 @@ TEST(Server, GoesOnAfterAConnectionIsReset) {
   RunningServer server;
   for (const std::string& bytes :
        {std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), std::string(100, '\xff'), std::string()}) {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(server.port()));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    const int fd = open_socket(server.port());
     EXPECT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
-    const linger reset{.l_onoff = 1, .l_linger = 0};
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-    close(fd);
+    reset(fd);
   }
   EXPECT_TRUE(generate(server.port(), greedy("Still there", 5)).status.ok());
 }

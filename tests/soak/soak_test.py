@@ -13,14 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / 'server'))
-from program_test import MPIRUN, PROGRAM, Server  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+from program import GREEDY, MPIRUN, PROGRAM, Server  # noqa: E402
 
 SECONDS = float(sys.argv[3])
 STREAMS = 64
 LONGEST = 48  # tokens of an answer
 PAUSE_S = 0.1  # between looks at the server
-REQUEST = ['--raw', '--temperature', '0', '--ignore-eos']
 # From a few words to several chunks of prefill.
 PROMPTS = [f'Story {number}. ' + 'The river went on. ' * length
            for number, length in enumerate((0, 1, 2, 3, 5, 8, 13, 21, 34, 1, 2, 55))]
@@ -44,7 +43,7 @@ def look(pids):
 def start_load(server, directory, name, *arguments):
     return subprocess.Popen(
         [PROGRAM, 'loadtest', '--address', server.address, '--prompts', directory / 'prompts.jsonl',
-         '--json', directory / f'{name}.json', '--samples', directory / f'{name}.jsonl', *REQUEST,
+         '--json', directory / f'{name}.json', '--samples', directory / f'{name}.jsonl', *GREEDY,
          *arguments], stdin=subprocess.DEVNULL)
 
 

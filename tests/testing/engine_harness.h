@@ -15,7 +15,6 @@
 #include "comm/control_channel.h"
 #include "comm/self_communicator.h"
 #include "comm/thread_communicator.h"
-#include "core/float_environment.h"
 #include "engine/engine.h"
 #include "engine/follower.h"
 
@@ -49,7 +48,6 @@ class CollectingSink final : public RequestSink {
                              chunk.token_ids.end());
     answer_.drafted.insert(answer_.drafted.end(), chunk.drafted.begin(), chunk.drafted.end());
     answer_.chunks.push_back(std::move(chunk));
-    if (answer_.chunks.size() == cancel_after) cancel = true;
   }
   void on_complete(Completion completion) override {
     const bool last = completion.last;
@@ -60,10 +58,11 @@ class CollectingSink final : public RequestSink {
     answer_.status = std::move(status);
     end();
   }
-  bool cancelled() const override { return cancel; }
+  // Asked by the engine before each step, and by nobody else here: so the step at which a request
+  // goes does not depend on how fast its tokens are delivered.
+  bool cancelled() const override { return cancel_after > 0 && ++num_asked_ > cancel_after; }
 
-  std::atomic<bool> cancel = false;
-  size_t cancel_after = 0;  // chunks; 0: never
+  int cancel_after = 0;  // steps; 0: never
 
  private:
   void end() {
@@ -73,14 +72,15 @@ class CollectingSink final : public RequestSink {
   CollectedAnswer& answer_;
   Engine& engine_;
   std::atomic<int>& left_;
+  mutable int num_asked_ = 0;  // the engine's thread's
 };
 
 // Rank 0's part: runs the requests on an engine and says goodbye to the other ranks. All are queued
 // before the first step. stats: of the engine, at the end. cancel_after[i], where given: request i
-// is cancelled after that many chunks.
+// is cancelled after that many steps.
 inline std::vector<CollectedAnswer> lead_requests(Executor& executor, ControlServer* control,
                                                   const std::vector<Request>& requests,
-                                                  const std::vector<size_t>& cancel_after = {},
+                                                  const std::vector<int>& cancel_after = {},
                                                   EngineStats* stats = nullptr) {
   std::vector<CollectedAnswer> answers(requests.size());
   Engine engine(executor, control);
@@ -105,7 +105,7 @@ struct Device {
 // lead_requests, over ranks that are threads.
 inline std::vector<CollectedAnswer> run_requests(const EngineOptions& options, int num_ranks,
                                                  const std::vector<Request>& requests,
-                                                 const std::vector<size_t>& cancel_after = {},
+                                                 const std::vector<int>& cancel_after = {},
                                                  EngineStats* stats = nullptr,
                                                  const Device& device = {}) {
   std::vector<CollectedAnswer> answers;
@@ -113,7 +113,6 @@ inline std::vector<CollectedAnswer> run_requests(const EngineOptions& options, i
   std::optional<ControlServer> control;
   if (num_ranks > 1) control.emplace(num_ranks - 1, secret);
   run_thread_ranks(num_ranks, [&](Communicator& threads) {
-    set_float_environment();
     const int rank = threads.rank();
     const auto backend = device.make_backend();
     std::unique_ptr<Communicator> own;

@@ -1,0 +1,119 @@
+// The scheduler: how many tokens are drafted, and whose draft pages go first.
+#include <gtest/gtest.h>
+
+#include "engine/scheduler.h"
+#include "tests/engine/scheduler_harness.h"
+
+namespace outrider {
+namespace {
+
+TEST(Scheduler, DraftsNoMoreThanCanBeUsed) {
+  const auto drafts = [](int64_t max_length, int64_t max_draft_positions, DrafterKind drafter) {
+    Scheduler scheduler(roomy());
+    SequenceSpec sequence = spec(1, 20, 8, drafter);
+    sequence.max_length = max_length;
+    sequence.max_draft_positions = max_draft_positions;
+    scheduler.add(sequence);
+    return drafts_of(scheduler, scheduler.plan(), 1);
+  };
+  for (const auto kind : {DrafterKind::random, DrafterKind::model, DrafterKind::prompt_lookup}) {
+    EXPECT_EQ(drafts(100, 1000, kind), 8);
+    EXPECT_EQ(drafts(21, 1000, kind), 0);  // one token left
+    EXPECT_EQ(drafts(24, 1000, kind), 3);
+    EXPECT_EQ(drafts(100, 22, kind), 2);
+    EXPECT_EQ(drafts(100, 10, kind), 0);
+  }
+  EXPECT_EQ(drafts(100, 1000, DrafterKind::none), 0);
+}
+
+TEST(Scheduler, CutsDraftsRatherThanPreempt) {
+  SchedulerLimits limits = roomy();
+  limits.num_pages = 4;
+  for (const bool exact : {false, true}) {
+    Scheduler scheduler(limits);
+    SequenceSpec first = up_to(48, spec(1, 8, 15, DrafterKind::random));
+    first.lookahead_is_exact = exact;
+    scheduler.add(first);
+    scheduler.add(up_to(48, spec(2, 14)));
+    EXPECT_EQ(step(scheduler).admitted.size(), 2u);
+    for (int i = 0; i < 9; ++i) EXPECT_EQ(drafts_of(scheduler, step(scheduler), 1), 15);
+    // 2 pages each; with 15 drafts, position 33 would be needed.
+    EXPECT_EQ(drafts_of(scheduler, step(scheduler), 1), exact ? 15 : 14);
+    EXPECT_EQ(scheduler.stats().num_preemptions, exact ? 1 : 0);
+  }
+}
+
+TEST(Scheduler, LeavesAFewPositionsToTheDrafterItself) {
+  Scheduler scheduler(roomy());
+  scheduler.add(spec(1, kMaxDraftTokens + 1, 4));
+  scheduler.add(spec(2, kMaxDraftTokens + 2, 4));
+  StepPlan plan = step(scheduler, 4);
+  EXPECT_EQ(work_of(scheduler, plan, 1)->draft_prefill_end, 0);
+  EXPECT_EQ(drafts_of(scheduler, plan, 1), 4);
+  EXPECT_EQ(work_of(scheduler, plan, 2)->draft_prefill_end, kMaxDraftTokens + 1);
+  EXPECT_EQ(drafts_of(scheduler, plan, 2), 4);
+  plan = step(scheduler, 4);  // all were accepted: the drafter has not seen its last
+  EXPECT_EQ(work_of(scheduler, plan, 1)->draft_prefill_end, kMaxDraftTokens + 1 + 3);
+  plan = step(scheduler, 0);
+  plan = step(scheduler, 0);
+  EXPECT_EQ(work_of(scheduler, plan, 1)->draft_prefill_end, kMaxDraftTokens + 1 + 10);
+}
+
+// Whether the plan takes the draft's pages away from a sequence.
+bool reclaims(const Scheduler& scheduler, const StepPlan& plan, int64_t id) {
+  return std::any_of(plan.draft_pages.begin(), plan.draft_pages.end(), [&](const PageGrant& g) {
+    return scheduler.sequence_at(g.slot) == id && g.first == 0 && g.pages.empty();
+  });
+}
+
+TEST(Scheduler, ReclaimsDraftPagesOfTheLastThatCanDoWithout) {
+  SchedulerLimits limits = roomy();
+  limits.num_draft_pages = 7;
+  Scheduler scheduler(limits);
+  scheduler.add(exactly(up_to(80, spec(1, 2 * kP - 4, 4))));
+  scheduler.add(spec(2, kP + 1, 4));
+  scheduler.add(exactly(up_to(80, spec(3, kP - 8, 4))));
+  step(scheduler);  // 2, 2 and 1 pages
+  ASSERT_EQ(scheduler.stats().num_running, 3);
+  bool reclaimed = false;
+  for (int i = 0; scheduler.stats().num_preemptions == 0; ++i) {
+    ASSERT_LT(i, 40);
+    const StepPlan plan = scheduler.plan();
+    reclaimed |= reclaims(scheduler, plan, 2);
+    EXPECT_EQ(drafts_of(scheduler, plan, 1), 4);
+    EXPECT_GE(drafts_of(scheduler, plan, 2), 0);  // it never waits
+    // With only exact ones left to take from, the last of all goes.
+    EXPECT_EQ(drafts_of(scheduler, plan, 3), scheduler.stats().num_preemptions == 0 ? 4 : -1);
+    commit_all(scheduler, plan, 1);
+  }
+  EXPECT_TRUE(reclaimed);
+  EXPECT_EQ(scheduler.stats().num_preemptions, 1);
+}
+
+TEST(Scheduler, CatchesUpWhenDraftPagesAreFreeAgain) {
+  SchedulerLimits limits = roomy();
+  limits.num_draft_pages = 6;
+  Scheduler scheduler(limits);
+  scheduler.add(exactly(up_to(80, spec(1, 2 * kP - 8, 4))));
+  scheduler.add(spec(2, 2 * kP - 1, 4));
+  step(scheduler);  // 2 and 3
+  StepPlan plan;
+  for (int i = 0; !reclaims(scheduler, plan, 2); ++i) {
+    ASSERT_LT(i, 40);
+    plan = step(scheduler, 1);
+  }
+  EXPECT_EQ(drafts_of(scheduler, plan, 1), 4);
+  EXPECT_EQ(drafts_of(scheduler, plan, 2), 0);
+  EXPECT_EQ(work_of(scheduler, plan, 2)->draft_prefill_end, 0);
+  scheduler.remove(1);
+  plan = step(scheduler);
+  ASSERT_EQ(plan.draft_pages.size(), 1u);
+  EXPECT_EQ(plan.draft_pages[0].first, 0);
+  const auto length = static_cast<int64_t>(scheduler.tokens(2).size());
+  EXPECT_EQ(plan.work[0].draft_prefill_end, length - 2);  // one token came with this step
+  EXPECT_EQ(plan.work[0].num_draft_tokens, 0);
+  EXPECT_EQ(drafts_of(scheduler, step(scheduler), 2), 4);
+}
+
+}  // namespace
+}  // namespace outrider

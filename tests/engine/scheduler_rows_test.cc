@@ -1,0 +1,213 @@
+// The scheduler: how the rows of a step are shared between decoding, prompts and their logits.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/scheduler.h"
+#include "tests/engine/scheduler_harness.h"
+
+namespace outrider {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(Scheduler, DecodeRowsGoFirstAndPrefillStaysBesideThem) {
+  SchedulerLimits limits = roomy();
+  limits.prefill_chunk = 100;
+  limits.prefill_beside = 70;
+  Scheduler scheduler(limits);
+  scheduler.add(spec(1, 5, 2, DrafterKind::random));
+  step(scheduler);
+  scheduler.add(spec(2, 500));
+  StepPlan plan = step(scheduler);
+  EXPECT_EQ(drafts_of(scheduler, plan, 1), 2);
+  EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, 70);
+  scheduler.add(spec(3, 5, 7, DrafterKind::random));
+  plan = step(scheduler);
+  EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, 140);
+  EXPECT_EQ(work_of(scheduler, plan, 3), nullptr);  // 2 goes before it, with all the rows
+  scheduler.remove(1);
+  plan = step(scheduler);
+  EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, 240);  // nobody decodes
+}
+
+TEST(Scheduler, PrefillAddsNoMoreThanStreamsCanBear) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {2, 11}, {101, 110}}, .ms_per_row_position = 0.01};
+  limits.prefill_slowdown = 1.8;
+  Scheduler scheduler(limits);
+  SequenceSpec stream = spec(1, 1);
+  stream.max_length = 1000;
+  scheduler.add(stream);
+  step(scheduler);
+  scheduler.add(spec(2, 500));
+  scheduler.add(spec(3, 500));
+  StepPlan plan;
+  int64_t end = 0, rows = 0;
+  const auto next = [&] {
+    plan = step(scheduler);
+    rows = work_of(scheduler, plan, 2)->prefill_end - end;
+    end += rows;
+  };
+  next();
+  EXPECT_EQ(rows, 8);  // of 1 ms each, beside the 10 of the stream
+  EXPECT_EQ(work_of(scheduler, plan, 3), nullptr);
+  while (end < 100) next();
+  next();
+  EXPECT_EQ(rows, 4);  // of 2 ms
+  while (end < 360) next();
+  EXPECT_LE(rows, 2);  // of 4.6 ms
+  scheduler.remove(1);
+  next();
+  EXPECT_EQ(rows, 128);  // nobody decodes
+}
+
+TEST(Scheduler, OneRowOfAPromptAlwaysGoes) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 110}}};
+  limits.prefill_slowdown = 1;
+  Scheduler scheduler(limits);
+  scheduler.add(spec(1, 1));
+  step(scheduler);
+  scheduler.add(spec(2, 500));
+  scheduler.add(spec(3, 500));
+  for (int64_t end = 1; end < 10; ++end) {
+    const StepPlan plan = step(scheduler);
+    EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, end);
+    EXPECT_EQ(work_of(scheduler, plan, 3), nullptr);
+  }
+}
+
+TEST(Scheduler, PrefillMayAlwaysAddALittle) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 0.1}, {101, 10.1}}};
+  limits.prefill_slowdown = 1.5;
+  limits.prefill_ms = 1;
+  Scheduler scheduler(limits);
+  scheduler.add(spec(1, 1));
+  step(scheduler);
+  scheduler.add(spec(2, 500));
+  EXPECT_EQ(work_of(scheduler, step(scheduler), 2)->prefill_end, 10);
+}
+
+// Streams with long contexts take longer themselves, and bear more.
+TEST(Scheduler, LongStreamsBearMorePrefill) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {
+      .steps = {{1, 10}, {101, 110}}, .ms_per_position = 0.01, .ms_per_row_position = 0.01};
+  limits.prefill_slowdown = 1.5;
+  limits.prefill_chunk = 120;
+  std::vector<int64_t> rows;
+  for (const int64_t length : {1, 101}) {
+    Scheduler scheduler(limits);
+    scheduler.add(spec(1, length));
+    step(scheduler);
+    scheduler.add(spec(2, 100));
+    rows.push_back(work_of(scheduler, step(scheduler), 2)->prefill_end);
+  }
+  EXPECT_THAT(rows, ElementsAre(5, 6));
+}
+
+TEST(Scheduler, SharesAShortRowBudgetInTurn) {
+  SchedulerLimits limits = roomy();
+  limits.max_rows = 20;
+  Scheduler scheduler(limits);
+  for (int64_t id = 1; id <= 4; ++id) {
+    scheduler.add(exactly(spec(id, 1, 9, DrafterKind::random)));
+  }
+  while (scheduler.stats().num_running < 4) step(scheduler);
+  std::vector<int64_t> served(5, 0);
+  for (int i = 0; i < 12; ++i) {
+    const StepPlan plan = scheduler.plan();
+    EXPECT_EQ(plan.work.size(), 2u);
+    for (const int64_t id : commit_all(scheduler, plan)) ++served[id];
+  }
+  EXPECT_THAT(served, ElementsAre(0, 6, 6, 6, 6));
+}
+
+TEST(Scheduler, CutsDraftsSoThatAllHaveARow) {
+  SchedulerLimits limits = roomy();
+  limits.max_rows = 20;
+  Scheduler scheduler(limits);
+  for (int64_t id = 1; id <= 4; ++id) scheduler.add(spec(id, 1, 8, DrafterKind::random));
+  scheduler.add(exactly(spec(5, 1, 3, DrafterKind::random)));
+  for (int i = 0; i < 5; ++i) step(scheduler);
+  const StepPlan plan = scheduler.plan();
+  ASSERT_EQ(plan.work.size(), 5u);
+  EXPECT_EQ(drafts_of(scheduler, plan, 1), 8);
+  EXPECT_EQ(drafts_of(scheduler, plan, 2), 4);
+  EXPECT_EQ(drafts_of(scheduler, plan, 3), 0);
+  EXPECT_EQ(drafts_of(scheduler, plan, 4), 0);
+  EXPECT_EQ(drafts_of(scheduler, plan, 5), 3);
+}
+
+TEST(Scheduler, DecodesNeverShutAPromptOut) {
+  SchedulerLimits limits = roomy();
+  limits.max_rows = 20;
+  Scheduler scheduler(limits);
+  scheduler.add(spec(1, 1, 15, DrafterKind::random));
+  scheduler.add(exactly(spec(2, 1, 3, DrafterKind::random)));
+  step(scheduler);
+  scheduler.add(spec(3, 6));
+  for (int64_t i = 1; i <= 5; ++i) {
+    const StepPlan plan = step(scheduler);
+    EXPECT_EQ(drafts_of(scheduler, plan, 1), 14);
+    EXPECT_EQ(work_of(scheduler, plan, 3)->prefill_end, i);
+  }
+  EXPECT_EQ(drafts_of(scheduler, step(scheduler), 3), 0);
+}
+
+TEST(Scheduler, PrefillsTheDraftInTheSameBudget) {
+  SchedulerLimits limits = roomy();
+  limits.prefill_chunk = 50;
+  for (const bool exact : {false, true}) {
+    Scheduler scheduler(limits);
+    SequenceSpec sequence = spec(1, 61, 4);
+    sequence.lookahead_is_exact = exact;
+    scheduler.add(sequence);
+    StepPlan plan = step(scheduler);
+    EXPECT_EQ(plan.work[0].prefill_end, 50);
+    EXPECT_EQ(plan.work[0].draft_prefill_end, 0);
+    plan = step(scheduler);  // 10 rows are left to the target, 40 to the drafter
+    EXPECT_EQ(plan.work[0].prefill_end, 60);
+    EXPECT_EQ(plan.work[0].draft_prefill_end, 40);
+    EXPECT_EQ(drafts_of(scheduler, plan, 1), exact ? -1 : 0);
+    plan = step(scheduler);
+    EXPECT_EQ(plan.work[0].draft_prefill_end, exact ? 60 : 61);
+    EXPECT_EQ(drafts_of(scheduler, plan, 1), exact ? 4 : 0);
+    plan = step(scheduler);
+    EXPECT_EQ(drafts_of(scheduler, plan, 1), 4);
+  }
+}
+
+TEST(Scheduler, GivesPromptLogitsOnceAndFewRowsAStep) {
+  Scheduler scheduler(roomy());
+  for (const int64_t id : {1, 2}) {
+    SequenceSpec sequence = spec(id, 80);
+    sequence.prompt_logits = true;
+    scheduler.add(sequence);
+  }
+  scheduler.add(spec(3, 20));
+  StepPlan plan = step(scheduler);
+  EXPECT_EQ(work_of(scheduler, plan, 1)->prefill_end, kMaxPromptLogitRows);
+  EXPECT_TRUE(work_of(scheduler, plan, 1)->prompt_logits);
+  EXPECT_EQ(work_of(scheduler, plan, 2), nullptr);
+  EXPECT_EQ(work_of(scheduler, plan, 3)->prefill_end, 19);
+  EXPECT_FALSE(work_of(scheduler, plan, 3)->prompt_logits);
+  plan = step(scheduler);
+  EXPECT_EQ(work_of(scheduler, plan, 1)->prefill_end, 79);
+  EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, kMaxPromptLogitRows - 15);
+  scheduler.remove(1);
+  SequenceSpec again = spec(1, 80);  // the same prompt: it shares nothing
+  again.id = 9;
+  again.prompt_logits = true;
+  scheduler.add(again);
+  again.id = 10;
+  again.request = 10;
+  scheduler.add(again);
+  step(scheduler);
+  EXPECT_EQ(scheduler.num_cached_at_admission(10), 0);
+  EXPECT_FALSE(work_of(scheduler, step(scheduler), 3)->prompt_logits);
+}
+
+}  // namespace
+}  // namespace outrider

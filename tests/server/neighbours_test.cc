@@ -1,0 +1,182 @@
+// Clients that misbehave, and neighbours who do not notice.
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/server_harness.h"
+
+namespace outrider {
+namespace {
+
+// Hands on what one client and the server say, until cut() resets both connections.
+class Relay {
+ public:
+  explicit Relay(int server_port) {
+    EXPECT_EQ(listen(listener_, 1), 0);  // on a port of the system's choice
+    thread_ = std::thread([this, server_port] {
+      client_ = accept(listener_, nullptr, nullptr);
+      server_ = open_socket(server_port);
+      while (!cut_) pump();
+    });
+  }
+  ~Relay() { close(listener_); }
+
+  int port() const {
+    sockaddr_in address{};
+    socklen_t size = sizeof address;
+    EXPECT_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    return ntohs(address.sin_port);
+  }
+  void cut() {
+    cut_ = true;
+    thread_.join();
+    reset(client_);
+    reset(server_);
+  }
+
+ private:
+  void pump() {
+    constexpr int kPollMs = 10;  // between looks at cut_
+    std::array<pollfd, 2> ends = {pollfd{client_, POLLIN, 0}, pollfd{server_, POLLIN, 0}};
+    poll(ends.data(), ends.size(), kPollMs);
+    for (size_t i = 0; i < ends.size(); ++i) {
+      if (ends[i].revents == 0) continue;
+      const ssize_t count = read(ends[i].fd, buffer_.data(), buffer_.size());
+      if (count > 0) send(ends[1 - i].fd, buffer_.data(), count, MSG_NOSIGNAL);
+    }
+  }
+
+  const int listener_ = socket(AF_INET, SOCK_STREAM, 0);
+  int client_ = -1, server_ = -1;
+  std::array<char, 4096> buffer_;
+  std::atomic<bool> cut_ = false;
+  std::thread thread_;
+};
+
+// While somebody misbehaves in each of these ways, a stream goes on as it does alone.
+TEST(Neighbours, OfBadOnesGetTheSameTokens) {
+  ServerOptions options;
+  options.max_message_bytes = 1 << 20;
+  options.calls.max_undelivered_bytes = 64 << 10;
+  RunningServer server(options);
+  const v1::GenerateRequest good = greedy("The quick brown fox", 300);
+  const Heard alone = generate(server.port(), good);
+  ASSERT_TRUE(alone.status.ok());
+
+  using Code = grpc::StatusCode;
+  const auto status_of = [&](v1::GenerateRequest request) {
+    return generate(server.port(), request).status.error_code();
+  };
+  const std::vector<std::pair<const char*, std::function<void()>>> offenders = {
+      {"an over-long prompt",
+       [&] { EXPECT_EQ(status_of(greedy(std::string(100'000, '~'), 5)), Code::INVALID_ARGUMENT); }},
+      {"more than the KV cache holds",
+       [&] {
+         v1::GenerateRequest request = greedy("a", 2000);
+         sampling(request).set_n(16);
+         EXPECT_EQ(status_of(request), server.engine().limits().max_kv_tokens < 16 * 2017
+                                           ? Code::INVALID_ARGUMENT
+                                           : Code::OK);
+       }},
+      {"10,000 stop strings",
+       [&] {
+         v1::GenerateRequest request = greedy("a", 5);
+         for (int i = 0; i < 10'000; ++i) sampling(request).add_stop(std::to_string(i));
+         EXPECT_EQ(status_of(request), Code::INVALID_ARGUMENT);
+       }},
+      {"a message over the limit",
+       [&] {
+         EXPECT_EQ(status_of(greedy(std::string(2 << 20, 'a'), 5)), Code::RESOURCE_EXHAUSTED);
+       }},
+      {"a deadline that is past",
+       [&] {
+         const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+         grpc::ClientContext context;
+         context.set_deadline(std::chrono::system_clock::now() - std::chrono::seconds(1));
+         Heard heard;
+         read_all(*stub->Generate(&context, good), heard);
+         EXPECT_EQ(heard.status.error_code(), Code::DEADLINE_EXCEEDED);
+       }},
+      {"text that is not UTF-8",
+       [&] { EXPECT_EQ(status_of(greedy("\xff\xfe", 5)), Code::UNIMPLEMENTED); }},
+      {"a client that never reads",
+       [&] {
+         v1::GenerateRequest request = greedy("b", 1900);  // some 7 MB; gRPC itself buffers 4
+         sampling(request).set_n(16);
+         sampling(request).set_logprobs(20);
+         OpenCall lazy(server.port(), request);
+         const std::string refusal =
+             "outrider_request_errors_total{code=\"RESOURCE_EXHAUSTED\"} 1\n";
+         while (server.server().metrics().text().find(refusal) == std::string::npos &&
+                std::chrono::system_clock::now() < lazy.context.deadline()) {
+           std::this_thread::yield();
+         }
+         EXPECT_EQ(lazy.finish().status.error_code(), Code::RESOURCE_EXHAUSTED);
+       }},
+      {"a connection that is reset in the middle of an answer",
+       [&] {
+         Relay relay(server.port());
+         OpenCall call(relay.port(), greedy("b", 2000));
+         v1::GenerateResponse response;
+         EXPECT_TRUE(call.stream->Read(&response));
+         relay.cut();
+         EXPECT_EQ(call.finish().status.error_code(), Code::UNAVAILABLE);
+       }},
+      {"connections that say nothing, or nothing that means anything",
+       [&] {
+         std::vector<int> sockets;
+         for (int i = 0; i < 200; ++i) {
+           sockets.push_back(open_socket(server.port()));
+           const std::string bytes = i % 3 == 0   ? "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+                                     : i % 3 == 1 ? "GET / HTTP/1.1\r\n\r\n"
+                                                  : "";
+           send(sockets.back(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+         }
+         EXPECT_EQ(status_of(greedy("c", 5)), Code::OK);
+         for (const int fd : sockets) close(fd);
+       }},
+      {"a client that goes away",
+       [&] {
+         const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+         grpc::ClientContext context;
+         const auto stream = stub->Generate(&context, greedy("b", 2000));
+         v1::GenerateResponse response;
+         EXPECT_TRUE(stream->Read(&response));
+         context.TryCancel();
+         EXPECT_EQ(stream->Finish().error_code(), Code::CANCELLED);
+       }},
+      {"many at once, sampled, greedy and drafted",
+       [&] {
+         std::vector<std::thread> clients;
+         for (int i = 0; i < 12; ++i) {
+           clients.emplace_back([&, i] {
+             v1::GenerateRequest request = greedy(std::string(i + 1, 'c'), 40);
+             sampling(request).set_temperature(i % 2 == 0 ? 0.0f : 1.2f);
+             request.mutable_speculation()->set_drafter(i % 3 == 0 ? "random" : "prompt_lookup");
+             EXPECT_EQ(status_of(request), Code::OK);
+           });
+         }
+         for (std::thread& client : clients) client.join();
+       }},
+  };
+  for (const auto& [name, offend] : offenders) {
+    Heard beside;
+    std::thread neighbour([&] { beside = generate(server.port(), good); });
+    offend();
+    neighbour.join();
+    EXPECT_TRUE(beside.status.ok()) << name << ": " << beside.status.error_message();
+    EXPECT_EQ(beside.token_ids, alone.token_ids) << "beside " << name;
+  }
+  while (server.engine().stats().num_requests_running > 0) std::this_thread::yield();
+  EXPECT_EQ(server.engine().stats().kv_pages_used, 0);
+}
+
+}  // namespace
+}  // namespace outrider
