@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <absl/strings/str_cat.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <random>
