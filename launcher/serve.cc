@@ -150,6 +150,13 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
                                 .chat_template = std::move(chat_template)});
   end.serving(engine, server, [&liveness] { return liveness.peer_gone(); });
   process.signals.on_stop([&end](StopRequest request) { end.request(request); });
+  if (const StepCosts& costs = executor.step_costs(); costs.known()) {
+    spdlog::info(
+        "a step takes {:.1f} ms for 1 row, {:.1f} for 8, {:.1f} for 32; 1000 tokens before "
+        "a sequence's rows {:.2f} more, and {:.2f} for each row",
+        costs.rows_ms(1), costs.rows_ms(8), costs.rows_ms(32), 1000 * costs.ms_per_position,
+        1000 * costs.ms_per_row_position);
+  }
   spdlog::info("listening on {}:{}, {} ranks, model {}", options.server.address, server.port(),
                communicator.size(), model_name(engine_options));
   if (server.http_port() != 0) {

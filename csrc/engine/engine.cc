@@ -1,7 +1,6 @@
 #include "engine/engine.h"
 
 #include <absl/strings/str_cat.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <random>
@@ -76,13 +75,6 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
   limits_.max_kv_tokens = (executor.num_pages() - 1) * kPageTokens;
   limits_.drafters = executor.drafters();
   limits_.default_drafter = executor.default_drafter();
-  if (const StepCosts& costs = executor.step_costs(); costs.known()) {
-    spdlog::info(
-        "a step takes {:.1f} ms for 1 row, {:.1f} for 8, {:.1f} for 32; 1000 tokens before "
-        "a sequence's rows {:.2f} more, and {:.2f} for each row",
-        costs.rows_ms(1), costs.rows_ms(8), costs.rows_ms(32), 1000 * costs.ms_per_position,
-        1000 * costs.ms_per_row_position);
-  }
 }
 
 Engine::~Engine() {
