@@ -41,6 +41,10 @@ class Programs:
         old = os.environ.get("LD_LIBRARY_PATH")
         self.environment["LD_LIBRARY_PATH"] = ":".join(libraries + ([old] if old else []))
 
+    def test_program(self, name: str) -> Path:
+        """cuda_NAME is linked for GPUs; NAME runs on the emulator, in a rehearsal."""
+        return self.need(self.tests / (f"cuda_{name}" if self.device == "cuda" else name))
+
     def need(self, path: Path) -> Path:
         if not path.exists():
             raise Unavailable(f"there is no {path}")

@@ -79,13 +79,11 @@ class Stages:
             raise Failed(f"{len(failed)} of {len(cases)} tests failed, first {failed[0]}")
 
     def parity(self, record: Recorder) -> None:
-        programs = self.programs
-        self.google_test(record, "parity_tests", programs.need(programs.tests / "parity_tests"),
+        self.google_test(record, "parity_tests", self.programs.test_program("parity_tests"),
                          "parity_failures")
 
     def cuda_tests(self, record: Recorder) -> None:
-        programs = self.programs
-        self.google_test(record, "device_tests", programs.need(programs.tests / "device_tests"),
+        self.google_test(record, "device_tests", self.programs.test_program("device_tests"),
                          "cuda_test_failures")
 
     def bits(self, record: Recorder) -> None:
@@ -174,7 +172,7 @@ class Stages:
             "/usr/local/cuda/bin/compute-sanitizer")
         if sanitizer is None:
             raise Unavailable("there is no compute-sanitizer here")
-        program = programs.need(programs.tests / "parity_tests")
+        program = programs.test_program("parity_tests")
         for tool, figure, pattern in (
                 ("memcheck", "memcheck_errors", r"ERROR SUMMARY: (\d+) error"),
                 ("racecheck", "racecheck_hazards",
