@@ -1,12 +1,14 @@
 """Where the programs and models are, and how they are run: from a bundle or from a build tree."""
 
 import contextlib
+import ctypes.util
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -34,12 +36,10 @@ class Programs:
             self.use_bundled_libraries(root)
 
     def use_bundled_libraries(self, root: Path) -> None:
-        libraries = [str(root / "libraries")]
-        if (root / "openmpi").is_dir():
-            self.environment["OPAL_PREFIX"] = str(root / "openmpi")
-            self.environment["PATH"] = f"{root / 'openmpi' / 'bin'}:{os.environ.get('PATH', '')}"
+        folders = [str(root / "libraries"), *nccl_of_python()]
         old = os.environ.get("LD_LIBRARY_PATH")
-        self.environment["LD_LIBRARY_PATH"] = ":".join(libraries + ([old] if old else []))
+        self.environment["LD_LIBRARY_PATH"] = ":".join(folders + ([old] if old else []))
+        self.environment.update(openmpi_environment(root / "openmpi"))
 
     def test_program(self, name: str) -> Path:
         """cuda_NAME is linked for GPUs; NAME runs on the emulator, in a rehearsal."""
@@ -108,6 +108,27 @@ class Programs:
         return json.loads(self.run(self.outrider, "generate", "--address", address, "--format",
                                    "json", "--temperature", "0", "--max-tokens", tokens,
                                    "--raw", "--no-stats", *flags, prompt).stdout)
+
+
+def openmpi_environment(openmpi: Path) -> dict[str, str]:
+    """Tells OpenMPI, and the PMIx that it may have, where they were moved to. Plugins of hwloc are
+    not among them, and those of the machine could be of another version."""
+    environment = {"PATH": f"{openmpi / 'bin'}:{os.environ.get('PATH', '')}",
+                   "HWLOC_PLUGINS_PATH": str(openmpi / "lib" / "hwloc")}
+    for project, plugins in (("OPAL", "openmpi"), ("PMIX", "pmix")):
+        environment |= {f"{project}_{name}": str(openmpi / path) for name, path in (
+            ("PREFIX", ""), ("EXEC_PREFIX", ""), ("BINDIR", "bin"), ("LIBDIR", "lib"),
+            ("PKGLIBDIR", f"lib/{plugins}"), ("DATADIR", "share"),
+            ("PKGDATADIR", f"share/{plugins}"), ("SYSCONFDIR", "etc"))}
+    return environment
+
+
+def nccl_of_python() -> list[str]:
+    """Where the loader knows no NCCL, it may have come with a Python package."""
+    if ctypes.util.find_library("nccl") is not None:
+        return []
+    folders = (Path(folder) / "nvidia" / "nccl" / "lib" for folder in sys.path)
+    return [str(folder) for folder in folders if (folder / "libnccl.so.2").exists()][:1]
 
 
 def last_line(text: str) -> str:
