@@ -16,22 +16,26 @@ from runner import Failed, Unavailable
 
 
 class Programs:
-    """device: "cuda", or "cpu" for a rehearsal."""
+    """device: "cuda", or "emulator" for a rehearsal, in which a small model stands for the real one."""
 
     def __init__(self, bundle: Path | None, build: Path, source: Path, device: str, work: Path):
         self.device, self.work = device, work
         root = bundle if bundle is not None else build
         programs = root / "programs" if bundle is not None else build / "bin"
-        self.outrider = programs / "outrider"
         self.tests = programs if bundle is not None else programs / "tests"
+        self.outrider = programs / "outrider"
         self.checkpoints = root / "checkpoints"
         self.shapes = root / "shapes" if bundle is not None else (
             source / "tests" / "testing" / "checkpoints")
         cache = Path(os.environ.get("OUTRIDER_CACHE") or "~/.cache/outrider").expanduser()
         self.model = (root / "model" if bundle is not None else cache) / "SmolLM2-135M-Instruct"
+        if device != "cuda":
+            self.outrider = self.tests / "outrider_emu"
+            self.model = self.checkpoints / "tiny"
         self.environment = dict(os.environ)
         self.environment["OUTRIDER_TEST_CHECKPOINTS"] = str(self.checkpoints)
-        self.environment["OUTRIDER_CACHE"] = str(self.model.parent)
+        if bundle is not None:
+            self.environment["OUTRIDER_CACHE"] = str(self.model.parent)
         if bundle is not None:
             self.use_bundled_libraries(root)
 
@@ -50,10 +54,14 @@ class Programs:
             raise Unavailable(f"there is no {path}")
         return path
 
+    def slow(self, ranks: int, gpus: int) -> bool:
+        """The emulator is, and so are ranks that share a GPU: their sums go over sockets."""
+        return self.device != "cuda" or ranks > gpus
+
     def device_flags(self, ranks: int, gpus: int) -> list[str]:
-        if self.device != "cuda":
-            return []
-        return ["--device", "cuda", *(["--share-gpus"] if ranks > gpus else [])]
+        # What is slow is not measured before it serves.
+        beside = ["--prefill-beside", "16"] if self.slow(ranks, gpus) else []
+        return ["--device", "cuda", *(["--share-gpus"] if ranks > gpus else []), *beside]
 
     def run(self, *command, check: bool = True, timeout: float | None = None, env=None):
         """Output as text; a stage's own end is the time limit."""
@@ -64,6 +72,19 @@ class Programs:
             raise Failed(f"{Path(str(command[0])).name} exited with {done.returncode}: "
                          f"{last_line(done.stderr or done.stdout)}")
         return done
+
+    def run_for(self, seconds: float, *command) -> str | None:
+        """What it printed; None where it did not end in time, and was ended with its children."""
+        process = subprocess.Popen([str(part) for part in command], text=True,
+                                   env=self.environment, process_group=0,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT)
+        try:
+            return process.communicate(timeout=max(seconds, 0.1))[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return None
 
     def mpirun(self, ranks: int) -> list[str]:
         if ranks == 1:
