@@ -175,8 +175,7 @@ class Stages:
 
     def ranks(self, record: Recorder) -> None:
         """The real model on several ranks: a GPU each where there are, one for two otherwise."""
-        counts = [n for n in (2, 4, 8) if n <= self.gpus] or [2]
-        for ranks in counts:
+        for ranks in self.rank_counts() or [2]:
             tokens = 4 if self.programs.slow(ranks, self.gpus) else 32
             with self.programs.server(self.programs.model, ranks, self.gpus) as address:
                 answers = {k: self.programs.answer(address, PROMPTS[0], tokens, "--ignore-eos",
@@ -186,11 +185,13 @@ class Stages:
             if answers[0] != answers[4]:
                 raise Failed(f"{ranks} ranks: the answer with K = 4 is not that with K = 0")
 
-    def bench(self, record: Recorder, name: str, *arguments) -> dict:
+    def bench(self, record: Recorder, name: str, *arguments, ranks: int = 1) -> dict:
         """The report that `outrider bench` writes: context, and entries by their names."""
         programs = self.programs
         output = programs.work / f"{name}.json"
-        programs.run(programs.outrider, "bench", *arguments, "--device", "cuda", "--json", output)
+        share = ["--share-gpus"] if ranks > self.gpus else []
+        programs.run(*programs.mpirun(ranks), programs.outrider, "bench", *arguments, "--device",
+                     "cuda", *share, "--json", output)
         report = json.loads(output.read_text())
         entries = {entry["name"]: {key: entry[key] for key in entry if key in (
             "real_time", "bytes_per_second", "of_memory", "flops_per_second", "launches")}
@@ -208,12 +209,19 @@ class Stages:
         for shape in shapes:
             planned = programs.run(programs.outrider, "plan", "--model", shape, "--json").stdout
             record.result(f"planned {shape.stem}", json.loads(planned)["passes"])
-            self.record_decode(record, shape.stem, self.bench(
-                record, f"decode {shape.stem}", "decode", "--model", shape, "--repeats",
-                9 if real else 1, "--context", 1024 if real else 20, *rows, *copy))
+            decode = ("decode", "--model", shape, "--repeats", 9 if real else 1, "--context",
+                      1024 if real else 20, *rows, *copy)
+            self.record_decode(record, shape.stem,
+                               self.bench(record, f"decode {shape.stem}", *decode))
+            for ranks in self.rank_counts():
+                self.bench(record, f"decode {shape.stem} on {ranks}", *decode, ranks=ranks)
         flags = [flag for shape in shapes for flag in ("--shape", shape)]
         self.bench(record, "operations", "op", *flags, "--repeats", 5 if real else 1, "--contexts",
                    "1024,8192" if real else "20", *rows, *copy)
+
+    def rank_counts(self) -> list[int]:
+        """A GPU each; the emulator's is shared."""
+        return [n for n in (2, 4, 8) if n <= self.gpus] or ([2] if self.programs.slow(1, 1) else [])
 
     def shapes(self) -> tuple[str, ...]:
         return SHAPES if self.programs.device == "cuda" else ("tiny",)
