@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`outrider bench` with --device cuda, on the emulator: what it measures is there; nothing is said of
-how fast it is.
+"""`outrider bench` with --device cuda, on the emulator: what it measures is there; nothing is said
+of how fast it is.
 
     bench_test.py OUTRIDER_EMU SHAPE CHECKPOINT DRAFT
 """
@@ -44,8 +44,10 @@ class Bench(unittest.TestCase):
     def test_decode_of_a_shape(self):
         done, report = bench("decode", "--model", SHAPE, "--context", 20)
         self.check(done, report)
-        self.assertEqual(names(report), [f"decode/{part}/rows:{rows}" for rows in (1, 5) for part in (
-            "target", "target_without_graphs", "verify_greedy", "verify_rejection", "all_reduce")])
+        parts = ("target", "target_without_graphs", "verify_greedy", "verify_rejection",
+                 "all_reduce")
+        self.assertEqual(names(report), [f"decode/{part}/rows:{rows}" for rows in (1, 5)
+                                         for part in parts])
         one, five = (report["benchmarks"][i] for i in (0, 5))
         self.assertGreater(one["real_time"], 0)
         # As many kernels, whatever the rows; five are padded to eight, and compute for them.

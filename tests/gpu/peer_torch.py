@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """The peers: the same shapes in plain PyTorch, on the same GPU. Prints a line of JSON a result.
 
-    peer_torch.py SHAPE.json…
+    peer_torch.py [--compiled] SHAPE.json…
 
-For each shape: every product's time and the bytes of its weights a second, in a CUDA graph that goes
-through more weights than any cache holds; and a greedy decode step with a full cache of KEYS tokens,
-captured in a CUDA graph. For the first shape, the step compiled (torch.compile) as well. Weights are
-random. {"unavailable": why} where there is no PyTorch or no GPU for it.
+For each shape: a greedy decode step with a full cache of KEYS tokens, captured in a CUDA graph; and
+every product's time and the bytes of its weights a second, in a graph that goes through more
+weights than any cache holds. --compiled: the step alone, compiled by torch.compile first, which
+takes long.
+Weights are random. {"unavailable": why} where there is no PyTorch or no GPU for it.
 """
 
 import json
@@ -148,23 +149,18 @@ def main() -> None:
     torch.manual_seed(1)
     say(name="versions", torch=torch.__version__, cuda=torch.version.cuda,
         gpu=torch.cuda.get_device_name())
-    shapes = [Path(argument) for argument in sys.argv[1:]]
-    configs = {shape: json.loads(shape.read_text()) for shape in shapes}
-    for shape, config in configs.items():
+    compiled = sys.argv[1] == "--compiled"
+    how = "compile" if compiled else "graph"
+    for shape in map(Path, sys.argv[2 if compiled else 1:]):
+        config = json.loads(shape.read_text())
         decoder = Decoder(config)
-        ms = milliseconds(captured(decoder.step))
-        say(name=f"decode/{shape.stem}/graph", ms=ms,
-            figure=f"peer_torch_graph_{short_name(shape)}_ms", value=ms)
+        ms = milliseconds(captured(torch.compile(decoder.step) if compiled else decoder.step))
+        say(name=f"decode/{shape.stem}/{how}", ms=ms,
+            figure=f"peer_torch_{how}_{short_name(shape)}_ms", value=ms)
         del decoder
         torch.cuda.empty_cache()
-        measure_products(shape.stem, config)
-    # The last, since compiling takes long.
-    shape, config = next(iter(configs.items()))
-    decoder = Decoder(config)
-    step = torch.compile(decoder.step)
-    ms = milliseconds(captured(step))
-    say(name=f"decode/{shape.stem}/compiled", ms=ms,
-        figure=f"peer_torch_compile_{short_name(shape)}_ms", value=ms)
+        if not compiled:
+            measure_products(shape.stem, config)
 
 
 if __name__ == "__main__":

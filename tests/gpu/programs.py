@@ -16,7 +16,7 @@ from runner import Failed, Unavailable
 
 
 class Programs:
-    """device: "cuda", or "emulator" for a rehearsal, in which a small model stands for the real one."""
+    """device: "cuda", or "emulator" for a rehearsal: a small model stands for the real one."""
 
     def __init__(self, bundle: Path | None, build: Path, source: Path, device: str, work: Path):
         self.device, self.work = device, work

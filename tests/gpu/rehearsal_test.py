@@ -22,7 +22,7 @@ BUILD = Path(sys.argv.pop(1))
 SANITIZER = """#!/bin/sh
 case $2 in
   memcheck) echo "========= ERROR SUMMARY: 0 errors" ;;
-  racecheck) echo "========= RACECHECK SUMMARY: {hazards} hazards displayed (0 errors, 0 warnings)" ;;
+  racecheck) echo "========= RACECHECK SUMMARY: {hazards} hazards displayed (0 errors)" ;;
 esac
 """
 

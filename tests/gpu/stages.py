@@ -2,16 +2,14 @@
 
 import concurrent.futures
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
 
-from programs import Programs, last_line
+from measuring import Measuring
+from programs import last_line
 from runner import Failed, Recorder, Unavailable
 
 PROMPTS = (
@@ -31,9 +29,7 @@ class Answers(NamedTuple):
 
 ALL_ANSWERS = Answers(PROMPTS, 32, (0, 1, 4, 8))
 FEW_ANSWERS = Answers(PROMPTS[2:3], 6, (0, 4))  # where every step takes long
-SHAPES = ("llama-1b", "llama-8b")
 SANITIZER_SECONDS = 28  # of each tool
-SHORT = {"llama-1b": "1b", "llama-8b": "8b"}
 
 
 def nvidia_smi() -> list[dict]:
@@ -51,10 +47,7 @@ def nvidia_smi() -> list[dict]:
     return [dict(zip(("name", "memory", "driver", "capability"), row)) for row in rows]
 
 
-class Stages:
-    def __init__(self, programs: Programs, gpus: int):
-        self.programs, self.gpus = programs, gpus
-
+class Stages(Measuring):
     # [(name, seconds, function)]: together at most eight minutes.
     def all(self):
         return [
@@ -147,32 +140,6 @@ class Stages:
                        for job, answer in zip(jobs, answers) if answer != alone[job[0]]]
         return {"compared": 2 * len(jobs), "differences": differences}
 
-    def serving(self, record: Recorder) -> None:
-        programs = self.programs
-        slow = programs.slow(1, self.gpus)
-        tokens, loads = (4, ((1, 3), (4, 8))) if slow else (64, ((1, 16), (16, 64)))
-        with programs.server(programs.model, 1, self.gpus) as address:
-            for users, requests in loads:
-                output = programs.work / f"load-{users}.json"
-                programs.run(programs.outrider, "loadtest", "--address", address, "--concurrency",
-                             users, "--requests", requests, "--max-tokens", tokens, "--ignore-eos",
-                             "--temperature", 0, "--num-speculative-tokens", 0, "--report-every", 0,
-                             "--raw", "--json", output)
-                load = json.loads(output.read_text())
-                record.result(f"{users} users", {key: load[key] for key in (
-                    "tokens_per_second", "ttft_ms", "tpot_ms", "errors", "greedy")})
-                if users == 1:
-                    self.record_load(record, load)
-
-    def record_load(self, record: Recorder, load: dict) -> None:
-        ttft, tpot = load["ttft_ms"], load["tpot_ms"]
-        record.figure("serving_tokens_per_second", load["tokens_per_second"])
-        record.figure("serving_ttft_p50_ms", ttft["p50"])
-        record.figure("serving_ttft_p99_ms", ttft["p99"])
-        record.figure("serving_tpot_p50_ms", tpot["p50"])
-        record.figure("serving_tpot_p99_ms", tpot["p99"])
-        record.figure("serving_tpot_p99_over_p50", tpot["p99"] / tpot["p50"])
-
     def ranks(self, record: Recorder) -> None:
         """The real model on several ranks: a GPU each where there are, one for two otherwise."""
         for ranks in self.rank_counts() or [2]:
@@ -184,79 +151,6 @@ class Stages:
             record.result(f"{ranks} ranks", {"gpus": min(ranks, self.gpus), "answers": answers})
             if answers[0] != answers[4]:
                 raise Failed(f"{ranks} ranks: the answer with K = 4 is not that with K = 0")
-
-    def bench(self, record: Recorder, name: str, *arguments, ranks: int = 1) -> dict:
-        """The report that `outrider bench` writes: context, and entries by their names."""
-        programs = self.programs
-        output = programs.work / f"{name}.json"
-        share = ["--share-gpus"] if ranks > self.gpus else []
-        programs.run(*programs.mpirun(ranks), programs.outrider, "bench", *arguments, "--device",
-                     "cuda", *share, "--json", output)
-        report = json.loads(output.read_text())
-        entries = {entry["name"]: {key: entry[key] for key in entry if key in (
-            "real_time", "bytes_per_second", "of_memory", "flops_per_second", "launches")}
-            for entry in report["benchmarks"]}
-        record.result(name, {"context": report["context"], "benchmarks": entries})
-        return {"context": report["context"], "entries": entries}
-
-    def benchmarks(self, record: Recorder) -> None:
-        """Times are microseconds, of the device's own clock."""
-        programs = self.programs
-        programs.need(programs.outrider)
-        shapes = [programs.need(programs.shapes / f"{name}.json") for name in self.shapes()]
-        real = programs.device == "cuda"
-        rows, copy = ((), ()) if real else (("--rows", "1,5,8"), ("--copy-mib", 1))
-        for shape in shapes:
-            planned = programs.run(programs.outrider, "plan", "--model", shape, "--json").stdout
-            record.result(f"planned {shape.stem}", json.loads(planned)["passes"])
-            decode = ("decode", "--model", shape, "--repeats", 9 if real else 1, "--context",
-                      1024 if real else 20, *rows, *copy)
-            self.record_decode(record, shape.stem,
-                               self.bench(record, f"decode {shape.stem}", *decode))
-            for ranks in self.rank_counts():
-                self.bench(record, f"decode {shape.stem} on {ranks}", *decode, ranks=ranks)
-        flags = [flag for shape in shapes for flag in ("--shape", shape)]
-        self.bench(record, "operations", "op", *flags, "--repeats", 5 if real else 1, "--contexts",
-                   "1024,8192" if real else "20", *rows, *copy)
-
-    def rank_counts(self) -> list[int]:
-        """A GPU each; the emulator's is shared."""
-        return [n for n in (2, 4, 8) if n <= self.gpus] or ([2] if self.programs.slow(1, 1) else [])
-
-    def shapes(self) -> tuple[str, ...]:
-        return SHAPES if self.programs.device == "cuda" else ("tiny",)
-
-    def record_decode(self, record: Recorder, shape: str, report: dict) -> None:
-        bandwidth = float(report["context"]["memory_bytes_per_second"])
-        record.figure("copy_bandwidth", bandwidth / 1e9)
-        entries = report["entries"]
-        target = {rows: entries[f"decode/target/rows:{rows}"] for rows in (1, 5, 8)}
-        ratios = {rows: target[rows]["real_time"] / target[1]["real_time"] for rows in (5, 8)}
-        short = SHORT.get(shape, "1b")
-        record.figure(f"decode_{short}_ms", target[1]["real_time"] / 1e3)
-        record.figure(f"rows5_over_1_{short}", ratios[5])
-        if short == "8b":
-            record.figure("decode_8b_of_copy", target[1]["of_memory"])
-            record.figure("rows8_over_1_8b", ratios[8])
-        record.figure("verify_8x128k_us", entries["decode/verify_rejection/rows:8"]["real_time"])
-
-    def peers(self, record: Recorder) -> None:
-        """PyTorch on the same shapes, in the Python that runs this, without the bundle's libraries."""
-        script = Path(__file__).with_name("peer_torch.py")
-        shapes = [self.programs.shapes / f"{name}.json" for name in SHAPES]
-        process = subprocess.Popen([sys.executable, str(script), *map(str, shapes)], text=True,
-                                   env=dict(os.environ), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for line in process.stdout:  # one result each, as they come
-            found = json.loads(line)
-            if "unavailable" in found:
-                raise Unavailable(found["unavailable"])
-            record.result(found["name"], found)
-            if "figure" in found:
-                record.figure(found["figure"], found["value"])
-        errors = process.stderr.read()
-        if process.wait() != 0:
-            raise Failed(f"{script.name} exited with {process.returncode}: {last_line(errors)}")
 
     def sanitizers(self, record: Recorder) -> None:
         """Over the parity list, a suite at a time, for as long as there is time."""
@@ -270,10 +164,11 @@ class Stages:
         suites = sorted((line.split("#")[0].strip() for line in listed.splitlines()
                          if line.split("#")[0].strip().endswith(".")),
                         key=lambda suite: "Operations" in suite)
-        wrong = [self.sanitize(record, [sanitizer, "--tool", tool], program, suites, figure, pattern)
-                 for tool, figure, pattern in (
-                     ("memcheck", "memcheck_errors", r"ERROR SUMMARY: (\d+) error"),
-                     ("racecheck", "racecheck_hazards", r"RACECHECK SUMMARY: (\d+) hazard"))]
+        wrong = [
+            self.sanitize(record, [sanitizer, "--tool", tool], program, suites, figure, pattern)
+            for tool, figure, pattern in (
+                ("memcheck", "memcheck_errors", r"ERROR SUMMARY: (\d+) error"),
+                ("racecheck", "racecheck_hazards", r"RACECHECK SUMMARY: (\d+) hazard"))]
         if any(wrong):
             raise Failed(next(text for text in wrong if text))
 
