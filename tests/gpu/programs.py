@@ -15,11 +15,16 @@ from pathlib import Path
 from runner import Failed, Unavailable
 
 
+LOGGED_CHARACTERS = 20_000  # of a program, its last
+
+
 class Programs:
     """device: "cuda", or "emulator" for a rehearsal: a small model stands for the real one."""
 
-    def __init__(self, bundle: Path | None, build: Path, source: Path, device: str, work: Path):
-        self.device, self.work = device, work
+    def __init__(self, bundle: Path | None, build: Path, source: Path, device: str, work: Path,
+                 log: Path):
+        """log: takes what programs said that failed, and what servers said."""
+        self.device, self.work, self.log = device, work, log
         root = bundle if bundle is not None else build
         programs = root / "programs" if bundle is not None else build / "bin"
         self.tests = programs if bundle is not None else programs / "tests"
@@ -68,10 +73,27 @@ class Programs:
         done = subprocess.run([str(part) for part in command], text=True, timeout=timeout,
                               env={**self.environment, **(env or {})}, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if done.returncode != 0 and "health" not in command:
+            self.note(command, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
         if check and done.returncode != 0:
             raise Failed(f"{Path(str(command[0])).name} exited with {done.returncode}: "
                          f"{last_line(done.stderr or done.stdout)}")
         return done
+
+    def run_logged(self, *command) -> tuple[int, str]:
+        """Exit status and last line. What it prints is in the log as it comes, so that it is there
+        of a program that had to be ended."""
+        self.note(command, "")
+        with open(self.log, "a+") as log:
+            begin = log.tell()
+            done = subprocess.run([str(part) for part in command], env=self.environment,
+                                  stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+            log.seek(begin)
+            return done.returncode, last_line(log.read())
+
+    def note(self, command, said: str) -> None:
+        with open(self.log, "a") as log:
+            log.write(f"== {' '.join(map(str, command))}\n{said[-LOGGED_CHARACTERS:]}\n")
 
     def run_for(self, seconds: float, *command) -> str | None:
         """What it printed; None where it did not end in time, and was ended with its children."""
@@ -103,27 +125,27 @@ class Programs:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        log = self.work / f"serve-{port}.log"
         command = [*self.mpirun(ranks), self.outrider, "serve", "--model", model, "--port", port,
                    *self.device_flags(ranks, gpus), *(["--draft", draft] if draft else [])]
-        with open(log, "w") as output:
+        self.note(command, "")
+        with open(self.log, "a+") as log:
+            begin = log.tell()
             process = subprocess.Popen([str(part) for part in command], env=self.environment,
-                                       stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        try:
-            self.wait_for_server(process, port, log)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            try:
+                while not self.is_ready(port):
+                    if process.poll() is not None:
+                        log.seek(begin)
+                        raise Failed(f"the server did not start: {last_line(log.read())}")
+                    time.sleep(0.1)
+                yield f"127.0.0.1:{port}"
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait()
 
-    def wait_for_server(self, process, port: int, log: Path) -> None:
-        while process.poll() is None:
-            ready = self.run(self.outrider, "health", "--address", f"127.0.0.1:{port}",
-                             check=False)
-            if ready.returncode == 0:
-                return
-            time.sleep(0.1)
-        raise Failed(f"the server did not start: {last_line(log.read_text())}")
+    def is_ready(self, port: int) -> bool:
+        return self.run(self.outrider, "health", "--address", f"127.0.0.1:{port}",
+                        check=False).returncode == 0
 
     def answer(self, address: str, prompt: str, tokens: int, *flags: str) -> dict:
         return json.loads(self.run(self.outrider, "generate", "--address", address, "--format",
@@ -153,5 +175,7 @@ def nccl_of_python() -> list[str]:
 
 
 def last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
+    """What says why: Outrider's own last word where there is one. mpirun's follow it."""
+    lines = [line for line in text.splitlines() if line.strip(" -\t")]
+    lines = [line for line in lines if line.startswith("outrider: ")] or lines
     return lines[-1].strip()[:300] if lines else "no output"

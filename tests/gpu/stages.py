@@ -76,18 +76,19 @@ class Stages(Measuring):
         programs = self.programs
         program = programs.test_program(name)
         output = programs.work / f"{name}.json"
-        done = programs.run(program, f"--gtest_output=json:{output}", check=False)
+        status, last = programs.run_logged(program, f"--gtest_output=json:{output}",
+                                           "--gtest_color=no")
         if not output.exists():
-            raise Failed(f"{program.name} exited with {done.returncode}: "
-                         f"{last_line(done.stderr or done.stdout)}")
+            raise Failed(f"{program.name} exited with {status}: {last}")
         report = json.loads(output.read_text())
         cases = [(f"{suite['name']}.{case['name']}", case) for suite in report["testsuites"]
                  for case in suite["testsuite"]]
-        failed = [case for case, found in cases if found.get("failures")]
+        failed = {case: found["failures"][0]["failure"][:500] for case, found in cases
+                  if found.get("failures")}
         skipped = [case for case, found in cases if found["result"] == "SKIPPED"]
         record.result(name, {"tests": len(cases), "failed": failed, "skipped": skipped})
-        if done.returncode != 0 and not failed:
-            raise Failed(f"{program.name} exited with {done.returncode}: {last_line(done.stderr)}")
+        if status != 0 and not failed:
+            raise Failed(f"{program.name} exited with {status}: {last}")
         return len(failed)
 
     def parity(self, record: Recorder) -> None:
