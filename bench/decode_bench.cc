@@ -1,7 +1,5 @@
 #include "bench/decode_bench.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -9,7 +7,10 @@
 #include <vector>
 
 #include "bench/bandwidth.h"
+#include "bench/bench_report.h"
 #include "core/float_environment.h"
+#include "model/pass_cost.h"
+#include "model/random_weights.h"
 #include "model/transformer.h"
 #include "spec/batch_builder.h"
 #include "spec/drafter.h"
@@ -19,34 +20,43 @@ namespace outrider {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int64_t kMaxRows = kMaxDraftTokens + 1;
-constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16};
+constexpr int kInARowOnGpu = 8;  // passes of a sample: the host is not waited for between them
+constexpr uint64_t kTargetKey = 1 << 20;
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
+Transformer load_target(const DecodeBenchOptions& options, Backend& backend,
+                        Communicator& communicator) {
+  const int64_t positions = options.context + kMaxRows;
+  if (std::filesystem::is_directory(options.model)) {
+    return Transformer(options.model, backend, communicator, kMaxRows, positions);
+  }
+  const auto make_weights = [](const ModelConfig& config, const Shard& shard, Backend& to) {
+    return random_weights(config, shard, to, 1);
+  };
+  return Transformer(ModelConfig::load_shape(options.model), make_weights, backend, communicator,
+                     kMaxRows, positions);
 }
 
 // One rank's models and buffers, and the parts of a step to be timed.
 class DecodeBench {
  public:
-  DecodeBench(const DecodeBenchOptions& options, Communicator& communicator)
-      : communicator_(communicator),
-        backend_(make_cpu_backend()),
+  DecodeBench(const DecodeBenchOptions& options, BenchDevice& device, Communicator& communicator)
+      : device_(device),
+        communicator_(communicator),
+        backend_(*device.backend),
+        stream_(backend_.make_stream()),
         context_(options.context),
-        target_(options.model, *backend_, communicator, kMaxRows, options.context + kMaxRows),
+        target_(load_target(options, backend_, communicator)),
         cache_(target_.make_kv_cache((options.context + kMaxRows) / kPageTokens + 1, 1)),
-        rows_(*backend_, kMaxRows),
+        rows_(backend_, kMaxRows),
         vocab_(target_.config().vocab_size),
-        logits_(backend_->allocate(sizeof(float) * kMaxRows * target_.shard().vocab.size())),
-        draft_logits_(backend_->allocate(sizeof(float) * kMaxRows * vocab_)),
-        partial_(backend_->allocate(sizeof(float) * kMaxRows * target_.config().hidden_size)),
-        verifier_(*backend_, communicator, vocab_, target_.shard().vocab.begin,
+        logits_(backend_.allocate(sizeof(float) * kMaxRows * target_.shard().vocab.size())),
+        draft_logits_(backend_.allocate(sizeof(float) * kMaxRows * vocab_)),
+        partial_(backend_.allocate(sizeof(float) * kMaxRows * target_.config().hidden_size)),
+        verifier_(backend_, communicator, vocab_, target_.shard().vocab.begin,
                   target_.shard().vocab.size(), kMaxRows, 1) {
     if (options.draft) {
-      drafter_.emplace(*options.draft, *backend_, context_ / kPageTokens + 1, 1, kMaxRows,
+      drafter_.emplace(*options.draft, backend_, context_ / kPageTokens + 1, 1, kMaxRows,
                        std::function<void(double)>());
       drafter_->cache().deal_pages(stream_);
     }
@@ -56,9 +66,9 @@ class DecodeBench {
     for (int32_t& token : tokens_) token = static_cast<int32_t>(random() % vocab_);
     std::vector<float> noise(kMaxRows * vocab_);
     for (float& logit : noise) logit = static_cast<float>(random() % 1000) * 0.01f;
-    backend_->copy_from_host(draft_logits_.view(DType::f32, {kMaxRows * vocab_}), noise.data(),
-                             stream_);
-    Staged<DraftRow> rows(*backend_, kMaxRows);
+    backend_.copy_from_host(draft_logits_.view(DType::f32, {kMaxRows * vocab_}), noise.data(),
+                            stream_);
+    Staged<DraftRow> rows(backend_, kMaxRows);
     for (int i = 0; i < kMaxRows; ++i) {
       rows.host()[i] = {.processors = {.mode = VerifyMode::rejection},
                         .key = {.seed = 1, .base = 1},
@@ -66,23 +76,30 @@ class DecodeBench {
                         .drafted = i};
     }
     rows.upload(0, kMaxRows, stream_);
-    drafted_ = backend_->allocate(kMaxRows * sizeof(int32_t));
-    q_ = backend_->allocate(kMaxRows * sizeof(RowDistribution));
-    backend_->sample_drafts(draft_logits_.view(DType::f32, {kMaxRows, vocab_}), rows.device(),
-                            kMaxRows, static_cast<int32_t*>(drafted_.data()),
-                            static_cast<RowDistribution*>(q_.data()), stream_);
-    backend_->synchronize(stream_);
+    drafted_ = backend_.allocate(kMaxRows * sizeof(int32_t));
+    q_ = backend_.allocate(kMaxRows * sizeof(RowDistribution));
+    backend_.sample_drafts(draft_logits_.view(DType::f32, {kMaxRows, vocab_}), rows.device(),
+                           kMaxRows, static_cast<int32_t*>(drafted_.data()),
+                           static_cast<RowDistribution*>(q_.data()), stream_);
+    backend_.synchronize(stream_);
     for (int64_t begin = 0; begin < context_; begin += kMaxRows) {
-      forward(begin, std::min(context_, begin + kMaxRows));
+      gather(begin, std::min(context_, begin + kMaxRows));
+      forward();
+      backend_.synchronize(stream_);
     }
   }
 
   const Transformer& target() const { return target_; }
-  Backend& backend() { return *backend_; }
   bool has_draft() const { return drafter_.has_value(); }
 
-  void target_step(int64_t rows) { forward(context_, context_ + rows); }
-  void verify(int64_t rows, VerifyMode mode) {
+  // Each returns seconds of one, begun by all ranks together.
+
+  // replayed: as one graph, where the backend has such.
+  double target_step(int64_t rows, bool replayed) {
+    gather(context_, context_ + rows);
+    return time(replayed ? kTargetKey + rows : 0, [&] { forward(); });
+  }
+  double verify(int64_t rows, VerifyMode mode) {
     const VerifyWork work{.num_drafted = static_cast<int>(rows - 1),
                           .drafted = static_cast<const int32_t*>(drafted_.data()),
                           .draft_logits = static_cast<const float*>(draft_logits_.data()),
@@ -90,54 +107,84 @@ class DecodeBench {
                           .draft_rows = static_cast<const RowDistribution*>(q_.data()),
                           .processors = {.mode = mode},
                           .key = {.seed = 1, .base = 1}};
-    verifier_.prepare({&work, 1}, {}, logits(rows), false, 0, stream_);
-    verifier_.enqueue(stream_);
+    const uint64_t key = verifier_.prepare({&work, 1}, {}, logits(rows), false, 0, stream_);
+    const double seconds = time(key, [&] { verifier_.enqueue(stream_); });
     verifier_.finish(stream_);
+    return seconds;
   }
-  void all_reduce(int64_t rows) {
-    communicator_.all_reduce_sum(partial_.view(DType::f32, {rows, target_.config().hidden_size}),
-                                 stream_);
+  double all_reduce(int64_t rows) {
+    return time(0, [&] { enqueue_sum(rows); });
   }
   // One drafted token on a warm cache.
-  void draft_step() {
+  double draft_step() {
     const DraftContext context{.slot = 0, .tokens = std::span(tokens_).first(context_)};
     drafter_->begin_step();
-    drafter_->prepare({&context, 1}, draft_logits_.view(DType::f32, {1, vocab_}), stream_);
-    drafter_->enqueue(stream_);
+    const uint64_t key =
+        drafter_->prepare({&context, 1}, draft_logits_.view(DType::f32, {1, vocab_}), stream_);
+    const double seconds = time(key, [&] { drafter_->enqueue(stream_); });
     drafter_->truncate(0, context_ - 1);
-  }
-  // Milliseconds of one call, begun by all ranks together.
-  double time_ms(const std::function<void()>& part) {
-    all_reduce(1);
-    const auto start = Clock::now();
-    part();
-    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    return seconds;
   }
   // Over all ranks.
   double sum(double value) {
-    std::vector<double> all(communicator_.size());
-    communicator_.all_gather(TensorView(&value, DType::f64, {1}),
-                             TensorView(all.data(), DType::f64, {communicator_.size(), 1}),
-                             stream_);
+    const int ranks = communicator_.size();
+    const Buffer mine = backend_.allocate(sizeof value);
+    const Buffer all = backend_.allocate(ranks * sizeof value);
+    std::vector<double> values(ranks);
+    backend_.copy_from_host(mine.view(DType::f64, {1}), &value, stream_);
+    communicator_.all_gather(mine.view(DType::f64, {1}), all.view(DType::f64, {ranks, 1}), stream_);
+    backend_.copy_to_host(values.data(), all.view(DType::f64, {ranks}), stream_);
+    backend_.synchronize(stream_);
     double total = 0;
-    for (double v : all) total += v;
+    for (double v : values) total += v;
     return total;
+  }
+  // What the pass of `rows` rows, padded as it is, asks of a GPU.
+  OperationCost cost(int64_t rows) {
+    gather(context_, context_ + rows);
+    const PassShape shape = {
+        .rows = {.each = rows, .context = context_, .padding = rows_.num_rows() - rows},
+        .num_logits = rows_.num_logit_rows(),
+        .max_positions = context_ + kMaxRows};
+    OperationCost cost = pass_cost(target_.config(), target_.shard(), shape).operations;
+    cost += copy_tokens_cost(rows_.num_rows());
+    return cost;
   }
 
  private:
-  // Rows [begin, end) of the context; earlier ones are cached.
-  void forward(int64_t begin, int64_t end) {
+  // Rows [begin, end) of the context, with logits, on their way; earlier ones are cached.
+  void gather(int64_t begin, int64_t end) {
+    backend_.synchronize(stream_);
     rows_.begin_step();
     for (int64_t i = begin; i < end; ++i) rows_.add(0, tokens_[i], i, true);
+    rows_.pad();
     rows_.upload(stream_);
-    target_.forward(rows_.batch(stream_), cache_, logits(end - begin), stream_);
+  }
+  void forward() {
+    target_.forward(rows_.batch(stream_), cache_, logits(rows_.num_logit_rows()), stream_);
+  }
+  void enqueue_sum(int64_t rows) {
+    communicator_.all_reduce_sum(partial_.view(DType::f32, {rows, target_.config().hidden_size}),
+                                 stream_);
   }
   TensorView logits(int64_t rows) {
     return logits_.view(DType::f32, {rows, target_.shard().vocab.size()});
   }
+  // key: of what is replayed; 0: it is enqueued each time.
+  double time(uint64_t key, const std::function<void()>& enqueue) {
+    enqueue_sum(1);
+    return device_.seconds(device_.gpu ? kInARowOnGpu : 1, stream_, [&] {
+      if (key == 0) {
+        enqueue();
+      } else {
+        backend_.replay(key, stream_, enqueue);
+      }
+    });
+  }
 
+  BenchDevice& device_;
   Communicator& communicator_;
-  std::unique_ptr<Backend> backend_;
+  Backend& backend_;
   Stream stream_;
   int64_t context_;
   Transformer target_;
@@ -151,57 +198,126 @@ class DecodeBench {
   std::vector<int32_t> tokens_;
 };
 
+// Seconds, a round each.
+struct RowSamples {
+  int64_t rows = 0;
+  std::vector<double> target, unreplayed, greedy, rejection, all_reduce;
+
+  void add(DecodeBench& bench, bool gpu) {
+    target.push_back(bench.target_step(rows, true));
+    if (gpu) unreplayed.push_back(bench.target_step(rows, false));
+    greedy.push_back(bench.verify(rows, VerifyMode::greedy));
+    rejection.push_back(bench.verify(rows, VerifyMode::rejection));
+    all_reduce.push_back(bench.all_reduce(rows));
+  }
+};
+
+struct DecodeResults {
+  double bandwidth = 0;  // bytes a second of all ranks' memory
+  double weights = 0;    // bytes read by a pass, of all ranks
+  std::vector<RowSamples> rows;
+  std::vector<double> draft;
+};
+
+DecodeResults measure(const DecodeBenchOptions& options, BenchDevice& device, DecodeBench& bench,
+                      double bandwidth) {
+  DecodeResults results;
+  results.bandwidth = bench.sum(bandwidth);
+  results.weights = bench.sum(static_cast<double>(bench.target().weight_bytes()));
+  for (int64_t rows : options.rows) results.rows.push_back({.rows = rows});
+  // A GPU's first rounds size workspaces and record graphs, and one that grows forgets what was
+  // recorded.
+  const int warm_up = device.gpu ? 2 : 0;
+  for (int round = -warm_up; round < options.repeats; ++round) {
+    for (RowSamples& samples : results.rows) {
+      samples.add(bench, device.gpu);
+      if (round < 0) samples = {.rows = samples.rows};
+    }
+    if (!bench.has_draft()) continue;
+    bench.draft_step();  // in the first round, the whole context
+    const double draft = bench.draft_step();
+    if (round >= 0) results.draft.push_back(draft);
+  }
+  return results;
+}
+
+void print(const DecodeBenchOptions& options, const BenchDevice& device, int ranks,
+           const DecodeResults& results) {
+  std::printf("ranks %d, %s, context %lld tokens, weights %.1f MB, machine %s %.1f GB/s\n\n", ranks,
+              device.backend->description().c_str(), static_cast<long long>(options.context),
+              results.weights / 1e6, device.gpu ? "copies" : "reads", results.bandwidth / 1e9);
+  std::printf(
+      "| rows | target step, ms | to the first | GB/s | of the machine | verify greedy, ms | "
+      "verify rejection, ms | all-reduce, us |%s\n",
+      device.gpu ? " without graphs, ms |" : "");
+  std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |%s\n", device.gpu ? " --- |" : "");
+  const double one = median(results.rows[0].target);
+  for (const RowSamples& samples : results.rows) {
+    const double seconds = median(samples.target);
+    const double rate = results.weights / seconds;
+    std::printf("| %lld | %.3f | %.3f | %.1f | %.1f %% | %.3f | %.3f | %.1f |",
+                static_cast<long long>(samples.rows), 1e3 * seconds, seconds / one, rate / 1e9,
+                100 * rate / results.bandwidth, 1e3 * median(samples.greedy),
+                1e3 * median(samples.rejection), 1e6 * median(samples.all_reduce));
+    if (device.gpu) std::printf(" %.3f |", 1e3 * median(samples.unreplayed));
+    std::printf("\n");
+  }
+  if (!results.draft.empty()) {
+    std::printf("\ndraft step %.3f ms, c = t_draft / t_target = %.3f\n",
+                1e3 * median(results.draft), median(results.draft) / one);
+  }
+}
+
+void write_json(const DecodeBenchOptions& options, const BenchDevice& device, int ranks,
+                const DecodeResults& results, DecodeBench& bench) {
+  std::vector<Measurement> all;
+  const auto add = [&](const std::string& name, const std::vector<double>& samples,
+                       std::map<std::string, double> counters) {
+    if (samples.empty()) return;
+    all.push_back({name, median(samples), static_cast<int64_t>(samples.size()), counters});
+  };
+  for (const RowSamples& samples : results.rows) {
+    const std::string rows = "/rows:" + std::to_string(samples.rows);
+    const double rate = results.weights / median(samples.target);
+    std::map<std::string, double> counters = {{"bytes_per_second", rate},
+                                              {"of_memory", rate / results.bandwidth}};
+    const OperationCost cost = bench.cost(samples.rows);
+    counters["flops"] = static_cast<double>(cost.flops);
+    if (device.gpu) counters["launches"] = static_cast<double>(cost.launches);
+    add("decode/target" + rows, samples.target, counters);
+    add("decode/target_without_graphs" + rows, samples.unreplayed, {});
+    add("decode/verify_greedy" + rows, samples.greedy, {});
+    add("decode/verify_rejection" + rows, samples.rejection, {});
+    add("decode/all_reduce" + rows, samples.all_reduce, {});
+  }
+  add("decode/draft", results.draft, {});
+  write_bench_report(*options.json,
+                     {{"model", options.model.filename().string()},
+                      {"device", device.name},
+                      {"backend", device.backend->description()},
+                      {"ranks", std::to_string(ranks)},
+                      {"context_tokens", std::to_string(options.context)},
+                      {"memory_bytes_per_second", std::to_string(results.bandwidth)}},
+                     all);
+}
+
 }  // namespace
 
-void run_decode_bench(const DecodeBenchOptions& options, Communicator& communicator) {
+void run_decode_bench(const DecodeBenchOptions& options, BenchDevice& device,
+                      Communicator& communicator) {
   set_float_environment();
-  DecodeBench bench(options, communicator);
-
-  bench.all_reduce(1);
-  const double bandwidth = bench.sum(measure_read_bandwidth());
-  const double weights = bench.sum(static_cast<double>(bench.target().weight_bytes()));
-
-  constexpr size_t kCounts = std::size(kRowCounts);
-  struct Samples {
-    std::vector<double> target, greedy, rejection, all_reduce;
-  } samples[kCounts];
-  std::vector<double> draft;
-  for (int round = 0; round < options.repeats; ++round) {
-    for (size_t i = 0; i < kCounts; ++i) {
-      const int64_t rows = kRowCounts[i];
-      samples[i].target.push_back(bench.time_ms([&] { bench.target_step(rows); }));
-      samples[i].greedy.push_back(bench.time_ms([&] { bench.verify(rows, VerifyMode::greedy); }));
-      samples[i].rejection.push_back(
-          bench.time_ms([&] { bench.verify(rows, VerifyMode::rejection); }));
-      samples[i].all_reduce.push_back(bench.time_ms([&] { bench.all_reduce(rows); }));
-    }
-    if (bench.has_draft()) {
-      bench.draft_step();  // in the first round, the whole context
-      draft.push_back(bench.time_ms([&] { bench.draft_step(); }));
-    }
+  // First: its memory is needed again.
+  double bandwidth =
+      device.gpu ? measure_copy_bandwidth(device, options.copy_bytes, options.repeats) : 0;
+  DecodeBench bench(options, device, communicator);
+  if (!device.gpu) {
+    bench.all_reduce(1);  // together
+    bandwidth = measure_read_bandwidth();
   }
+  const DecodeResults results = measure(options, device, bench, bandwidth);
   if (communicator.rank() != 0) return;
-
-  const double one = median(samples[0].target);
-  std::printf("ranks %d, %s, context %lld tokens, weights %.1f MB, machine reads %.1f GB/s\n\n",
-              communicator.size(), bench.backend().description().c_str(),
-              static_cast<long long>(options.context), weights / 1e6, bandwidth / 1e9);
-  std::printf(
-      "| rows | target step, ms | to one row | GB/s | of the machine | verify greedy, ms | "
-      "verify rejection, ms | all-reduce, us |\n");
-  std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
-  for (size_t i = 0; i < kCounts; ++i) {
-    const double ms = median(samples[i].target);
-    const double rate = weights / (ms * 1e-3);
-    std::printf("| %lld | %.3f | %.3f | %.1f | %.1f %% | %.3f | %.3f | %.1f |\n",
-                static_cast<long long>(kRowCounts[i]), ms, ms / one, rate / 1e9,
-                100 * rate / bandwidth, median(samples[i].greedy), median(samples[i].rejection),
-                1e3 * median(samples[i].all_reduce));
-  }
-  if (!draft.empty()) {
-    std::printf("\ndraft step %.3f ms, c = t_draft / t_target = %.3f\n", median(draft),
-                median(draft) / one);
-  }
+  print(options, device, communicator.size(), results);
+  if (options.json) write_json(options, device, communicator.size(), results, bench);
 }
 
 }  // namespace outrider

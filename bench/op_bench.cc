@@ -5,12 +5,12 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <thread>
 #include <vector>
 
 #include "bench/bandwidth.h"
+#include "bench/bench_report.h"
 #include "bench/op_cases.h"
 #include "core/buffer.h"
 #include "core/error.h"
@@ -150,8 +150,8 @@ Case attention_case(const AttentionCase& c, Isa isa) {
             }
             t.page_tables.resize(c.sequences * max_pages);
             std::iota(t.page_tables.begin(), t.page_tables.end(), 0);
-            const RowPointers map = {t.positions.data(), t.sequences.data(),
-                                          t.page_tables.data(), max_pages};
+            const RowPointers map = {t.positions.data(), t.sequences.data(), t.page_tables.data(),
+                                     max_pages};
             const auto* pages =
                 reinterpret_cast<const bf16*>(t.next_weights((4 * pages_elements + 63) / 64 * 64));
             cpu::attention(t.x_f32.data(), pages, pages + pages_elements, t.y_bf16.data(),
@@ -273,21 +273,24 @@ void print_markdown(const std::vector<Case>& cases, const std::vector<Result>& r
   }
 }
 
-void print_json(const std::vector<Case>& cases, const std::vector<Result>& results, int threads) {
-  nlohmann::json rows = nlohmann::json::array();
+void write_json(const std::filesystem::path& file, const std::vector<Case>& cases,
+                const std::vector<Result>& results, const OpBenchOptions& options) {
+  std::vector<Measurement> measurements;
   for (size_t i = 1; i < cases.size(); ++i) {
-    rows.push_back({{"table", cases[i].table},
-                    {"op", cases[i].op},
-                    {"shape", cases[i].shape},
-                    {"isa", cpu::isa_name(cases[i].isa)},
-                    {"seconds", results[i].seconds},
-                    {"bytes_per_second", results[i].bytes_per_second},
-                    {"flops_per_second", results[i].flops_per_second}});
+    const Case& c = cases[i];
+    measurements.push_back(
+        {c.table + "/" + c.op + "/" + c.shape + "/" + std::string(cpu::isa_name(c.isa)),
+         results[i].seconds,
+         options.repeats,
+         {{"bytes_per_second", results[i].bytes_per_second},
+          {"of_memory", results[i].bytes_per_second / results[0].bytes_per_second},
+          {"flops_per_second", results[i].flops_per_second}}});
   }
-  const nlohmann::json all = {{"threads", threads},
-                              {"read_bytes_per_second", results[0].bytes_per_second},
-                              {"cases", rows}};
-  std::printf("%s\n", all.dump(1).c_str());
+  write_bench_report(file,
+                     {{"device", "cpu"},
+                      {"threads", std::to_string(options.threads)},
+                      {"memory_bytes_per_second", std::to_string(results[0].bytes_per_second)}},
+                     measurements);
 }
 
 }  // namespace
@@ -296,14 +299,11 @@ int run_op_bench(const OpBenchOptions& options) {
   CHECK(options.threads > 0 && options.repeats > 0);
   const std::vector<Case> cases = all_cases(options);
   const std::vector<Result> results = measure(cases, options);
-  if (options.json) {
-    print_json(cases, results, options.threads);
-    return 0;
-  }
   std::printf("%d thread%s read %.2f GB/s from memory (%zu MiB each).\n", options.threads,
               options.threads == 1 ? "" : "s", results[0].bytes_per_second / 1e9,
               kBandwidthBytes >> 20);
   print_markdown(cases, results);
+  if (options.json) write_json(*options.json, cases, results, options);
   return 0;
 }
 

@@ -55,16 +55,24 @@ struct Transformer::Scratch {
 Transformer::Transformer(const std::filesystem::path& directory, Backend& backend,
                          Communicator& communicator, int64_t max_rows, int64_t max_positions,
                          const std::function<void(double)>& progress)
+    : Transformer(
+          ModelConfig::load(directory),
+          [&](const ModelConfig& config, const Shard& shard, Backend& to) {
+            return load_weights(Checkpoint(directory), config, shard, to, progress);
+          },
+          backend, communicator, max_rows, max_positions) {}
+
+Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_weights,
+                         Backend& backend, Communicator& communicator, int64_t max_rows,
+                         int64_t max_positions)
     : backend_(backend),
       communicator_(communicator),
-      config_(ModelConfig::load(directory)),
+      config_(config),
       shard_(Shard::of(config_, communicator.rank(), communicator.size())),
       max_rows_(max_rows),
       max_positions_(checked_positions(config_, max_positions)) {
   CHECK(max_rows > 0);
-  const Checkpoint checkpoint(directory);
-  weights_ = std::make_unique<const Weights>(
-      load_weights(checkpoint, config_, shard_, backend_, progress));
+  weights_ = std::make_unique<const Weights>(make_weights(config_, shard_, backend_));
 
   const RopeTables tables = make_rope_tables(config_, max_positions_);
   const size_t table_bytes = tables.cos.size() * sizeof(float);

@@ -19,6 +19,10 @@ namespace outrider {
 struct LayerWeights;
 struct Weights;
 
+// Makes a rank's weights; throws Error.
+using WeightsMaker =
+    std::function<Weights(const ModelConfig& config, const Shard& shard, Backend& backend)>;
+
 // One ragged pass: rows of several sequences (prefill chunks, drafts to verify) side by side, in
 // any mix. A row attends to its sequence's earlier rows of the same pass too, wherever they stand.
 struct Batch {
@@ -37,6 +41,9 @@ class Transformer {
   Transformer(const std::filesystem::path& directory, Backend& backend, Communicator& communicator,
               int64_t max_rows, int64_t max_positions,
               const std::function<void(double)>& progress = {});
+  // The same with weights from elsewhere.
+  Transformer(const ModelConfig& config, const WeightsMaker& make_weights, Backend& backend,
+              Communicator& communicator, int64_t max_rows, int64_t max_positions);
   ~Transformer();
   Transformer(const Transformer&) = delete;
   Transformer& operator=(const Transformer&) = delete;

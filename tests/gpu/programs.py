@@ -1,65 +1,112 @@
 """Where the programs and models are, and how they are run: from a bundle or from a build tree."""
 
 import contextlib
+import ctypes.util
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from runner import Failed, Unavailable
 
 
-class Programs:
-    """device: "cuda", or "cpu" for a rehearsal."""
+LOGGED_CHARACTERS = 20_000  # of a program, its last
 
-    def __init__(self, bundle: Path | None, build: Path, source: Path, device: str, work: Path):
-        self.device, self.work = device, work
+
+class Programs:
+    """device: "cuda", or "emulator" for a rehearsal: a small model stands for the real one."""
+
+    def __init__(self, bundle: Path | None, build: Path, source: Path, device: str, work: Path,
+                 log: Path):
+        """log: takes what programs said that failed, and what servers said."""
+        self.device, self.work, self.log = device, work, log
         root = bundle if bundle is not None else build
         programs = root / "programs" if bundle is not None else build / "bin"
-        self.outrider = programs / "outrider"
         self.tests = programs if bundle is not None else programs / "tests"
+        self.outrider = programs / "outrider"
         self.checkpoints = root / "checkpoints"
         self.shapes = root / "shapes" if bundle is not None else (
             source / "tests" / "testing" / "checkpoints")
         cache = Path(os.environ.get("OUTRIDER_CACHE") or "~/.cache/outrider").expanduser()
         self.model = (root / "model" if bundle is not None else cache) / "SmolLM2-135M-Instruct"
+        if device != "cuda":
+            self.outrider = self.tests / "outrider_emu"
+            self.model = self.checkpoints / "tiny"
         self.environment = dict(os.environ)
         self.environment["OUTRIDER_TEST_CHECKPOINTS"] = str(self.checkpoints)
-        self.environment["OUTRIDER_CACHE"] = str(self.model.parent)
+        if bundle is not None:
+            self.environment["OUTRIDER_CACHE"] = str(self.model.parent)
         if bundle is not None:
             self.use_bundled_libraries(root)
 
     def use_bundled_libraries(self, root: Path) -> None:
-        libraries = [str(root / "libraries")]
-        if (root / "openmpi").is_dir():
-            self.environment["OPAL_PREFIX"] = str(root / "openmpi")
-            self.environment["PATH"] = f"{root / 'openmpi' / 'bin'}:{os.environ.get('PATH', '')}"
+        folders = [str(root / "libraries"), *nccl_of_python()]
         old = os.environ.get("LD_LIBRARY_PATH")
-        self.environment["LD_LIBRARY_PATH"] = ":".join(libraries + ([old] if old else []))
+        self.environment["LD_LIBRARY_PATH"] = ":".join(folders + ([old] if old else []))
+        self.environment.update(openmpi_environment(root / "openmpi"))
+
+    def test_program(self, name: str) -> Path:
+        """cuda_NAME is linked for GPUs; NAME runs on the emulator, in a rehearsal."""
+        return self.need(self.tests / (f"cuda_{name}" if self.device == "cuda" else name))
 
     def need(self, path: Path) -> Path:
         if not path.exists():
             raise Unavailable(f"there is no {path}")
         return path
 
+    def slow(self, ranks: int, gpus: int) -> bool:
+        """The emulator is, and so are ranks that share a GPU: their sums go over sockets."""
+        return self.device != "cuda" or ranks > gpus
+
     def device_flags(self, ranks: int, gpus: int) -> list[str]:
-        if self.device != "cuda":
-            return []
-        return ["--device", "cuda", *(["--share-gpus"] if ranks > gpus else [])]
+        # What is slow is not measured before it serves.
+        beside = ["--prefill-beside", "16"] if self.slow(ranks, gpus) else []
+        return ["--device", "cuda", *(["--share-gpus"] if ranks > gpus else []), *beside]
 
     def run(self, *command, check: bool = True, timeout: float | None = None, env=None):
         """Output as text; a stage's own end is the time limit."""
         done = subprocess.run([str(part) for part in command], text=True, timeout=timeout,
                               env={**self.environment, **(env or {})}, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if done.returncode != 0 and "health" not in command:
+            self.note(command, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
         if check and done.returncode != 0:
             raise Failed(f"{Path(str(command[0])).name} exited with {done.returncode}: "
                          f"{last_line(done.stderr or done.stdout)}")
         return done
+
+    def run_logged(self, *command) -> tuple[int, str]:
+        """Exit status and last line. What it prints is in the log as it comes, so that it is there
+        of a program that had to be ended."""
+        self.note(command, "")
+        with open(self.log, "a+") as log:
+            begin = log.tell()
+            done = subprocess.run([str(part) for part in command], env=self.environment,
+                                  stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+            log.seek(begin)
+            return done.returncode, last_line(log.read())
+
+    def note(self, command, said: str) -> None:
+        with open(self.log, "a") as log:
+            log.write(f"== {' '.join(map(str, command))}\n{said[-LOGGED_CHARACTERS:]}\n")
+
+    def run_for(self, seconds: float, *command) -> str | None:
+        """What it printed; None where it did not end in time, and was ended with its children."""
+        process = subprocess.Popen([str(part) for part in command], text=True,
+                                   env=self.environment, process_group=0,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT)
+        try:
+            return process.communicate(timeout=max(seconds, 0.1))[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return None
 
     def mpirun(self, ranks: int) -> list[str]:
         if ranks == 1:
@@ -78,27 +125,27 @@ class Programs:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        log = self.work / f"serve-{port}.log"
         command = [*self.mpirun(ranks), self.outrider, "serve", "--model", model, "--port", port,
                    *self.device_flags(ranks, gpus), *(["--draft", draft] if draft else [])]
-        with open(log, "w") as output:
+        self.note(command, "")
+        with open(self.log, "a+") as log:
+            begin = log.tell()
             process = subprocess.Popen([str(part) for part in command], env=self.environment,
-                                       stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        try:
-            self.wait_for_server(process, port, log)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            try:
+                while not self.is_ready(port):
+                    if process.poll() is not None:
+                        log.seek(begin)
+                        raise Failed(f"the server did not start: {last_line(log.read())}")
+                    time.sleep(0.1)
+                yield f"127.0.0.1:{port}"
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait()
 
-    def wait_for_server(self, process, port: int, log: Path) -> None:
-        while process.poll() is None:
-            ready = self.run(self.outrider, "health", "--address", f"127.0.0.1:{port}",
-                             check=False)
-            if ready.returncode == 0:
-                return
-            time.sleep(0.1)
-        raise Failed(f"the server did not start: {last_line(log.read_text())}")
+    def is_ready(self, port: int) -> bool:
+        return self.run(self.outrider, "health", "--address", f"127.0.0.1:{port}",
+                        check=False).returncode == 0
 
     def answer(self, address: str, prompt: str, tokens: int, *flags: str) -> dict:
         return json.loads(self.run(self.outrider, "generate", "--address", address, "--format",
@@ -106,6 +153,29 @@ class Programs:
                                    "--raw", "--no-stats", *flags, prompt).stdout)
 
 
+def openmpi_environment(openmpi: Path) -> dict[str, str]:
+    """Tells OpenMPI, and the PMIx that it may have, where they were moved to. Plugins of hwloc are
+    not among them, and those of the machine could be of another version."""
+    environment = {"PATH": f"{openmpi / 'bin'}:{os.environ.get('PATH', '')}",
+                   "HWLOC_PLUGINS_PATH": str(openmpi / "lib" / "hwloc")}
+    for project, plugins in (("OPAL", "openmpi"), ("PMIX", "pmix")):
+        environment |= {f"{project}_{name}": str(openmpi / path) for name, path in (
+            ("PREFIX", ""), ("EXEC_PREFIX", ""), ("BINDIR", "bin"), ("LIBDIR", "lib"),
+            ("PKGLIBDIR", f"lib/{plugins}"), ("DATADIR", "share"),
+            ("PKGDATADIR", f"share/{plugins}"), ("SYSCONFDIR", "etc"))}
+    return environment
+
+
+def nccl_of_python() -> list[str]:
+    """Where the loader knows no NCCL, it may have come with a Python package."""
+    if ctypes.util.find_library("nccl") is not None:
+        return []
+    folders = (Path(folder) / "nvidia" / "nccl" / "lib" for folder in sys.path)
+    return [str(folder) for folder in folders if (folder / "libnccl.so.2").exists()][:1]
+
+
 def last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
+    """What says why: Outrider's own last word where there is one. mpirun's follow it."""
+    lines = [line for line in text.splitlines() if line.strip(" -\t")]
+    lines = [line for line in lines if line.startswith("outrider: ")] or lines
     return lines[-1].strip()[:300] if lines else "no output"

@@ -5,8 +5,11 @@ import json
 import re
 import shutil
 import subprocess
+import time
+from typing import NamedTuple
 
-from programs import Programs, last_line
+from measuring import Measuring
+from programs import last_line
 from runner import Failed, Recorder, Unavailable
 
 PROMPTS = (
@@ -15,9 +18,18 @@ PROMPTS = (
     "Repeat after me: one two three one two three one two three.",
     "Why is the sky blue?",
 )
-TOKENS = 32
-NUM_DRAFTED = (0, 1, 4, 8)
-SHAPES = ("llama-1b", "llama-8b")
+
+
+class Answers(NamedTuple):
+    """Which are compared."""
+    prompts: tuple[str, ...]
+    tokens: int
+    num_drafted: tuple[int, ...]
+
+
+ALL_ANSWERS = Answers(PROMPTS, 32, (0, 1, 4, 8))
+FEW_ANSWERS = Answers(PROMPTS[2:3], 6, (0, 4))  # where every step takes long
+SANITIZER_SECONDS = 28  # of each tool
 
 
 def nvidia_smi() -> list[dict]:
@@ -35,20 +47,18 @@ def nvidia_smi() -> list[dict]:
     return [dict(zip(("name", "memory", "driver", "capability"), row)) for row in rows]
 
 
-class Stages:
-    def __init__(self, programs: Programs, gpus: int):
-        self.programs, self.gpus = programs, gpus
-
+class Stages(Measuring):
     # [(name, seconds, function)]: together at most eight minutes.
     def all(self):
         return [
-            ("device", 15, self.device),
-            ("parity", 50, self.parity),
-            ("cuda_tests", 60, self.cuda_tests),
-            ("bits", 75, self.bits),
-            ("serving", 60, self.serving),
+            ("device", 10, self.device),
+            ("parity", 45, self.parity),
+            ("cuda_tests", 50, self.cuda_tests),
+            ("bits", 60, self.bits),
+            ("serving", 45, self.serving),
+            ("benchmarks", 100, self.benchmarks),
+            ("peers", 60, self.peers),
             ("ranks", 50, self.ranks),
-            ("benchmarks", 110, self.benchmarks),
             ("sanitizers", 60, self.sanitizers),
         ]
 
@@ -61,32 +71,39 @@ class Stages:
         done = programs.run("nvidia-smi", "topo", "-m", check=False)
         record.result("topology", done.stdout.splitlines())
 
-    def google_test(self, record: Recorder, name: str, program, figure: str) -> None:
+    def google_test(self, record: Recorder, name: str) -> int:
+        """How many of the program's tests failed."""
         programs = self.programs
+        program = programs.test_program(name)
         output = programs.work / f"{name}.json"
-        done = programs.run(program, f"--gtest_output=json:{output}", check=False)
+        status, last = programs.run_logged(program, f"--gtest_output=json:{output}",
+                                           "--gtest_color=no")
         if not output.exists():
-            raise Failed(f"{program.name} exited with {done.returncode}: "
-                         f"{last_line(done.stderr or done.stdout)}")
+            raise Failed(f"{program.name} exited with {status}: {last}")
         report = json.loads(output.read_text())
         cases = [(f"{suite['name']}.{case['name']}", case) for suite in report["testsuites"]
                  for case in suite["testsuite"]]
-        failed = [case for case, found in cases if found.get("failures")]
+        failed = {case: found["failures"][0]["failure"][:500] for case, found in cases
+                  if found.get("failures")}
         skipped = [case for case, found in cases if found["result"] == "SKIPPED"]
         record.result(name, {"tests": len(cases), "failed": failed, "skipped": skipped})
-        record.figure(figure, len(failed))
-        if failed:
-            raise Failed(f"{len(failed)} of {len(cases)} tests failed, first {failed[0]}")
+        if status != 0 and not failed:
+            raise Failed(f"{program.name} exited with {status}: {last}")
+        return len(failed)
 
     def parity(self, record: Recorder) -> None:
-        programs = self.programs
-        self.google_test(record, "parity_tests", programs.need(programs.tests / "parity_tests"),
-                         "parity_failures")
+        failed = self.google_test(record, "parity_tests")
+        record.figure("parity_failures", failed)
+        if failed > 0:
+            raise Failed(f"{failed} tests failed")
 
     def cuda_tests(self, record: Recorder) -> None:
-        programs = self.programs
-        self.google_test(record, "device_tests", programs.need(programs.tests / "device_tests"),
-                         "cuda_test_failures")
+        failed = 0
+        for name in ("nccl_tests", "device_tests"):
+            failed += self.google_test(record, name)
+            record.figure("cuda_test_failures", failed)
+        if failed > 0:
+            raise Failed(f"{failed} tests failed")
 
     def bits(self, record: Recorder) -> None:
         """Greedy answers are the same for every K and drafter, alone and among others."""
@@ -95,8 +112,9 @@ class Stages:
         jobs.append((self.programs.model, None, 1))
         compared = differ = 0
         for model, draft, ranks in jobs:
+            which = FEW_ANSWERS if self.programs.slow(ranks, self.gpus) else ALL_ANSWERS
             with self.programs.server(model, ranks, self.gpus, draft) as address:
-                found = self.compare_answers(address, draft is not None)
+                found = self.compare_answers(address, which, draft is not None)
             compared += found["compared"]
             differ += len(found["differences"])
             record.result(f"{model.name} on {ranks}", found)
@@ -105,17 +123,17 @@ class Stages:
         if differ > 0:
             raise Failed(f"{differ} of {compared} answers differ")
 
-    def compare_answers(self, address: str, with_draft: bool) -> dict:
+    def compare_answers(self, address: str, which: Answers, with_draft: bool) -> dict:
         drafters = ["prompt_lookup", "random", *(["model"] if with_draft else [])]
 
         def ask(job):
             prompt, k, drafter = job
             flags = ("--ignore-eos", "--num-speculative-tokens", str(k), "--drafter", drafter)
-            return self.programs.answer(address, prompt, TOKENS, *flags)["token_ids"]
+            return self.programs.answer(address, prompt, which.tokens, *flags)["token_ids"]
 
-        jobs = [(prompt, k, drafter) for prompt in PROMPTS for k in NUM_DRAFTED
+        jobs = [(prompt, k, drafter) for prompt in which.prompts for k in which.num_drafted
                 for drafter in (drafters if k > 0 else drafters[:1])]
-        alone = {prompt: ask((prompt, 0, drafters[0])) for prompt in PROMPTS}
+        alone = {prompt: ask((prompt, 0, drafters[0])) for prompt in which.prompts}
         one_by_one = [ask(job) for job in jobs]
         with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
             together = list(pool.map(ask, jobs))
@@ -123,67 +141,57 @@ class Stages:
                        for job, answer in zip(jobs, answers) if answer != alone[job[0]]]
         return {"compared": 2 * len(jobs), "differences": differences}
 
-    def serving(self, record: Recorder) -> None:
-        programs = self.programs
-        with programs.server(programs.model, 1, self.gpus) as address:
-            for users, requests in ((1, 16), (16, 64)):
-                output = programs.work / f"load-{users}.json"
-                programs.run(programs.outrider, "loadtest", "--address", address, "--concurrency",
-                             users, "--requests", requests, "--max-tokens", 64, "--ignore-eos",
-                             "--temperature", 0, "--num-speculative-tokens", 0, "--report-every", 0,
-                             "--json", output)
-                load = json.loads(output.read_text())
-                record.result(f"{users} users", {key: load[key] for key in (
-                    "tokens_per_second", "ttft_ms", "tpot_ms", "errors", "greedy")})
-                if users == 1:
-                    self.record_load(record, load)
-
-    def record_load(self, record: Recorder, load: dict) -> None:
-        ttft, tpot = load["ttft_ms"], load["tpot_ms"]
-        record.figure("serving_tokens_per_second", load["tokens_per_second"])
-        record.figure("serving_ttft_p50_ms", ttft["p50"])
-        record.figure("serving_ttft_p99_ms", ttft["p99"])
-        record.figure("serving_tpot_p50_ms", tpot["p50"])
-        record.figure("serving_tpot_p99_ms", tpot["p99"])
-        record.figure("serving_tpot_p99_over_p50", tpot["p99"] / tpot["p50"])
-
     def ranks(self, record: Recorder) -> None:
-        """The real model on several ranks: a GPU each where there are, one for all otherwise."""
-        counts = [n for n in (2, 4, 8) if n <= self.gpus] or [2, 3]
-        for ranks in counts:
+        """The real model on several ranks: a GPU each where there are, one for two otherwise."""
+        for ranks in self.rank_counts() or [2]:
+            tokens = 4 if self.programs.slow(ranks, self.gpus) else 32
             with self.programs.server(self.programs.model, ranks, self.gpus) as address:
-                answers = {k: self.programs.answer(address, PROMPTS[0], 8,
+                answers = {k: self.programs.answer(address, PROMPTS[0], tokens, "--ignore-eos",
                                                    "--num-speculative-tokens", str(k))["token_ids"]
                            for k in (0, 4)}
             record.result(f"{ranks} ranks", {"gpus": min(ranks, self.gpus), "answers": answers})
             if answers[0] != answers[4]:
                 raise Failed(f"{ranks} ranks: the answer with K = 4 is not that with K = 0")
 
-    def benchmarks(self, record: Recorder) -> None:
-        programs = self.programs
-        programs.need(programs.outrider)
-        for shape in SHAPES:
-            path = programs.need(programs.shapes / f"{shape}.json")
-            planned = programs.run(programs.outrider, "plan", "--model", path, "--json").stdout
-            record.result(f"planned {shape}", json.loads(planned)["passes"])
-        raise Unavailable("outrider bench decode does not take --device yet")
-
     def sanitizers(self, record: Recorder) -> None:
-        programs = self.programs
+        """Over the parity list, a suite at a time, for as long as there is time."""
         sanitizer = shutil.which("compute-sanitizer") or shutil.which(
             "/usr/local/cuda/bin/compute-sanitizer")
         if sanitizer is None:
             raise Unavailable("there is no compute-sanitizer here")
-        program = programs.need(programs.tests / "parity_tests")
-        for tool, figure, pattern in (
+        program = self.programs.test_program("parity_tests")
+        listed = self.programs.run(program, "--gtest_list_tests").stdout
+        # The small ones first: the last may not get their turn.
+        suites = sorted((line.split("#")[0].strip() for line in listed.splitlines()
+                         if line.split("#")[0].strip().endswith(".")),
+                        key=lambda suite: "Operations" in suite)
+        wrong = [
+            self.sanitize(record, [sanitizer, "--tool", tool], program, suites, figure, pattern)
+            for tool, figure, pattern in (
                 ("memcheck", "memcheck_errors", r"ERROR SUMMARY: (\d+) error"),
-                ("racecheck", "racecheck_hazards",
-                 r"RACECHECK SUMMARY: (\d+) hazard")):
-            done = programs.run(sanitizer, "--tool", tool, program, check=False)
-            found = re.search(pattern, done.stdout)
+                ("racecheck", "racecheck_hazards", r"RACECHECK SUMMARY: (\d+) hazard"))]
+        if any(wrong):
+            raise Failed(next(text for text in wrong if text))
+
+    def sanitize(self, record: Recorder, command, program, suites, figure, pattern) -> str:
+        """What is wrong; empty where nothing is."""
+        tool = command[-1]
+        deadline = time.monotonic() + SANITIZER_SECONDS
+        covered, count = [], 0
+        for suite in suites:
+            output = self.programs.run_for(deadline - time.monotonic(), *command, program,
+                                           f"--gtest_filter={suite}*")
+            if output is None:
+                break
+            found = re.search(pattern, output)
             if found is None:
-                raise Failed(f"{tool} said no summary: {last_line(done.stdout)}")
-            record.result(tool, done.stdout.splitlines()[-5:])
-            record.figure(figure, int(found.group(1)))
-            if int(found.group(1)) > 0:
-                raise Failed(f"{tool}: {found.group(0)}")
+                return f"{tool} said no summary: {last_line(output)}"
+            covered.append(suite)
+            count += int(found.group(1))
+            left = [suite for suite in suites if suite not in covered]
+            record.result(tool, {"suites": covered, "no time for": left, "found": count,
+                                 "end": output.splitlines()[-5:]})
+            record.figure(figure, count)
+        if not covered:
+            return f"{tool}: no suite ended in its {SANITIZER_SECONDS} s"
+        return f"{tool}: {count} found, see its results" if count > 0 else ""

@@ -98,7 +98,9 @@ inline std::vector<CollectedAnswer> lead_requests(Executor& executor, ControlSer
 
 // What the ranks compute on. No make_communicator: the threads' own, over host memory.
 struct Device {
-  std::unique_ptr<Backend> (*make_backend)() = make_cpu_backend;
+  std::function<std::unique_ptr<Backend>(int rank)> make_backend = [](int) {
+    return make_cpu_backend();
+  };
   std::function<std::unique_ptr<Communicator>(int rank, int size)> make_communicator;
 };
 
@@ -114,7 +116,7 @@ inline std::vector<CollectedAnswer> run_requests(const EngineOptions& options, i
   if (num_ranks > 1) control.emplace(num_ranks - 1, secret);
   run_thread_ranks(num_ranks, [&](Communicator& threads) {
     const int rank = threads.rank();
-    const auto backend = device.make_backend();
+    const auto backend = device.make_backend(rank);
     std::unique_ptr<Communicator> own;
     if (device.make_communicator) own = device.make_communicator(rank, num_ranks);
     Executor executor(options, *backend, own ? *own : threads);

@@ -11,11 +11,12 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "testing/checkpoints.h"
 #include "testing/engine_harness.h"
+#include "testing/gpus.h"
 
 namespace outrider {
 namespace {
 
-std::unique_ptr<Backend> make_device() { return make_cuda_backend(0); }
+std::unique_ptr<Backend> make_device(int rank) { return make_cuda_backend(gpu_of_thread(rank)); }
 
 EngineOptions options(const char* draft = "tiny-draft") {
   EngineOptions options{.model = test_checkpoint("tiny"), .draft = test_checkpoint(draft)};
@@ -68,27 +69,31 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
 
 // Sharded: sums and exchanges over NCCL, in the graphs. Filtered sampling on a vocabulary of which
 // the candidates do not cover the nucleus, so that rows are gathered too.
-TEST(CudaEngine, RanksAgreeAndSpeculationDoesNotShow) {
-  for (const int ranks : {2, 3}) {
-    std::vector<Request> requests;
-    for (const int k : {0, 1, 4}) requests.push_back(greedy_request(20, 1, 12, k, "model"));
-    for (int repeat = 0; repeat < 2; ++repeat) {
-      Request sampled = greedy_request(20, 2, 12, 3, "model");
-      sampled.sampling.temperature = 1.5f;
-      sampled.sampling.top_p = 0.9f;
-      sampled.sampling.seed = 5;
-      requests.push_back(sampled);
-    }
-    const auto answers = run(options(), requests, ranks);
-    for (const CollectedAnswer& answer : answers) {
-      ASSERT_TRUE(answer.completion) << answer.status;
-      ASSERT_EQ(answer.token_ids.size(), 12u);
-    }
-    EXPECT_EQ(answers[1].token_ids, answers[0].token_ids);
-    EXPECT_EQ(answers[2].token_ids, answers[0].token_ids);
-    EXPECT_EQ(answers[4].token_ids, answers[3].token_ids);
+class CudaEngineRanks : public testing::TestWithParam<int> {};
+
+TEST_P(CudaEngineRanks, AgreeAndSpeculationDoesNotShow) {
+  const int ranks = GetParam();
+  NEED_GPUS(ranks);
+  std::vector<Request> requests;
+  for (const int k : {0, 1, 4}) requests.push_back(greedy_request(20, 1, 12, k, "model"));
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    Request sampled = greedy_request(20, 2, 12, 3, "model");
+    sampled.sampling.temperature = 1.5f;
+    sampled.sampling.top_p = 0.9f;
+    sampled.sampling.seed = 5;
+    requests.push_back(sampled);
   }
+  const auto answers = run(options(), requests, ranks);
+  for (const CollectedAnswer& answer : answers) {
+    ASSERT_TRUE(answer.completion) << answer.status;
+    ASSERT_EQ(answer.token_ids.size(), 12u);
+  }
+  EXPECT_EQ(answers[1].token_ids, answers[0].token_ids);
+  EXPECT_EQ(answers[2].token_ids, answers[0].token_ids);
+  EXPECT_EQ(answers[4].token_ids, answers[3].token_ids);
 }
+
+INSTANTIATE_TEST_SUITE_P(Sizes, CudaEngineRanks, testing::Values(2, 3));
 
 TEST(CudaEngine, SampledAnswersRepeat) {
   std::vector<Request> requests;

@@ -1,6 +1,8 @@
-"""Two ranks serve on the CUDA backend, emulated, and answer over gRPC what two ranks of the CPU do.
+"""Two ranks serve on the CUDA backend and answer over gRPC what two ranks of the CPU do.
 
-usage: emulated_server_test.py OUTRIDER_EMU OUTRIDER CHECKPOINT
+usage: server_test.py ON_CUDA ON_CPU CHECKPOINT
+
+ON_CUDA: the program linked with the emulator, or one for GPUs, of which one is enough.
 """
 
 import contextlib
@@ -9,7 +11,7 @@ import re
 import subprocess
 import sys
 
-EMULATED, PROGRAM, CHECKPOINT = sys.argv[1:4]
+ON_CUDA, ON_CPU, CHECKPOINT = sys.argv[1:4]
 LIMIT_S = 240  # for anything: a hang, not a slow machine
 TOKENS = 16
 
@@ -38,7 +40,7 @@ def server(program, *flags):
 
 def answer(port, prompt, k, *flags):
     result = subprocess.run(
-        [PROGRAM, 'generate', '--port', str(port), '--input-ids', ','.join(map(str, prompt)),
+        [ON_CPU, 'generate', '--port', str(port), '--input-ids', ','.join(map(str, prompt)),
          '--max-tokens', str(TOKENS), '--ignore-eos', '--num-speculative-tokens', str(k), '--format',
          'json', *flags],
         capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -48,10 +50,10 @@ def answer(port, prompt, k, *flags):
 
 def main():
     prompts = [[7], list(range(40, 60)), [3, 1, 4, 1, 5, 9, 2, 6] * 3]
-    with server(PROGRAM) as (port, _):
+    with server(ON_CPU, '--device', 'cpu') as (port, _):
         expected = [answer(port, prompt, 0, '--temperature', '0') for prompt in prompts]
-    with server(EMULATED, '--device', 'cuda', '--share-gpus') as (port, said):
-        assert re.search(r'rank 0 computes on GPU 0 \(emulator\)', said), said
+    with server(ON_CUDA, '--device', 'cuda', '--share-gpus') as (port, said):
+        assert re.search(r'rank 0 computes on GPU 0', said), said
         # The two sides round alike but for the last bits, which no tie of these logits is within.
         differing = 0
         for prompt, tokens in zip(prompts, expected):

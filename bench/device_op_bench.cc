@@ -1,0 +1,207 @@
+#include "bench/device_op_bench.h"
+
+#include <absl/strings/str_format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+
+#include "backend/operation_cost.h"
+#include "bench/bench_report.h"
+#include "core/error.h"
+#include "model/random_weights.h"
+
+namespace outrider {
+namespace {
+
+constexpr int kInARow = 4;
+constexpr int kWarmUp = 3;  // a first run, a second that records, one that was recorded
+constexpr int64_t kMostCopies = 64;
+
+class DeviceOpBench {
+ public:
+  DeviceOpBench(const DeviceOpBenchOptions& options, BenchDevice& device)
+      : options_(options),
+        device_(device),
+        backend_(*device.backend),
+        stream_(backend_.make_stream()),
+        bandwidth_(measure_copy_bandwidth(device, options.copy_bytes, options.repeats)),
+        random_(1),
+        matrices_(1) {}
+
+  void run(const std::string& shape_name, const ModelConfig& config) {
+    const Shard shard = Shard::of(config, 0, 1);
+    const int64_t hidden = config.hidden_size;
+    const int64_t q = config.num_heads * config.head_dim;
+    const int64_t ffn = config.intermediate_size;
+    linear(shape_name + "/qkv", shard.attention.qkv_width(), hidden);
+    linear(shape_name + "/attention_out", hidden, q);
+    linear(shape_name + "/gate_up", 2 * ffn, hidden);
+    linear(shape_name + "/down", hidden, ffn);
+    linear(shape_name + "/lm_head", config.vocab_size, hidden);
+    for (int64_t context : options_.contexts) {
+      if (context + std::ranges::max(options_.rows) <= config.max_position_embeddings) {
+        attention(shape_name, context, shard.attention);
+      }
+    }
+    for (int64_t rows : options_.rows) rowwise(shape_name, rows, hidden, ffn);
+  }
+
+  double bandwidth() const { return bandwidth_; }
+  const std::vector<Measurement>& measurements() const { return measurements_; }
+
+ private:
+  void linear(const std::string& name, int64_t n, int64_t k) {
+    std::vector<PackedWeight> weights(copies_of(cuda_packed_bytes(n, k)));
+    for (PackedWeight& weight : weights) weight = matrices_.make(n, k, backend_);
+    for (int64_t rows : options_.rows) {
+      const Buffer x = upload(random_values(rows * k));
+      const Buffer y = backend_.allocate(rows * n * sizeof(float));
+      measure("linear/" + name + absl::StrFormat("/rows:%d/n:%d/k:%d", rows, n, k),
+              linear_cost(rows, n, k, false), weights.size(), [&](size_t i) {
+                backend_.linear(weights[i], x.view(DType::bf16, {rows, k}), {},
+                                y.view(DType::f32, {rows, n}), stream_);
+              });
+    }
+  }
+
+  // Rows at the end of one sequence.
+  void attention(const std::string& name, int64_t context, const AttentionShape& shape) {
+    const int64_t tokens = context + std::ranges::max(options_.rows);
+    const int64_t max_pages = (tokens + kPageTokens - 1) / kPageTokens;
+    const int64_t elements = max_pages * kPageTokens * shape.num_kv_heads * shape.head_dim;
+    std::vector<int32_t> page_numbers(max_pages);
+    std::iota(page_numbers.begin(), page_numbers.end(), 0);
+    const Buffer page_table = upload(page_numbers);
+    const std::vector<uint16_t> values = random_values(elements);
+    std::vector<Buffer> cached(2 * copies_of(4 * elements));  // keys and values by turns
+    for (Buffer& buffer : cached) buffer = upload(values);
+    const auto pages = [&](size_t i) {
+      return cached[i].view(DType::bf16,
+                            {max_pages, shape.num_kv_heads, kPageTokens, shape.head_dim});
+    };
+    for (int64_t rows : options_.rows) {
+      std::vector<int32_t> row_positions(rows);
+      std::iota(row_positions.begin(), row_positions.end(), static_cast<int32_t>(context));
+      const Buffer positions = upload(row_positions);
+      const Buffer sequences = upload(std::vector<int32_t>(rows));
+      const RowMap map = {positions.view(DType::i32, {rows}), sequences.view(DType::i32, {rows}),
+                          page_table.view(DType::i32, {1, max_pages})};
+      const Buffer qkv = upload(std::vector<float>(rows * shape.qkv_width(), 0.25f));
+      const Buffer y = backend_.allocate(rows * shape.num_heads * shape.head_dim * sizeof(bf16));
+      measure("attention/" + name + absl::StrFormat("/rows:%d/context:%d", rows, context),
+              attention_cost({.each = rows, .context = context}, max_pages * kPageTokens, shape),
+              cached.size() / 2, [&](size_t i) {
+                backend_.attention(qkv.view(DType::f32, {rows, shape.qkv_width()}), pages(2 * i),
+                                   pages(2 * i + 1),
+                                   y.view(DType::bf16, {rows, shape.num_heads * shape.head_dim}),
+                                   map, shape, stream_);
+              });
+    }
+  }
+
+  // What lies between the products. It stays in the cache: rates above the memory's are no
+  // surprise.
+  void rowwise(const std::string& name, int64_t rows, int64_t hidden, int64_t ffn) {
+    const Buffer x = upload(std::vector<float>(rows * 2 * std::max(hidden, ffn), 0.5f));
+    const Buffer weight = upload(random_values(hidden));
+    const Buffer y = backend_.allocate(rows * std::max(hidden, ffn) * sizeof(bf16));
+    const std::string suffix = "/" + name + absl::StrFormat("/rows:%d", rows);
+    measure("rms_norm" + suffix, rms_norm_cost(rows, hidden), 1, [&](size_t) {
+      backend_.rms_norm(x.view(DType::f32, {rows, hidden}), weight.view(DType::bf16, {hidden}),
+                        1e-5f, y.view(DType::bf16, {rows, hidden}), stream_);
+    });
+    measure("silu_mul" + suffix, silu_mul_cost(rows, ffn), 1, [&](size_t) {
+      backend_.silu_mul(x.view(DType::f32, {rows, 2 * ffn}), y.view(DType::bf16, {rows, ffn}),
+                        stream_);
+    });
+  }
+
+  // run(i) enqueues the operation on copy i of what it reads.
+  void measure(const std::string& name, const OperationCost& cost, size_t copies,
+               const std::function<void(size_t)>& run) {
+    const uint64_t key = ++last_key_;
+    const auto all = [&] {
+      backend_.replay(key, stream_, [&] {
+        for (size_t i = 0; i < copies; ++i) run(i);
+      });
+    };
+    device_.seconds(kWarmUp, stream_, all);
+    std::vector<double> samples;
+    for (int i = 0; i < options_.repeats; ++i) {
+      samples.push_back(device_.seconds(kInARow, stream_, all) / static_cast<double>(copies));
+    }
+    const double seconds = median(samples);
+    const double rate = static_cast<double>(cost.bytes()) / seconds;
+    measurements_.push_back({name,
+                             seconds,
+                             options_.repeats,
+                             {{"bytes_per_second", rate},
+                              {"of_memory", rate / bandwidth_},
+                              {"flops_per_second", static_cast<double>(cost.flops) / seconds},
+                              {"launches", static_cast<double>(cost.launches)}}});
+  }
+
+  size_t copies_of(int64_t bytes) const {
+    const auto spread = static_cast<int64_t>(options_.copy_bytes / 4);
+    return std::clamp<int64_t>((spread + bytes - 1) / bytes, 1, kMostCopies);
+  }
+
+  template <class T>
+  Buffer upload(const std::vector<T>& values) {
+    Buffer buffer = backend_.allocate(values.size() * sizeof(T));
+    backend_.copy_from_host(buffer.view(DType::u8, {static_cast<int64_t>(buffer.bytes())}),
+                            values.data(), stream_);
+    backend_.synchronize(stream_);
+    return buffer;
+  }
+
+  // The bits of bf16s in (-1, 1). Zeros would be faster.
+  std::vector<uint16_t> random_values(int64_t n) {
+    std::vector<uint16_t> values(n);
+    for (uint16_t& value : values) {
+      value = to_bf16(static_cast<float>(random_()) * 0x1p-31f - 1.0f).bits;
+    }
+    return values;
+  }
+
+  const DeviceOpBenchOptions& options_;
+  BenchDevice& device_;
+  Backend& backend_;
+  Stream stream_;
+  double bandwidth_;
+  std::mt19937 random_;
+  RandomMatrices matrices_;
+  uint64_t last_key_ = 0;
+  std::vector<Measurement> measurements_;
+};
+
+}  // namespace
+
+int run_device_op_bench(const DeviceOpBenchOptions& options, BenchDevice& device) {
+  CHECK(device.gpu && options.repeats > 0 && !options.rows.empty());
+  DeviceOpBench bench(options, device);
+  for (const std::filesystem::path& shape : options.shapes) {
+    bench.run(shape.stem().string(), ModelConfig::load_shape(shape));
+  }
+  std::printf("%s, %s, a copy moves %.1f GB/s\n\n", device.name.c_str(),
+              device.backend->description().c_str(), bench.bandwidth() / 1e9);
+  std::printf("| operation | us | GB/s | of a copy |\n| --- | ---: | ---: | ---: |\n");
+  for (const Measurement& m : bench.measurements()) {
+    std::printf("| %s | %.2f | %.1f | %.1f %% |\n", m.name.c_str(), m.seconds * 1e6,
+                m.counters.at("bytes_per_second") / 1e9, 100 * m.counters.at("of_memory"));
+  }
+  if (options.json) {
+    write_bench_report(*options.json,
+                       {{"device", device.name},
+                        {"backend", device.backend->description()},
+                        {"memory_bytes_per_second", std::to_string(bench.bandwidth())}},
+                       bench.measurements());
+  }
+  return 0;
+}
+
+}  // namespace outrider

@@ -1,0 +1,91 @@
+#include "model/random_weights.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/error.h"
+
+namespace outrider {
+namespace {
+
+constexpr int64_t kValues = int64_t{1} << 23;  // 16 MiB
+
+// SplitMix64 (Steele, Lea and Flood 2014).
+uint64_t next(uint64_t& state) {
+  uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+WeightVector vector_of(const void* from, DType dtype, int64_t n, Backend& backend) {
+  WeightVector vector;
+  vector.data = backend.allocate(n * dtype_bytes(dtype));
+  vector.view = vector.data.view(dtype, {n});
+  Stream stream = backend.make_stream();
+  backend.copy_from_host(vector.view, from, stream);
+  backend.synchronize(stream);
+  return vector;
+}
+
+WeightVector ones(int64_t n, Backend& backend) {
+  const std::vector<bf16> values(n, to_bf16(1.0f));
+  return vector_of(values.data(), DType::bf16, n, backend);
+}
+
+WeightVector zeros(int64_t n, Backend& backend) {
+  const std::vector<float> values(n);
+  return vector_of(values.data(), DType::f32, n, backend);
+}
+
+}  // namespace
+
+RandomMatrices::RandomMatrices(uint64_t seed) : values_(kValues), state_(seed) {
+  for (bf16& value : values_) {
+    value = to_bf16(static_cast<float>(static_cast<int64_t>(next(state_))) * 0x1p-69f);
+  }
+}
+
+PackedWeight RandomMatrices::make(int64_t n, int64_t k, Backend& backend) {
+  CHECK(k <= kValues / 2);
+  const int64_t rows_at_once = kValues / 2 / k;
+  std::vector<TensorView> parts;
+  for (int64_t row = 0; row < n; row += rows_at_once) {
+    bf16* const from = values_.data() + next(state_) % (kValues / 2 + 1);
+    parts.emplace_back(from, DType::bf16,
+                       std::initializer_list<int64_t>{std::min(rows_at_once, n - row), k});
+  }
+  return backend.pack(parts);
+}
+
+Weights random_weights(const ModelConfig& config, const Shard& shard, Backend& backend,
+                       uint64_t seed) {
+  RandomMatrices random(seed);
+  const int64_t hidden = config.hidden_size;
+  const int64_t q = shard.attention.num_heads * config.head_dim;
+  const int64_t qkv = shard.attention.qkv_width();
+  const int64_t ffn = shard.intermediate.size();
+  const bool first_rank = shard.rank == 0;
+  Weights weights;
+  weights.layers.resize(config.num_layers);
+  for (LayerWeights& layer : weights.layers) {
+    layer.input_norm = ones(hidden, backend);
+    layer.qkv = random.make(qkv, hidden, backend);
+    layer.attention_out = random.make(hidden, q, backend);
+    layer.ffn_norm = ones(hidden, backend);
+    layer.gate_up = random.make(2 * ffn, hidden, backend);
+    layer.down = random.make(hidden, ffn, backend);
+    if (config.attention_bias) layer.qkv_bias = zeros(qkv, backend);
+    if (config.attention_bias && first_rank) layer.attention_bias = zeros(hidden, backend);
+    if (config.mlp_bias) layer.gate_up_bias = zeros(2 * ffn, backend);
+    if (config.mlp_bias && first_rank) layer.down_bias = zeros(hidden, backend);
+  }
+  weights.embedding = random.make(shard.vocab.size(), hidden, backend);
+  weights.norm = ones(hidden, backend);
+  if (!config.tie_word_embeddings) {
+    weights.untied_head = random.make(shard.vocab.size(), hidden, backend);
+  }
+  return weights;
+}
+
+}  // namespace outrider

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""`outrider bench` with --device cuda, on the emulator: what it measures is there; nothing is said
+of how fast it is.
+
+    bench_test.py OUTRIDER_EMU SHAPE CHECKPOINT DRAFT
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+PROGRAM, SHAPE, CHECKPOINT, DRAFT = sys.argv[1:5]
+del sys.argv[1:]
+
+
+def bench(*arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bench.json"
+        done = subprocess.run(
+            [PROGRAM, "bench", *map(str, arguments), "--device", "cuda", "--json", str(file),
+             "--repeats", "2", "--copy-mib", "1", "--rows", "1,5"],
+            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            timeout=240, check=False)
+        report = json.loads(file.read_text()) if file.exists() else None
+        return done, report
+
+
+def names(report):
+    return [entry["name"] for entry in report["benchmarks"]]
+
+
+class Bench(unittest.TestCase):
+    def check(self, done, report):
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(report["context"]["device"], "emulator")
+        self.assertGreater(float(report["context"]["memory_bytes_per_second"]), 0)
+        for entry in report["benchmarks"]:
+            self.assertEqual(entry["time_unit"], "us")
+            self.assertEqual(entry["iterations"], 2)
+
+    def test_decode_of_a_shape(self):
+        done, report = bench("decode", "--model", SHAPE, "--context", 20)
+        self.check(done, report)
+        parts = ("target", "target_without_graphs", "verify_greedy", "verify_rejection",
+                 "all_reduce")
+        self.assertEqual(names(report), [f"decode/{part}/rows:{rows}" for rows in (1, 5)
+                                         for part in parts])
+        one, five = (report["benchmarks"][i] for i in (0, 5))
+        self.assertGreater(one["real_time"], 0)
+        # As many kernels, whatever the rows; five are padded to eight, and compute for them.
+        self.assertEqual(one["launches"], five["launches"])
+        self.assertAlmostEqual(five["flops"] / one["flops"], 8, delta=1)
+        self.assertIn("| 5 |", done.stdout)
+
+    def test_decode_of_a_checkpoint_with_a_draft(self):
+        done, report = bench("decode", "--model", CHECKPOINT, "--draft", DRAFT, "--context", 20)
+        self.check(done, report)
+        self.assertEqual(names(report)[-1], "decode/draft")
+        self.assertIn("c = t_draft / t_target", done.stdout)
+
+    def test_operations_of_a_shape(self):
+        done, report = bench("op", "--shape", SHAPE, "--contexts", 20)
+        self.check(done, report)
+        found = names(report)
+        name = Path(SHAPE).stem
+        for part in ("qkv", "attention_out", "gate_up", "down", "lm_head"):
+            self.assertTrue(any(f"linear/{name}/{part}/rows:5/" in entry for entry in found), part)
+        self.assertIn(f"attention/{name}/rows:5/context:20", found)
+        self.assertIn(f"rms_norm/{name}/rows:1", found)
+        for entry in report["benchmarks"]:
+            self.assertGreater(entry["bytes_per_second"], 0)
+
+    def test_what_cannot_be(self):
+        for arguments, why in (
+                (("decode", "--model", "nothing.json"), "nothing.json: cannot open"),
+                (("op", "--shape", CHECKPOINT), "expected"),
+                (("decode", "--model", SHAPE, "--json", "/nothing/bench.json"),
+                 "/nothing/bench.json: cannot be written")):
+            done = subprocess.run([PROGRAM, "bench", *arguments, "--device", "cuda", "--copy-mib",
+                                   "1", "--repeats", "1", "--rows", "1"], text=True, check=False,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, timeout=240)
+            self.assertEqual(done.returncode, 1, arguments)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.assertIn(why, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

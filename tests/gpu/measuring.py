@@ -1,0 +1,134 @@
+"""The stages of the checklist that measure: serving, benchmarks and peers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from programs import Programs, last_line
+from runner import Failed, Recorder, Unavailable
+
+SHAPES = ("llama-1b", "llama-8b")
+SHORT = {"llama-1b": "1b", "llama-8b": "8b"}
+
+
+class Measuring:
+    def __init__(self, programs: Programs, gpus: int):
+        self.programs, self.gpus = programs, gpus
+
+    def serving(self, record: Recorder) -> None:
+        programs = self.programs
+        slow = programs.slow(1, self.gpus)
+        tokens, loads = (4, ((1, 3), (4, 8))) if slow else (64, ((1, 16), (16, 64)))
+        with programs.server(programs.model, 1, self.gpus) as address:
+            for users, requests in loads:
+                output = programs.work / f"load-{users}.json"
+                programs.run(programs.outrider, "loadtest", "--address", address, "--concurrency",
+                             users, "--requests", requests, "--max-tokens", tokens, "--ignore-eos",
+                             "--temperature", 0, "--num-speculative-tokens", 0, "--report-every", 0,
+                             "--raw", "--json", output)
+                load = json.loads(output.read_text())
+                record.result(f"{users} users", {key: load[key] for key in (
+                    "tokens_per_second", "ttft_ms", "tpot_ms", "errors", "greedy")})
+                if users == 1:
+                    self.record_load(record, load)
+
+    def record_load(self, record: Recorder, load: dict) -> None:
+        ttft, tpot = load["ttft_ms"], load["tpot_ms"]
+        record.figure("serving_tokens_per_second", load["tokens_per_second"])
+        record.figure("serving_ttft_p50_ms", ttft["p50"])
+        record.figure("serving_ttft_p99_ms", ttft["p99"])
+        record.figure("serving_tpot_p50_ms", tpot["p50"])
+        record.figure("serving_tpot_p99_ms", tpot["p99"])
+        record.figure("serving_tpot_p99_over_p50", tpot["p99"] / tpot["p50"])
+
+    def bench(self, record: Recorder, name: str, *arguments, ranks: int = 1) -> dict:
+        """The report that `outrider bench` writes: context, and entries by their names."""
+        programs = self.programs
+        output = programs.work / f"{name}.json"
+        share = ["--share-gpus"] if ranks > self.gpus else []
+        programs.run(*programs.mpirun(ranks), programs.outrider, "bench", *arguments, "--device",
+                     "cuda", *share, "--json", output)
+        report = json.loads(output.read_text())
+        entries = {entry["name"]: {key: entry[key] for key in entry if key in (
+            "real_time", "bytes_per_second", "of_memory", "flops_per_second", "launches")}
+            for entry in report["benchmarks"]}
+        record.result(name, {"context": report["context"], "benchmarks": entries})
+        return {"context": report["context"], "entries": entries}
+
+    def benchmarks(self, record: Recorder) -> None:
+        """Times are microseconds, of the device's own clock."""
+        programs = self.programs
+        programs.need(programs.outrider)
+        shapes = [programs.need(programs.shapes / f"{name}.json") for name in self.shapes()]
+        real = programs.device == "cuda"
+        rows, copy = ((), ()) if real else (("--rows", "1,5,8"), ("--copy-mib", 1))
+        for shape in shapes:
+            planned = programs.run(programs.outrider, "plan", "--model", shape, "--json").stdout
+            record.result(f"planned {shape.stem}", json.loads(planned)["passes"])
+            decode = ("decode", "--model", shape, "--repeats", 9 if real else 1, "--context",
+                      1024 if real else 20, *rows, *copy)
+            self.record_decode(record, shape.stem,
+                               self.bench(record, f"decode {shape.stem}", *decode))
+            for ranks in self.rank_counts():
+                self.bench(record, f"decode {shape.stem} on {ranks}", *decode, ranks=ranks)
+        flags = [flag for shape in shapes for flag in ("--shape", shape)]
+        self.bench(record, "operations", "op", *flags, "--repeats", 5 if real else 1, "--contexts",
+                   "1024,8192" if real else "20", *rows, *copy)
+
+    def rank_counts(self) -> list[int]:
+        """A GPU each; the emulator's is shared."""
+        return [n for n in (2, 4, 8) if n <= self.gpus] or ([2] if self.programs.slow(1, 1) else [])
+
+    def shapes(self) -> tuple[str, ...]:
+        return SHAPES if self.programs.device == "cuda" else ("tiny",)
+
+    def record_decode(self, record: Recorder, shape: str, report: dict) -> None:
+        bandwidth = float(report["context"]["memory_bytes_per_second"])
+        record.figure("copy_bandwidth", bandwidth / 1e9)
+        entries = report["entries"]
+        target = {rows: entries[f"decode/target/rows:{rows}"] for rows in (1, 5, 8)}
+        ratios = {rows: target[rows]["real_time"] / target[1]["real_time"] for rows in (5, 8)}
+        short = SHORT.get(shape, "1b")
+        record.figure(f"decode_{short}_ms", target[1]["real_time"] / 1e3)
+        record.figure(f"rows5_over_1_{short}", ratios[5])
+        if short == "8b":
+            record.figure("decode_8b_of_copy", target[1]["of_memory"])
+            record.figure("rows8_over_1_8b", ratios[8])
+        record.figure("verify_8x128k_us", entries["decode/verify_rejection/rows:8"]["real_time"])
+
+    def peers(self, record: Recorder) -> None:
+        """Others with the same shapes and the real model, in the Python that runs this and without
+        the bundle's libraries. The last compiles for as long as there is time."""
+        shapes = [self.programs.shapes / f"{name}.json" for name in SHAPES]
+        problems = []
+        for name, *arguments in (("peer_torch.py", *shapes),
+                                 ("peer_transformers.py", self.programs.model),
+                                 ("peer_torch.py", "--compiled", shapes[0])):
+            try:
+                self.peer(record, name, *arguments)
+            except (Failed, Unavailable) as problem:
+                problems.append(problem)
+        for problem in sorted(problems, key=lambda problem: isinstance(problem, Unavailable)):
+            raise problem
+
+    def peer(self, record: Recorder, name: str, *arguments) -> None:
+        """Hears its results as they come."""
+        script = Path(__file__).with_name(name)
+        said = self.programs.work / "peer.log"
+        with open(said, "w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, str(script), *map(str, arguments)], text=True,
+                env=dict(os.environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=errors)
+        for line in process.stdout:
+            found = json.loads(line)
+            if "unavailable" in found:
+                process.wait()
+                raise Unavailable(found["unavailable"])
+            record.result(found["name"], found)
+            if "figure" in found:
+                record.figure(found["figure"], found["value"])
+        if process.wait() != 0:
+            raise Failed(f"{name} exited with {process.returncode}: {last_line(said.read_text())}")
