@@ -20,9 +20,10 @@ struct DeviceOptions {
   enum class Device { automatic, cpu, cuda };
   Device device = Device::automatic;
   bool share_gpus = false;
+  double gpu_memory_utilization = 0.9;
 };
 
-// --device and --share-gpus. `options` outlives the command.
+// --device, --share-gpus and --gpu-memory-utilization. `options` outlives the command.
 void add_device_flags(CLI::App& command, DeviceOptions& options);
 
 // A rank among those of its host.
@@ -46,11 +47,13 @@ DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
 struct RankDevice {
   DeviceChoice choice;
   std::unique_ptr<Backend> backend;
+  int64_t kv_cache_tokens = 0;  // of EngineOptions; on a GPU what its memory has room for
 };
 
-// Opens what choose_device chose. Throws Error, too, where the GPU cannot run this
-// program's kernels, the model's heads are too wide for them, or its memory has no room for the
-// weights. ranks: of the whole job, over which they are cut.
+// Opens what choose_device chose. Throws Error, too, where the GPU cannot run this program's
+// kernels, the model's heads are too wide for them, its memory has no room for the weights and one
+// sequence, or NCCL is one that this program was not built for. ranks: of the whole job, over which
+// the weights are cut.
 RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine, LocalRank local,
                        int rank, int ranks);
 

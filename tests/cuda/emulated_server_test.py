@@ -52,6 +52,7 @@ def main():
         expected = [answer(port, prompt, 0, '--temperature', '0') for prompt in prompts]
     with server(EMULATED, '--device', 'cuda', '--share-gpus') as (port, said):
         assert re.search(r'rank 0 computes on GPU 0 \(emulator\)', said), said
+        assert int(re.search(r'the KV cache holds (\d+) tokens', said)[1]) > 0, said
         # The two sides round alike but for the last bits, which no tie of these logits is within.
         differing = 0
         for prompt, tokens in zip(prompts, expected):

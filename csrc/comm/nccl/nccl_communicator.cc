@@ -31,6 +31,19 @@ void check_nccl(ncclResult_t result, const char* call, ncclComm_t comm = nullptr
               (detail == nullptr || *detail == '\0' ? "" : std::string(": ") + detail));
 }
 
+int loaded_version() {
+  int version = 0;
+  check_nccl(ncclGetVersion(&version), "ncclGetVersion");
+  return version;
+}
+
+// "2.28.9", as NCCL counts versions since 2.9; before, 2.8.4 was 2804.
+std::string version_name(int version) {
+  const int major = version < 10000 ? version / 1000 : version / 10000;
+  const int minor = version < 10000 ? version / 100 % 10 : version / 100 % 100;
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(version % 100);
+}
+
 cudaStream_t handle(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 class NcclCommunicator final : public Communicator {
@@ -158,11 +171,18 @@ class NcclCommunicator final : public Communicator {
 
 }  // namespace
 
-std::string nccl_version() {
-  int version = 0;
-  check_nccl(ncclGetVersion(&version), "ncclGetVersion");
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
+std::string nccl_version() { return version_name(loaded_version()); }
+
+bool nccl_fits(int built, int loaded) {
+  return built / 10000 == loaded / 10000 && loaded / 100 >= built / 100;
+}
+
+void check_nccl_library() {
+  const int loaded = loaded_version();
+  if (nccl_fits(NCCL_VERSION_CODE, loaded)) return;
+  throw Error("the NCCL library that was loaded is " + version_name(loaded) + "; expected " +
+              version_name(NCCL_VERSION_CODE / 100 * 100) + " or later, below " +
+              std::to_string(NCCL_VERSION_CODE / 10000 + 1) + ", as this program was built for");
 }
 
 std::string make_nccl_id() {

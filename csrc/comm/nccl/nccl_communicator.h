@@ -14,6 +14,13 @@ class World;
 // NCCL's version as it was loaded, "2.28.9"; empty where the program was built without CUDA.
 std::string nccl_version();
 
+// Whether a program built for one version of NCCL (as NCCL_VERSION_CODE counts) can use another:
+// the same major version, and a minor one that is no older.
+bool nccl_fits(int built, int loaded);
+
+// Throws Error where the library that was loaded does not fit.
+void check_nccl_library();
+
 // What the ranks of a group have in common: made by one, given to all. Bytes, not text.
 std::string make_nccl_id();
 

@@ -122,6 +122,16 @@ TEST(NcclRanks, ALostRankIsAFailure) {
 
 TEST(Nccl, NamesItsVersion) { EXPECT_EQ(nccl_version(), "2.28.9"); }
 
+TEST(Nccl, UsesALibraryThatIsNoOlder) {
+  EXPECT_TRUE(nccl_fits(22809, 22809));
+  EXPECT_TRUE(nccl_fits(22809, 22800));  // headers differ between minor versions alone
+  EXPECT_TRUE(nccl_fits(22809, 22903));
+  EXPECT_FALSE(nccl_fits(22809, 22707));
+  EXPECT_FALSE(nccl_fits(22809, 30001));
+  EXPECT_FALSE(nccl_fits(22809, 2804));  // 2.8.4, as it was counted then
+  EXPECT_NO_THROW(check_nccl_library());
+}
+
 TEST(Nccl, RefusesMemoryOfTheHost) {
   run_ranks(2, [](Communicator& comm) {
     std::vector<float> x(8);

@@ -36,8 +36,6 @@ struct ncclComm {
 
 namespace {
 
-constexpr int kVersion = 22809;
-
 // Groups of threads that are coming about: those that nobody has asked for yet.
 struct Groups {
   std::mutex mutex;
@@ -167,7 +165,7 @@ void exchange(ncclComm& comm, const std::vector<Message>& messages) {
 }  // namespace
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = static_cast<int>(emu::environment_number("OUTRIDER_EMU_NCCL", kVersion));
+  *version = static_cast<int>(emu::environment_number("OUTRIDER_EMU_NCCL", NCCL_VERSION_CODE));
   return ncclSuccess;
 }
 

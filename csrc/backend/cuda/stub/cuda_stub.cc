@@ -12,7 +12,7 @@ namespace {
 
 std::vector<CudaDevice> cuda_devices() { refuse(); }
 
-int64_t open_cuda_device(int) { refuse(); }
+CudaMemory open_cuda_device(int) { refuse(); }
 
 int64_t max_cuda_head_dim() { return 0; }
 
