@@ -53,6 +53,9 @@ class Backend {
   // Does what `enqueue` enqueues; from the second call with this key on, perhaps without calling
   // it. So a key stands for the same operations on the same views, and `enqueue` does nothing else.
   virtual void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) = 0;
+  // Forgets what it may have kept for that. A communicator that takes part ends after this, since
+  // NCCL waits for the graphs that have its collectives.
+  virtual void forget_replayed() = 0;
   // Rows that a replayed pass of `rows` is padded to, by rows at position -1.
   virtual int64_t padded_rows(int64_t rows) const = 0;
 

@@ -24,6 +24,7 @@ class CpuBackend : public Backend {
   void copy(TensorView to, TensorView from, Stream& stream) override;
   void synchronize(Stream&) override {}
   void replay(uint64_t, Stream&, const std::function<void()>& enqueue) override { enqueue(); }
+  void forget_replayed() override {}
   int64_t padded_rows(int64_t rows) const override { return rows; }
 
   PackedWeight pack(std::span<const TensorView> parts) override;

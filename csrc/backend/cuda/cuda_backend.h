@@ -28,6 +28,7 @@ class CudaBackend final : public Backend {
   void copy(TensorView to, TensorView from, Stream& stream) override;
   void synchronize(Stream& stream) override;
   void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) override;
+  void forget_replayed() override { graphs_.clear(); }
   int64_t padded_rows(int64_t rows) const override;
 
   PackedWeight pack(std::span<const TensorView> parts) override;
