@@ -31,6 +31,8 @@ struct RowMap {
   TensorView page_tables;  // i32 [sequences, max_pages]
 };
 
+constexpr int kMaxMarks = 16;  // of times on a stream
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -56,6 +58,11 @@ class Backend {
   // Forgets what it may have kept for that. A communicator that takes part ends after this, since
   // NCCL waits for the graphs that have its collectives.
   virtual void forget_replayed() = 0;
+  // Notes the time at which the stream gets here, and forgets what the mark noted before. May be
+  // part of what is replayed. mark: 0 … kMaxMarks - 1.
+  virtual void mark(int mark, Stream& stream) = 0;
+  // Seconds between two marks, both of which the stream has passed.
+  virtual double seconds_between(int from, int to) const = 0;
   // Rows that a replayed pass of `rows` is padded to, by rows at position -1.
   virtual int64_t padded_rows(int64_t rows) const = 0;
 

@@ -36,6 +36,7 @@ RowPointers row_pointers(const RowMap& map) {
 CudaBackend::CudaBackend(int device) : device_(device) {
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
   loading_ = make_stream();
+  for (cudaEvent_t& mark : marks_) check_cuda(cudaEventCreate(&mark), "cudaEventCreate");
   for (Piece& piece : pieces_) {
     piece.pinned = allocate_pinned(kPieceBytes);
     piece.device = allocate(kPieceBytes);
@@ -49,6 +50,9 @@ CudaBackend::~CudaBackend() {
   graphs_.clear();
   for (Piece& piece : pieces_) {
     if (piece.packed != nullptr) cudaEventDestroy(piece.packed);
+  }
+  for (cudaEvent_t mark : marks_) {
+    if (mark != nullptr) cudaEventDestroy(mark);
   }
   for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
 }
@@ -126,6 +130,24 @@ void CudaBackend::synchronize(Stream& stream) {
 
 void CudaBackend::replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) {
   graphs_.replay(key, handle(stream), enqueue);
+}
+
+void CudaBackend::mark(int mark, Stream& stream) {
+  CHECK(0 <= mark && mark < kMaxMarks);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(handle(stream), &status), "cudaStreamIsCapturing");
+  // In a graph the event is recorded whenever the graph runs, and read from outside.
+  const unsigned flags =
+      status == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault;
+  check_cuda(cudaEventRecordWithFlags(marks_[mark], handle(stream), flags),
+             "cudaEventRecordWithFlags");
+}
+
+double CudaBackend::seconds_between(int from, int to) const {
+  CHECK(0 <= from && from < kMaxMarks && 0 <= to && to < kMaxMarks);
+  float ms = 0;
+  check_cuda(cudaEventElapsedTime(&ms, marks_[from], marks_[to]), "cudaEventElapsedTime");
+  return 1e-3 * ms;
 }
 
 int64_t CudaBackend::padded_rows(int64_t rows) const { return cuda_padded_rows(rows); }

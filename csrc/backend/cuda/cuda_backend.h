@@ -29,6 +29,8 @@ class CudaBackend final : public Backend {
   void synchronize(Stream& stream) override;
   void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) override;
   void forget_replayed() override { graphs_.clear(); }
+  void mark(int mark, Stream& stream) override;
+  double seconds_between(int from, int to) const override;
   int64_t padded_rows(int64_t rows) const override;
 
   PackedWeight pack(std::span<const TensorView> parts) override;
@@ -72,6 +74,7 @@ class CudaBackend final : public Backend {
   int device_;
   std::vector<cudaStream_t> streams_;
   Graphs graphs_;
+  cudaEvent_t marks_[kMaxMarks] = {};
   Buffer attention_scratch_, verify_scratch_;
   // Loading: a piece of weights on its way, twice, so that one is read from the file while the
   // other travels.
