@@ -26,14 +26,14 @@ int64_t memory_budget(CudaMemory memory, double utilization, int sharers) {
   return std::max<int64_t>(usable - (memory.total - memory.free), 0) / sharers;
 }
 
-int64_t plan_kv_tokens(const EngineOptions& options, int rank, int ranks, const std::string& gpu,
-                       int64_t budget) {
+int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank, int ranks,
+                       const std::string& gpu, int64_t budget) {
   const ModelConfig config = ModelConfig::load(options.model);
   std::optional<ModelConfig> draft;
   if (options.draft) draft = ModelConfig::load(*options.draft);
-  MemoryCost cost =
-      memory_cost(config, Shard::of(config, rank, ranks), draft ? &*draft : nullptr,
-                  {options.max_sequences, options.max_rows, max_positions_of(options, config)});
+  MemoryCost cost = memory_cost(
+      config, Shard::of(config, rank, ranks), draft ? &*draft : nullptr,
+      {options.max_sequences, options.max_rows, max_positions_of(options, config), numerics});
   cost.reserved = 0;  // what CUDA takes is not free any more
   const KvPoolLimits limits = kv_pool_limits(options, config);
   const int64_t wanted =

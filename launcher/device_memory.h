@@ -20,7 +20,7 @@ int64_t memory_budget(CudaMemory memory, double utilization, int sharers);
 // in whole pages: as many as --kv-cache-tokens says, else all, up to what every slot could use.
 // Throws Error, naming `gpu` ("GPU 0 (NVIDIA H200)"), where that is too little for one sequence of
 // --max-positions, or for --kv-cache-tokens.
-int64_t plan_kv_tokens(const EngineOptions& options, int rank, int ranks, const std::string& gpu,
-                       int64_t budget);
+int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank, int ranks,
+                       const std::string& gpu, int64_t budget);
 
 }  // namespace outrider

@@ -70,11 +70,28 @@ void add_device_flags(CLI::App& command, DeviceOptions& options) {
                   "Share of a GPU's memory that the ranks on it take, 0 … 1, with all of the KV "
                   "cache that fits (default 0.9)")
       ->check(CLI::Range(0.0, 1.0));
+  add_numerics_flag(command, options.numerics);
+}
+
+void add_numerics_flag(CLI::App& command, Numerics& numerics) {
+  command
+      .add_option_function<std::string>(
+          "--numerics",
+          [&numerics](const std::string& name) {
+            numerics = name == "fast" ? Numerics::fast : Numerics::exact;
+          },
+          "exact (default): an answer's bits depend on its request alone; fast, on GPUs: prompts "
+          "by "
+          "cuBLASLt and sums by NCCL, in twice the memory for weights")
+      ->check(CLI::IsMember({"exact", "fast"}));
 }
 
 DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
                            const std::vector<CudaDevice>& gpus, const std::string& no_gpus) {
-  const auto cpu = [](const std::string& why) {
+  const auto cpu = [&options](const std::string& why) {
+    if (options.numerics == Numerics::fast) {
+      throw Error("--numerics fast is for GPUs alone; expected exact on the CPU (" + why + ")");
+    }
     return DeviceChoice{std::nullopt, "cpu", "on the CPU: " + why};
   };
   if (options.device == Device::cpu) return cpu("--device cpu");
@@ -111,8 +128,9 @@ RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine
   const int64_t budget =
       memory_budget(open_cuda_device(gpu), options.gpu_memory_utilization,
                     ranks_on_gpu(gpu, static_cast<int>(gpus.size()), local.size));
-  device.kv_cache_tokens = plan_kv_tokens(engine, rank, ranks, describe(gpu, gpus[gpu]), budget);
-  device.backend = make_cuda_backend(gpu);
+  device.kv_cache_tokens =
+      plan_kv_tokens(engine, options.numerics, rank, ranks, describe(gpu, gpus[gpu]), budget);
+  device.backend = make_cuda_backend(gpu, options.numerics);
   return device;
 }
 
@@ -123,7 +141,7 @@ std::unique_ptr<Communicator> make_device_communicator(const RankDevice& device,
   }
   if (world == nullptr) return make_nccl_communicator(0, 1, "");
   if (options.share_gpus) let_nccl_share_devices(world->local_rank());
-  return make_nccl_communicator(*world);
+  return make_nccl_communicator(*world, options.numerics);
 }
 
 }  // namespace outrider

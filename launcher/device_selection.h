@@ -21,10 +21,14 @@ struct DeviceOptions {
   Device device = Device::automatic;
   bool share_gpus = false;
   double gpu_memory_utilization = 0.9;
+  Numerics numerics = Numerics::exact;
 };
 
-// --device, --share-gpus and --gpu-memory-utilization. `options` outlives the command.
+// --device, --share-gpus, --gpu-memory-utilization and --numerics. `options` outlives the command.
 void add_device_flags(CLI::App& command, DeviceOptions& options);
+
+// --numerics alone.
+void add_numerics_flag(CLI::App& command, Numerics& numerics);
 
 // A rank among those of its host.
 struct LocalRank {
@@ -39,7 +43,8 @@ struct DeviceChoice {
 };
 
 // A GPU a rank by its number on the host, unless they share. gpus: those of this host; where there
-// are none, no_gpus says why. Throws Error where --device cuda asks for what there is not.
+// are none, no_gpus says why. Throws Error where --device cuda or --numerics fast asks for what
+// there is not.
 DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
                            const std::vector<CudaDevice>& gpus, const std::string& no_gpus);
 

@@ -7,6 +7,7 @@
 
 #include "engine/executor.h"
 #include "launcher/command_line.h"
+#include "launcher/device_selection.h"
 #include "launcher/plan_report.h"
 
 namespace outrider {
@@ -77,6 +78,7 @@ void add_plan_command(CLI::App& app, Action& action) {
       ->add_option("--gpu-memory-utilization", options->gpu_memory_utilization,
                    "As of serve (default 0.9)")
       ->check(CLI::Range(0.0, 1.0));
+  add_numerics_flag(*command, options->server.numerics);
   command->add_flag("--json", options->json, "JSON instead of tables");
   command->callback([options, &action] { action = [options] { return plan(*options); }; });
 }

@@ -157,6 +157,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
                 quarantine ? &*quarantine : nullptr);
   server.start_serving(engine, {.name = model_name(engine_options),
                                 .backend = process.backend.description(),
+                                .numerics = options.device.numerics,
                                 .num_ranks = communicator.size(),
                                 .chat_template = std::move(chat_template)});
   end.serving(engine, server, [&liveness] { return liveness.peer_gone(); });

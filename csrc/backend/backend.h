@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/buffer.h"
+#include "core/numerics.h"
 #include "core/stream.h"
 #include "core/tensor.h"
 #include "kernels/attention_types.h"
@@ -20,6 +21,7 @@ namespace outrider {
 // A weight matrix [n, k] (or embedding table) in the backend's own layout; ends before the backend.
 struct PackedWeight {
   Buffer data;
+  Buffer rows;  // as in the checkpoint, bf16 [n, k], where the backend wants that too
   int64_t n = 0;
   int64_t k = 0;
 };
@@ -131,6 +133,6 @@ std::unique_ptr<Backend> make_cpu_backend();
 
 // The CUDA backend on a device of this host. Throws Error where there is no such device, or where
 // this program was built without CUDA.
-std::unique_ptr<Backend> make_cuda_backend(int device);
+std::unique_ptr<Backend> make_cuda_backend(int device, Numerics numerics = Numerics::exact);
 
 }  // namespace outrider

@@ -20,7 +20,9 @@ LIMIT_S = 120  # for anything: a hang, not a slow machine
 class Refused(unittest.TestCase):
     def refused(self, pattern, *flags, ranks=1, model=CHECKPOINT, **emulated):
         """Serving on GPUs ends with one line that matches; emulated: OUTRIDER_EMU_…"""
-        command = [PROGRAM, 'serve', '--model', str(model), '--port', '0', '--device', 'cuda', *flags]
+        command = [PROGRAM, 'serve', '--model', str(model), '--port', '0', *flags]
+        if '--device' not in flags:
+            command += ['--device', 'cuda']
         if ranks > 1:
             command = [MPIRUN, '--allow-run-as-root', '--oversubscribe', '--bind-to', 'none', '-np',
                        str(ranks), *command]
@@ -64,6 +66,10 @@ class Refused(unittest.TestCase):
     def test_an_older_nccl(self):
         self.refused(r'NCCL library that was loaded is 2\.18\.5; expected 2\.28\.0 or later',
                      ranks=2, DEVICES=2, NCCL=21805)
+
+    def test_fast_numerics_without_a_gpu(self):
+        self.refused(r'--numerics fast is for GPUs alone; expected exact on the CPU \(--device cpu\)',
+                     '--device', 'cpu', '--numerics', 'fast')
 
     def edited(self, edit):
         """A copy of the checkpoint whose config.json `edit` has changed."""

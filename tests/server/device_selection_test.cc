@@ -7,6 +7,7 @@
 #include "engine/kv_pool.h"
 #include "launcher/device_memory.h"
 #include "model/model_config.h"
+#include "model/weights.h"
 #include "spec/step_cost.h"
 #include "testing/checkpoints.h"
 #include "testing/one_line_error.h"
@@ -59,6 +60,19 @@ TEST(DeviceSelection, FewerGpusThanRanksOfAHost) {
   EXPECT_EQ(ranks_on_gpu(1, 2, 2), 1);
 }
 
+TEST(DeviceSelection, FastNumericsAreForGpus) {
+  DeviceOptions options = asked_for(Device::cpu);
+  options.numerics = Numerics::fast;
+  expect_one_line_error({"--numerics fast", "expected exact on the CPU"}, [&] {
+    choose_device(options, {0, 1}, kTwoGpus, "");
+  });
+  options.device = Device::automatic;
+  expect_one_line_error({"--numerics fast", "no driver"}, [&] {
+    choose_device(options, {0, 1}, {}, "no driver");
+  });
+  EXPECT_TRUE(choose_device(options, {0, 1}, kTwoGpus, "").gpu);
+}
+
 TEST(DeviceSelection, AGpuWithoutBf16) {
   expect_one_line_error({"GPU 0 (old)", "7.5", "expected 8.0 or later"}, [] {
     choose_device(asked_for(Device::cuda), {0, 1}, {{"old", 75}}, "");
@@ -92,18 +106,37 @@ TEST(DeviceMemory, TheCacheHasWhatPlanSays) {
       const int64_t planned =
           kv_tokens_that_fit(cost, static_cast<int64_t>(0.9 * static_cast<double>(total)));
       const int64_t budget = memory_budget({total - cost.reserved, total}, 0.9, 1);
-      EXPECT_EQ(plan_kv_tokens(options, rank, ranks, "GPU 0", budget), planned);
+      EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, rank, ranks, "GPU 0", budget), planned);
       EXPECT_GT(planned, 0);
       EXPECT_LT(planned / kPageTokens, kv_pool_limits(options, model).most);
     }
   }
 }
 
+// Weights in a second order, and what the library works in.
+TEST(DeviceMemory, FastNumericsTakeMore) {
+  const EngineOptions options = engine_options();
+  const ModelConfig model = ModelConfig::load(options.model);
+  const auto cost = [&](Numerics numerics) {
+    return memory_cost(
+        model, Shard::of(model, 0, 1), nullptr,
+        {options.max_sequences, options.max_rows, max_positions_of(options, model), numerics});
+  };
+  const MemoryCost exact = cost(Numerics::exact), fast = cost(Numerics::fast);
+  EXPECT_EQ(fast.weights - exact.weights, weight_bytes(model, Shard::of(model, 0, 1)).held);
+  EXPECT_EQ(fast.workspace - exact.workspace, 32 * kMiB);
+  const auto tokens = [&](Numerics numerics) {
+    return plan_kv_tokens(options, numerics, 0, 1, "GPU 0", 1024 * kMiB);
+  };
+  EXPECT_LT(tokens(Numerics::fast), tokens(Numerics::exact));
+}
+
 TEST(DeviceMemory, TheCacheHasNoMoreThanItsSlotsUse) {
   EngineOptions options = engine_options();
   options.max_sequences = 2;
   const int64_t most = kv_pool_limits(options, ModelConfig::load(options.model)).most;
-  EXPECT_EQ(plan_kv_tokens(options, 0, 1, "GPU 0", 4096 * kMiB), most * kPageTokens);
+  EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", 4096 * kMiB),
+            most * kPageTokens);
 }
 
 // Of the least budget with room for one sequence, a byte less is refused.
@@ -119,16 +152,20 @@ TEST(DeviceMemory, RefusesLessThanOneSequence) {
     return cost.weights + cost.draft_weights + cost.workspace + pages * cost.page_bytes;
   };
   const int64_t least = kv_pool_limits(options, model).least;
-  EXPECT_EQ(plan_kv_tokens(options, 0, 1, "GPU 0", needed(least)), least * kPageTokens);
+  EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", needed(least)),
+            least * kPageTokens);
   for (const int64_t budget : {needed(least) - 1, int64_t{0}}) {
-    expect_one_line_error({"GPU 7 (x) has ", "expected at least", "for the weights", "the draft's",
-                           "KV cache (--max-positions)"},
-                          [&] { plan_kv_tokens(options, 0, 1, "GPU 7 (x)", budget); });
+    expect_one_line_error(
+        {"GPU 7 (x) has ", "expected at least", "for the weights", "the draft's",
+         "KV cache (--max-positions)"},
+        [&] { plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 7 (x)", budget); });
   }
   options.kv_cache_tokens = (least + 3) * kPageTokens;
-  EXPECT_EQ(plan_kv_tokens(options, 0, 1, "GPU 0", needed(least + 3)), options.kv_cache_tokens);
-  expect_one_line_error({"GPU 0 has ", "as --kv-cache-tokens says"},
-                        [&] { plan_kv_tokens(options, 0, 1, "GPU 0", needed(least + 3) - 1); });
+  EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", needed(least + 3)),
+            options.kv_cache_tokens);
+  expect_one_line_error({"GPU 0 has ", "as --kv-cache-tokens says"}, [&] {
+    plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", needed(least + 3) - 1);
+  });
 }
 
 }  // namespace

@@ -4,10 +4,12 @@
 
 #include <cuda_runtime.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/fast_linear.h"
 #include "backend/cuda/graphs.h"
 
 namespace outrider {
@@ -15,7 +17,7 @@ namespace outrider {
 class CudaBackend final : public Backend {
  public:
   // Belongs to the thread that makes it. Throws Error where the device cannot be used.
-  explicit CudaBackend(int device);
+  explicit CudaBackend(int device, Numerics numerics = Numerics::exact);
   ~CudaBackend() override;
 
   std::string description() const override;
@@ -75,6 +77,7 @@ class CudaBackend final : public Backend {
   std::vector<cudaStream_t> streams_;
   Graphs graphs_;
   cudaEvent_t marks_[kMaxMarks] = {};
+  std::optional<FastLinear> fast_linear_;  // where numerics are fast
   Buffer attention_scratch_, verify_scratch_;
   // Loading: a piece of weights on its way, twice, so that one is read from the file while the
   // other travels.

@@ -48,7 +48,8 @@ cudaStream_t handle(const Stream& stream) { return static_cast<cudaStream_t>(str
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(int rank, int size, const std::string& id) : rank_(rank), size_(size) {
+  NcclCommunicator(int rank, int size, const std::string& id, Numerics numerics)
+      : rank_(rank), size_(size), ordered_by_nccl_(size == 2 || numerics == Numerics::fast) {
     if (size == 1) return;
     ncclUniqueId unique_id;
     CHECK(id.size() == sizeof unique_id.internal);
@@ -74,7 +75,7 @@ class NcclCommunicator final : public Communicator {
     CHECK(x.dtype() == DType::f32 && x.contiguous());
     if (size_ == 1 || x.size() == 0) return;
     auto* const data = x.data<float>();
-    if (size_ == 2) {
+    if (ordered_by_nccl_) {
       check_nccl(ncclAllReduce(data, data, x.size(), ncclFloat32, ncclSum, comm_, handle(stream)),
                  "ncclAllReduce", comm_);
     } else if (x.size() <= kGatherMaxFloats) {
@@ -165,6 +166,7 @@ class NcclCommunicator final : public Communicator {
 
   int exceptions_at_start_ = std::uncaught_exceptions();
   int rank_, size_;
+  bool ordered_by_nccl_;       // sums
   ncclComm_t comm_ = nullptr;  // null: a group of one
   std::vector<Buffer> scratch_;
 };
@@ -191,14 +193,15 @@ std::string make_nccl_id() {
   return std::string(id.internal, sizeof id.internal);
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const std::string& id) {
-  return std::make_unique<NcclCommunicator>(rank, size, id);
+std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const std::string& id,
+                                                     Numerics numerics) {
+  return std::make_unique<NcclCommunicator>(rank, size, id, numerics);
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(World& world) {
-  if (world.size() == 1) return make_nccl_communicator(0, 1, "");
+std::unique_ptr<Communicator> make_nccl_communicator(World& world, Numerics numerics) {
+  if (world.size() == 1) return make_nccl_communicator(0, 1, "", numerics);
   const std::string id = world.broadcast_string(world.rank() == 0 ? make_nccl_id() : "");
-  return make_nccl_communicator(world.rank(), world.size(), id);
+  return make_nccl_communicator(world.rank(), world.size(), id, numerics);
 }
 
 void let_nccl_share_devices(int local_rank) {

@@ -16,6 +16,6 @@ CudaMemory open_cuda_device(int) { refuse(); }
 
 int64_t max_cuda_head_dim() { return 0; }
 
-std::unique_ptr<Backend> make_cuda_backend(int) { refuse(); }
+std::unique_ptr<Backend> make_cuda_backend(int, Numerics) { refuse(); }
 
 }  // namespace outrider
