@@ -2,13 +2,13 @@
 #include "launcher/device_selection.h"
 
 #include <absl/strings/str_format.h>
+
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/self_communicator.h"
 #include "comm/world.h"
 #include "core/error.h"
+#include "launcher/device_memory.h"
 #include "model/model_config.h"
-#include "model/shard.h"
-#include "model/weights.h"
 
 namespace outrider {
 namespace {
@@ -39,27 +39,15 @@ std::string refusal(const DeviceOptions& options, LocalRank local,
   return "";
 }
 
-void check_heads(const std::filesystem::path& directory, const ModelConfig& config) {
-  if (config.head_dim <= max_cuda_head_dim()) return;
-  throw Error(absl::StrFormat("%s: head_dim is %d; expected at most %d on a GPU",
-                              directory.string(), config.head_dim, max_cuda_head_dim()));
-}
-
-// Before anything is read; what else is allocated says so itself where it does not fit.
-void check_fits(const EngineOptions& engine, int rank, int ranks, const std::string& gpu,
-                int64_t free_bytes) {
-  const ModelConfig config = ModelConfig::load(engine.model);
-  check_heads(engine.model, config);
-  int64_t bytes = weight_bytes(config, Shard::of(config, rank, ranks)).held;
-  if (engine.draft) {
-    const ModelConfig draft = ModelConfig::load(*engine.draft);
-    check_heads(*engine.draft, draft);
-    bytes += weight_bytes(draft, Shard::of(draft, 0, 1)).held;
-  }
-  if (bytes <= free_bytes) return;
-  throw Error(absl::StrFormat("%s has %.2f GiB free; expected at least %.2f GiB, for the weights",
-                              gpu, static_cast<double>(free_bytes) / (1 << 30),
-                              static_cast<double>(bytes) / (1 << 30)));
+void check_heads(const EngineOptions& engine) {
+  const auto check = [](const std::filesystem::path& directory) {
+    const int64_t head_dim = ModelConfig::load(directory).head_dim;
+    if (head_dim <= max_cuda_head_dim()) return;
+    throw Error(absl::StrFormat("%s: head_dim is %d; expected at most %d on a GPU",
+                                directory.string(), head_dim, max_cuda_head_dim()));
+  };
+  check(engine.model);
+  if (engine.draft) check(*engine.draft);
 }
 
 }  // namespace
@@ -77,11 +65,33 @@ void add_device_flags(CLI::App& command, DeviceOptions& options) {
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command.add_flag("--share-gpus", options.share_gpus,
                    "Let several ranks use one GPU: slow, for tests of correctness");
+  command
+      .add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
+                  "Share of a GPU's memory that the ranks on it take, 0 … 1, with all of the KV "
+                  "cache that fits (default 0.9)")
+      ->check(CLI::Range(0.0, 1.0));
+  add_numerics_flag(command, options.numerics);
+}
+
+void add_numerics_flag(CLI::App& command, Numerics& numerics) {
+  command
+      .add_option_function<std::string>(
+          "--numerics",
+          [&numerics](const std::string& name) {
+            numerics = name == "fast" ? Numerics::fast : Numerics::exact;
+          },
+          "exact (default): an answer's bits depend on its request alone; fast, on GPUs: prompts "
+          "by "
+          "cuBLASLt and sums by NCCL, in twice the memory for weights")
+      ->check(CLI::IsMember({"exact", "fast"}));
 }
 
 DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
                            const std::vector<CudaDevice>& gpus, const std::string& no_gpus) {
-  const auto cpu = [](const std::string& why) {
+  const auto cpu = [&options](const std::string& why) {
+    if (options.numerics == Numerics::fast) {
+      throw Error("--numerics fast is for GPUs alone; expected exact on the CPU (" + why + ")");
+    }
     return DeviceChoice{std::nullopt, "cpu", "on the CPU: " + why};
   };
   if (options.device == Device::cpu) return cpu("--device cpu");
@@ -105,15 +115,22 @@ RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine
       no_gpus = error.what();
     }
   }
-  RankDevice device = {choose_device(options, local, gpus, no_gpus), nullptr};
+  RankDevice device = {choose_device(options, local, gpus, no_gpus), nullptr,
+                       engine.kv_cache_tokens};
   const DeviceChoice& choice = device.choice;
   if (!choice.gpu) {
     device.backend = make_cpu_backend();
     return device;
   }
-  check_fits(engine, rank, ranks, describe(*choice.gpu, gpus[*choice.gpu]),
-             open_cuda_device(*choice.gpu));
-  device.backend = make_cuda_backend(*choice.gpu);
+  if (ranks > 1) check_nccl_library();
+  check_heads(engine);
+  const int gpu = *choice.gpu;
+  const int64_t budget =
+      memory_budget(open_cuda_device(gpu), options.gpu_memory_utilization,
+                    ranks_on_gpu(gpu, static_cast<int>(gpus.size()), local.size));
+  device.kv_cache_tokens =
+      plan_kv_tokens(engine, options.numerics, rank, ranks, describe(gpu, gpus[gpu]), budget);
+  device.backend = make_cuda_backend(gpu, options.numerics);
   return device;
 }
 
@@ -124,7 +141,7 @@ std::unique_ptr<Communicator> make_device_communicator(const RankDevice& device,
   }
   if (world == nullptr) return make_nccl_communicator(0, 1, "");
   if (options.share_gpus) let_nccl_share_devices(world->local_rank());
-  return make_nccl_communicator(*world);
+  return make_nccl_communicator(*world, options.numerics);
 }
 
 }  // namespace outrider

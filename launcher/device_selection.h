@@ -20,10 +20,15 @@ struct DeviceOptions {
   enum class Device { automatic, cpu, cuda };
   Device device = Device::automatic;
   bool share_gpus = false;
+  double gpu_memory_utilization = 0.9;
+  Numerics numerics = Numerics::exact;
 };
 
-// --device and --share-gpus. `options` outlives the command.
+// --device, --share-gpus, --gpu-memory-utilization and --numerics. `options` outlives the command.
 void add_device_flags(CLI::App& command, DeviceOptions& options);
+
+// --numerics alone.
+void add_numerics_flag(CLI::App& command, Numerics& numerics);
 
 // A rank among those of its host.
 struct LocalRank {
@@ -38,7 +43,8 @@ struct DeviceChoice {
 };
 
 // A GPU a rank by its number on the host, unless they share. gpus: those of this host; where there
-// are none, no_gpus says why. Throws Error where --device cuda asks for what there is not.
+// are none, no_gpus says why. Throws Error where --device cuda or --numerics fast asks for what
+// there is not.
 DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
                            const std::vector<CudaDevice>& gpus, const std::string& no_gpus);
 
@@ -46,11 +52,13 @@ DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
 struct RankDevice {
   DeviceChoice choice;
   std::unique_ptr<Backend> backend;
+  int64_t kv_cache_tokens = 0;  // of EngineOptions; on a GPU what its memory has room for
 };
 
-// Opens what choose_device chose. Throws Error, too, where the GPU cannot run this
-// program's kernels, the model's heads are too wide for them, or its memory has no room for the
-// weights. ranks: of the whole job, over which they are cut.
+// Opens what choose_device chose. Throws Error, too, where the GPU cannot run this program's
+// kernels, the model's heads are too wide for them, its memory has no room for the weights and one
+// sequence, or NCCL is one that this program was not built for. ranks: of the whole job, over which
+// the weights are cut.
 RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine, LocalRank local,
                        int rank, int ranks);
 

@@ -72,7 +72,8 @@ void add_batching_flags(CLI::App& command, EngineOptions& options) {
       ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--kv-cache-tokens", options.kv_cache_tokens,
-                  "Positions of the KV cache (default: what 1 GiB on a rank holds)")
+                  "Positions of the KV cache (default: what 1 GiB on a rank holds; on GPUs, "
+                  "--gpu-memory-utilization)")
       ->check(CLI::Range(1, 1 << 30));
   command.add_flag("!--no-prefix-cache", options.prefix_cache,
                    "Compute each prompt anew, even where it begins like an earlier one");

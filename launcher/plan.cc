@@ -7,6 +7,7 @@
 
 #include "engine/executor.h"
 #include "launcher/command_line.h"
+#include "launcher/device_selection.h"
 #include "launcher/plan_report.h"
 
 namespace outrider {
@@ -73,6 +74,11 @@ void add_plan_command(CLI::App& app, Action& action) {
       ->add_option("--max-positions", options->server.max_positions,
                    "As of serve (default: what the model allows)")
       ->check(CLI::Range(2, 1 << 30));
+  command
+      ->add_option("--gpu-memory-utilization", options->gpu_memory_utilization,
+                   "As of serve (default 0.9)")
+      ->check(CLI::Range(0.0, 1.0));
+  add_numerics_flag(*command, options->server.numerics);
   command->add_flag("--json", options->json, "JSON instead of tables");
   command->callback([options, &action] { action = [options] { return plan(*options); }; });
 }

@@ -75,7 +75,7 @@ void plan_memory(ServingPlan& plan) {
   for (int rank = 0; rank < options.ranks; ++rank) {
     const MemoryCost cost = memory_cost(plan.model, Shard::of(plan.model, rank, options.ranks),
                                         plan.draft ? &*plan.draft : nullptr, options.server);
-    const int64_t tokens = kv_tokens_that_fit(cost, plan.gpu.memory_bytes);
+    const int64_t tokens = kv_tokens_that_fit(cost, plan.usable_bytes());
     if (rank > 0 && tokens >= plan.kv_tokens) continue;
     plan.fullest_rank = rank;
     plan.memory = cost;
@@ -87,7 +87,7 @@ void plan_memory(ServingPlan& plan) {
 int64_t missing_bytes(const ServingPlan& plan) {
   const MemoryCost& memory = plan.memory;
   return memory.weights + memory.draft_weights + memory.workspace + memory.reserved +
-         plan.kv_tokens_wanted / kPageTokens * memory.page_bytes - plan.gpu.memory_bytes;
+         plan.kv_tokens_wanted / kPageTokens * memory.page_bytes - plan.usable_bytes();
 }
 
 std::string described(const std::string& path, const ModelConfig& config) {
@@ -102,8 +102,10 @@ std::string memory_text(const ServingPlan& plan) {
   const auto line = [](const char* what, int64_t bytes) {
     return absl::StrFormat("  %-16s%10.2f\n", what, static_cast<double>(bytes) / kGiB);
   };
-  std::string text = absl::StrFormat("\nMemory of rank %d, the fullest, GiB of %.2f\n",
-                                     plan.fullest_rank, plan.gpu.memory_bytes / kGiB);
+  std::string text =
+      absl::StrFormat("\nMemory of rank %d, the fullest, GiB of %.2f (%.3g of %.2f)\n",
+                      plan.fullest_rank, plan.usable_bytes() / kGiB,
+                      plan.options.gpu_memory_utilization, plan.gpu.memory_bytes / kGiB);
   text += line("weights", memory.weights);
   if (plan.draft) text += line("draft's weights", memory.draft_weights);
   text += line("workspace", memory.workspace);
@@ -266,6 +268,7 @@ std::string plan_as_json(const ServingPlan& plan) {
                {"sampled", options.sampled},
                {"memory",
                 {{"rank", plan.fullest_rank},
+                 {"utilization", options.gpu_memory_utilization},
                  {"weight_bytes", memory.weights},
                  {"draft_weight_bytes", memory.draft_weights},
                  {"workspace_bytes", memory.workspace},

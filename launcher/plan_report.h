@@ -24,6 +24,7 @@ struct PlanOptions {
   int num_speculative_tokens = 4;
   double exchange_us = 0;
   ServerShape server;
+  double gpu_memory_utilization = 0.9;
   bool json = false;
 };
 
@@ -51,6 +52,11 @@ struct ServingPlan {
   double speculative_step_seconds = 0;
   double speculative_tokens_per_second = 0;
 
+  // What a server takes of a GPU's memory at most.
+  int64_t usable_bytes() const {
+    return static_cast<int64_t>(options.gpu_memory_utilization *
+                                static_cast<double>(gpu.memory_bytes));
+  }
   bool fits() const { return kv_tokens >= kv_tokens_wanted; }
 };
 

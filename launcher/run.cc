@@ -54,15 +54,16 @@ int print_failure(const absl::Status& status) {
 }
 
 int run(const RunOptions& options) {
-  const RankDevice device = open_device(options.device, options.engine, {}, 0, 1);
+  EngineOptions engine_options = options.engine;
+  engine_options.max_sequences = std::max(1, options.request.request().sampling_params().n());
+  engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
+  const RankDevice device = open_device(options.device, engine_options, {}, 0, 1);
+  engine_options.kv_cache_tokens = device.kv_cache_tokens;
   if (device.choice.gpu) {
     std::fprintf(stderr, "outrider: computing %s\n", device.choice.reason.c_str());
   }
   const auto communicator = make_device_communicator(device, options.device, nullptr);
   const ChatTemplate chat_template = ChatTemplate::load(options.engine.model);
-  EngineOptions engine_options = options.engine;
-  engine_options.max_sequences = std::max(1, options.request.request().sampling_params().n());
-  engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
   Executor executor(engine_options, *device.backend, *communicator);
   Engine engine(executor, nullptr);
 

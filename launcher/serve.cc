@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -113,6 +114,15 @@ std::string check_ranks(World& world, const std::string& hello, const std::strin
   return "";
 }
 
+// Positions of the KV cache, for which every rank has to have room.
+int64_t agree_on_kv_tokens(World& world, int64_t mine) {
+  int64_t least = mine;
+  for (const std::string& tokens : world.all_gather_strings(std::to_string(mine))) {
+    least = std::min<int64_t>(least, std::stoll(tokens));
+  }
+  return least;
+}
+
 // What the parts of a serving process have in common.
 struct Process {
   const ServeOptions& options;
@@ -139,6 +149,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
   Executor executor(engine_options, process.backend, communicator);
   executor.report_to(progress);
   if (control != nullptr) control->gather(kLoadTimeout);  // each says that it has loaded
+  spdlog::info("the KV cache holds {} tokens", executor.num_pages() * kPageTokens);
   const QuarantineMemory quarantine_memory = open_quarantine_memory();
   std::optional<Quarantine> quarantine;
   if (quarantine_memory != nullptr) quarantine.emplace(*quarantine_memory);
@@ -146,6 +157,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
                 quarantine ? &*quarantine : nullptr);
   server.start_serving(engine, {.name = model_name(engine_options),
                                 .backend = process.backend.description(),
+                                .numerics = options.device.numerics,
                                 .num_ranks = communicator.size(),
                                 .chat_template = std::move(chat_template)});
   end.serving(engine, server, [&liveness] { return liveness.peer_gone(); });
@@ -213,8 +225,9 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
   alarm(kEndTimeoutS);
 }
 
-int serve_alone(const ServeOptions& options, StopSignals& signals) {
+int serve_alone(ServeOptions options, StopSignals& signals) {
   const RankDevice device = open_device(options.device, options.engine, {}, 0, 1);
+  options.engine.kv_cache_tokens = device.kv_cache_tokens;
   spdlog::info("computing {}", device.choice.reason);
   const auto communicator = make_device_communicator(device, options.device, nullptr);
   const auto server = listen(options);
@@ -223,8 +236,8 @@ int serve_alone(const ServeOptions& options, StopSignals& signals) {
 }
 
 // Returns why the job could not start; empty after it has served.
-std::string serve_as_rank(const ServeOptions& options, StopSignals& signals,
-                          SupervisorLink* launcher, World& world) {
+std::string serve_as_rank(ServeOptions options, StopSignals& signals, SupervisorLink* launcher,
+                          World& world) {
   std::unique_ptr<Server> server;
   RankDevice device;
   std::string hello, error;
@@ -241,6 +254,7 @@ std::string serve_as_rank(const ServeOptions& options, StopSignals& signals,
   }
   error = check_ranks(world, hello, error);
   if (!error.empty()) return error;
+  options.engine.kv_cache_tokens = agree_on_kv_tokens(world, device.kv_cache_tokens);
 
   if (world.rank() == 0 || device.choice.gpu) {
     spdlog::info("rank {} computes {}", world.rank(), device.choice.reason);

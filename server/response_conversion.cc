@@ -119,6 +119,7 @@ v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& en
   proto.set_version(kVersion);
   proto.set_num_ranks(model.num_ranks);
   proto.set_backend(model.backend);
+  proto.set_numerics(numerics_name(model.numerics));
   for (const DrafterKind kind : limits.drafters) proto.add_drafters(drafter_name(kind));
   proto.set_default_drafter(drafter_name(limits.default_drafter));
   proto.set_lookahead(absl::StrCat("fixed:", engine.executor().options().num_speculative_tokens));

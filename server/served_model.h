@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/numerics.h"
 #include "model/chat_template.h"
 
 namespace outrider {
@@ -10,6 +11,7 @@ namespace outrider {
 struct ServedModel {
   std::string name;     // the checkpoint's directory name
   std::string backend;  // Backend::description()
+  Numerics numerics = Numerics::exact;
   int num_ranks = 1;
   ChatTemplate chat_template;
 };

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/buffer.h"
+#include "core/numerics.h"
 #include "core/stream.h"
 #include "core/tensor.h"
 #include "kernels/attention_types.h"
@@ -20,6 +21,7 @@ namespace outrider {
 // A weight matrix [n, k] (or embedding table) in the backend's own layout; ends before the backend.
 struct PackedWeight {
   Buffer data;
+  Buffer rows;  // as in the checkpoint, bf16 [n, k], where the backend wants that too
   int64_t n = 0;
   int64_t k = 0;
 };
@@ -30,6 +32,8 @@ struct RowMap {
   TensorView sequences;    // i32 [rows]: which page table
   TensorView page_tables;  // i32 [sequences, max_pages]
 };
+
+constexpr int kMaxMarks = 16;  // of times on a stream
 
 class Backend {
  public:
@@ -53,6 +57,14 @@ class Backend {
   // Does what `enqueue` enqueues; from the second call with this key on, perhaps without calling
   // it. So a key stands for the same operations on the same views, and `enqueue` does nothing else.
   virtual void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) = 0;
+  // Forgets what it may have kept for that. A communicator that takes part ends after this, since
+  // NCCL waits for the graphs that have its collectives.
+  virtual void forget_replayed() = 0;
+  // Notes the time at which the stream gets here, and forgets what the mark noted before. May be
+  // part of what is replayed. mark: 0 … kMaxMarks - 1.
+  virtual void mark(int mark, Stream& stream) = 0;
+  // Seconds between two marks, both of which the stream has passed.
+  virtual double seconds_between(int from, int to) const = 0;
   // Rows that a replayed pass of `rows` is padded to, by rows at position -1.
   virtual int64_t padded_rows(int64_t rows) const = 0;
 
@@ -121,6 +133,6 @@ std::unique_ptr<Backend> make_cpu_backend();
 
 // The CUDA backend on a device of this host. Throws Error where there is no such device, or where
 // this program was built without CUDA.
-std::unique_ptr<Backend> make_cuda_backend(int device);
+std::unique_ptr<Backend> make_cuda_backend(int device, Numerics numerics = Numerics::exact);
 
 }  // namespace outrider

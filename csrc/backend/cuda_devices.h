@@ -14,13 +14,19 @@ struct CudaDevice {
 
 constexpr int kMinCudaCapability = 80;  // the first with bf16
 
+// Bytes of a GPU's memory. What is not free is other processes', and CUDA's own.
+struct CudaMemory {
+  int64_t free = 0;
+  int64_t total = 0;
+};
+
 // The GPUs of this host that CUDA shows, by their numbers; at least one. Throws Error saying why
 // there is none: a build without CUDA, no driver, a driver that is too old, no GPU.
 std::vector<CudaDevice> cuda_devices();
 
 // Makes the device the calling thread's, and throws Error where its kernels cannot run there.
-// Returns how many bytes of its memory are free.
-int64_t open_cuda_device(int device);
+// Returns what its memory has room for.
+CudaMemory open_cuda_device(int device);
 
 int64_t max_cuda_head_dim();  // of attention on a GPU; 0: built without CUDA
 

@@ -12,6 +12,9 @@
 
 namespace outrider {
 
+// That cuBLASLt may use, where numerics are fast.
+constexpr int64_t kFastLinearWorkspaceBytes = int64_t{32} << 20;
+
 struct OperationCost {
   int64_t weight_bytes = 0;      // of parameters, read
   int64_t kv_bytes = 0;          // of the KV cache, read and written

@@ -1,7 +1,6 @@
 #include "engine/executor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <limits>
 #include <numeric>
@@ -9,6 +8,7 @@
 #include "core/digest.h"
 #include "core/float_environment.h"
 #include "core/version.h"
+#include "engine/kv_pool.h"
 #include "engine/page_pool.h"
 #include "model/shard.h"
 #include "model/weights.h"
@@ -17,41 +17,12 @@ namespace outrider {
 
 namespace {
 
-constexpr int64_t kKvCacheBytes = int64_t{1} << 30;  // of a rank, where nothing else was asked for
 constexpr int kCostRounds = 6;
 constexpr int64_t kManyCostRows = 64;  // which take so long that they are measured once
 constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
 // With which the cost of a long context is measured.
 constexpr int64_t kCostRows = 8;
 constexpr int64_t kCostContext = 4096;
-
-int64_t max_positions_of(const EngineOptions& options, const ModelConfig& config) {
-  return options.max_positions > 0 ? options.max_positions : config.max_position_embeddings;
-}
-
-// Pages of the target's cache: the same on all ranks, whose shares of a page differ in bytes.
-int64_t num_pages(const EngineOptions& options, const ModelConfig& config, int num_ranks) {
-  // The longest sequence, the rows of a step behind it, and a page that admission keeps spare.
-  const int64_t least =
-      PagePool::pages_for(max_positions_of(options, config) + kMaxDraftTokens + 1) + 1;
-  if (options.kv_cache_tokens > 0) {
-    const int64_t pages = PagePool::pages_for(options.kv_cache_tokens);
-    if (pages < least) {
-      throw Error("--kv-cache-tokens is " + std::to_string(options.kv_cache_tokens) +
-                  "; expected at least " + std::to_string(least * kPageTokens) +
-                  ", for one sequence of --max-positions");
-    }
-    return pages;
-  }
-  int64_t page_bytes = 0;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    page_bytes = std::max(
-        page_bytes,
-        KvCache::page_bytes(config.num_layers, Shard::of(config, rank, num_ranks).attention));
-  }
-  const int64_t most = options.max_sequences * least;
-  return std::clamp(kKvCacheBytes / page_bytes, least, most);
-}
 
 std::function<void(double)> progress_of(const EngineOptions& options, const std::string& what) {
   if (!options.progress) return {};
@@ -113,7 +84,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
       target_(options_.model, backend, communicator, options_.max_rows, options_.max_positions,
               progress_of(options_, "model")),
       max_positions_(max_positions_of(options_, target_.config())),
-      cache_(target_.make_kv_cache(outrider::num_pages(options_, target_.config(), num_ranks_),
+      cache_(target_.make_kv_cache(num_kv_pages(options_, target_.config(), num_ranks_),
                                    options_.max_sequences)),
       random_drafter_(backend, target_.config().vocab_size),
       step_(backend, communicator, target_, cache_, options_.max_sequences, options_.max_rows),
@@ -144,11 +115,7 @@ int64_t Executor::num_draft_pages() const {
 // Of a pass over rows of slot 0 from `position` on, whatever they and the pages hold: nobody reads
 // either.
 double Executor::measure_ms(int64_t rows, int64_t position) {
-  const auto start = std::chrono::steady_clock::now();
-  step_.run_target(rows, position, stream_);
-  backend_.synchronize(stream_);
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
+  return 1e3 * step_.measure_target(rows, position, stream_);
 }
 
 // The ranks take every pass together, so what is measured never decides what comes next.

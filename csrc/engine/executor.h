@@ -48,6 +48,9 @@ class Executor {
   // Loads this rank's part of the models. Throws Error for a bad checkpoint, or a draft with
   // another vocabulary.
   Executor(EngineOptions options, Backend& backend, Communicator& communicator);
+  ~Executor() { backend_.forget_replayed(); }  // the communicator ends after this
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   // From now on each step's begin and end are told to `progress`, which outlives this.
   void report_to(StepProgress& progress);

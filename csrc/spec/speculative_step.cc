@@ -1,19 +1,13 @@
 #include "spec/speculative_step.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "core/digest.h"
+#include "spec/step_marks.h"
 
 namespace outrider {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 enum class Pass : uint64_t { target, draft };
 
@@ -60,11 +54,11 @@ SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, T
 std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots,
                                                   std::span<const SlotWork> work, uint64_t agreed,
                                                   Stream& stream) {
-  const auto start = Clock::now();
+  backend_.mark(kStepBegin, stream);
   rows_.begin_step();
   prefill_drafts(slots, work, stream);
   draft(slots, work, stream);
-  times_.draft = seconds_since(start);
+  backend_.mark(kDrafted, stream);
 
   // One ragged pass: prompt rows, then for each decoding sequence its last token and the drafted
   // ones.
@@ -80,11 +74,10 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   rows_.upload(stream);
   const uint64_t verify_key =
       verifier_.prepare(to_verify_, queries_, logits, replayed, agreed, stream);
-  const auto target_start = Clock::now();
-  auto verify_start = target_start;
+  backend_.mark(kTargetBegin, stream);
   const auto enqueue = [&] {
     target_.forward(rows_.batch(stream), cache_, logits, stream);
-    verify_start = Clock::now();
+    backend_.mark(kTargetEnd, stream);
     verifier_.enqueue(stream);
   };
   if (replayed) {
@@ -93,9 +86,10 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
     enqueue();
   }
   const auto verdicts = verifier_.finish(stream);
-  times_.target = std::chrono::duration<double>(verify_start - target_start).count();
+  times_.draft = backend_.seconds_between(kStepBegin, kDrafted);
+  times_.target = backend_.seconds_between(kTargetBegin, kTargetEnd);
   times_.exchange = verifier_.exchange_seconds();
-  times_.verify = seconds_since(verify_start) - times_.exchange;
+  times_.verify = backend_.seconds_between(kTargetEnd, kVerified) - times_.exchange;
 
   size_t verdict = 0, query = 0;
   for (size_t i = 0; i < work.size(); ++i) {
@@ -114,12 +108,16 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   return outcomes_;
 }
 
-void SpeculativeStep::run_target(int64_t rows, int64_t position, Stream& stream) {
+double SpeculativeStep::measure_target(int64_t rows, int64_t position, Stream& stream) {
   rows_.begin_step();
   for (int64_t i = 0; i < rows; ++i) rows_.add(0, 0, position + i, i == 0);
   rows_.upload(stream);
+  backend_.mark(kTargetBegin, stream);
   target_.forward(rows_.batch(stream), cache_,
                   target_logits_.view(DType::f32, {1, target_.shard().vocab.size()}), stream);
+  backend_.mark(kTargetEnd, stream);
+  backend_.synchronize(stream);
+  return backend_.seconds_between(kTargetBegin, kTargetEnd);
 }
 
 // Rows, verification and queries of one slot, and its outcome with the sizes of what will come.

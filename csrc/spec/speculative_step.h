@@ -50,7 +50,7 @@ struct SlotOutcome {
   std::span<const LogprobRow> logprobs;  // [num_drafted + 1]; where wanted
 };
 
-// Seconds.
+// Seconds on the device.
 struct StepPhases {
   double draft = 0, target = 0, verify = 0, exchange = 0;  // verify: without its exchanges
 };
@@ -70,8 +70,8 @@ class SpeculativeStep {
   const StepPhases& times() const { return times_; }  // of the last run
 
   // Runs the target over `rows` rows from `position` of slot 0 on, whatever they hold, and writes
-  // its logits of the first; for measuring. Nothing may be running.
-  void run_target(int64_t rows, int64_t position, Stream& stream);
+  // its logits of the first. Returns the seconds it took. Nothing may be running.
+  double measure_target(int64_t rows, int64_t position, Stream& stream);
 
  private:
   void prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,

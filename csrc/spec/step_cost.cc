@@ -4,6 +4,7 @@
 
 #include "kernels/verify_types.h"
 #include "model/kv_cache.h"
+#include "model/weights.h"
 
 namespace outrider {
 
@@ -97,6 +98,11 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
       kLogitDrafters * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
   const int64_t summary_rows = 2 * server.max_rows;
   cost.workspace += attention + kLoadingBytes;
+  if (server.numerics == Numerics::fast) {  // weights in cuBLASLt's order as well
+    cost.workspace += kFastLinearWorkspaceBytes;
+    cost.weights += weight_bytes(target, shard).held;
+    if (draft != nullptr) cost.draft_weights += weight_bytes(*draft, Shard::of(*draft, 0, 1)).held;
+  }
   cost.workspace +=
       kFloat * (draft_rows * target.vocab_size + server.max_rows * shard.vocab.size());  // logits
   cost.workspace +=

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/numerics.h"
 #include "model/pass_cost.h"
 
 namespace outrider {
@@ -36,6 +37,7 @@ struct ServerShape {
   int64_t max_sequences = 0;
   int64_t max_rows = 0;
   int64_t max_positions = 0;
+  Numerics numerics = Numerics::exact;
 };
 
 // Bytes on one rank.

@@ -3,11 +3,11 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 
 #include "core/digest.h"
+#include "spec/step_marks.h"
 
 namespace outrider {
 
@@ -186,8 +186,10 @@ void Verifier::enqueue(Stream& stream) {
                 TensorView(digest_.device(), DType::u8, {sizeof(uint64_t)}), stream);
   backend_.verify_summary(logits_, static_cast<int32_t>(first_token_), rows_.device(),
                           {as<std::byte>(mine_), num_rows_}, stream);
+  backend_.mark(kExchangeABegin, stream);
   exchange(bytes_of(mine_, message_bytes_), bytes_of(all_, communicator_.size() * message_bytes_),
            stream);
+  backend_.mark(kExchangeAEnd, stream);
   backend_.combine_rows(messages(as<std::byte>(all_)), rows_.device(), num_work_rows_,
                         as<RowDistribution>(p_), as<uint64_t>(record_), stream);
   enqueue_verdicts(stream);
@@ -202,17 +204,23 @@ void Verifier::enqueue_verdicts(Stream& stream) {
     const size_t bytes = num_padded_sequences_ * sizeof(RaceResult);
     backend_.race_step(sequences_.device(), num_padded_sequences_, shard_size_, verdicts,
                        as<RaceResult>(my_race_), stream);
+    backend_.mark(kExchangeBBegin, stream);
     exchange(bytes_of(my_race_, bytes), bytes_of(all_races_, ranks * bytes), stream);
+    backend_.mark(kExchangeBEnd, stream);
     backend_.commit_step(sequences_.device(), num_padded_sequences_, as<RaceResult>(all_races_),
                          ranks, verdicts, stream);
   }
   backend_.copy_to_host(host_record_.data(), bytes_of(record_, record_.bytes()), stream);
+  backend_.mark(kVerified, stream);
 }
 
 std::span<const Verdict> Verifier::finish(Stream& stream) {
   verdicts_.assign(num_sequences_, Verdict{});
-  for (bool done = false; !done;) {
+  for (bool first = true, done = false; !done; first = false) {
     backend_.synchronize(stream);
+    exchange_seconds_ += first ? seconds_of_exchange(kExchangeABegin, kExchangeAEnd)
+                               : seconds_of_exchange(kResolveBegin, kResolveEnd);
+    if (races_) exchange_seconds_ += seconds_of_exchange(kExchangeBBegin, kExchangeBEnd);
     done = true;
     const uint64_t disagreeing = *as<uint64_t>(host_record_);
     if (disagreeing != 0) throw DisagreementError(describe_disagreement(disagreeing));
@@ -221,11 +229,14 @@ std::span<const Verdict> Verifier::finish(Stream& stream) {
       verdicts_[s] = as<Verdict>(host_record_, kVerdictsOffset)[s];
       verdicts_[s].gathered = gathered;
       if (verdicts_[s].unresolved == 0) continue;
+      if (done) backend_.mark(kResolveBegin, stream);
       resolve(s, stream);
       verdicts_[s].gathered = 1;
       done = false;
     }
-    if (!done) enqueue_verdicts(stream);
+    if (done) break;
+    backend_.mark(kResolveEnd, stream);
+    enqueue_verdicts(stream);
   }
   combine_logprobs(stream);
   return verdicts_;
@@ -233,10 +244,12 @@ std::span<const Verdict> Verifier::finish(Stream& stream) {
 
 void Verifier::exchange(TensorView mine, TensorView all, Stream& stream) {
   if (communicator_.size() == 1) return backend_.copy(all, mine, stream);
-  const auto start = std::chrono::steady_clock::now();
   communicator_.all_gather(mine, all, stream);
-  exchange_seconds_ +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Of a rank alone they are copies.
+double Verifier::seconds_of_exchange(int begin, int end) const {
+  return communicator_.size() == 1 ? 0 : backend_.seconds_between(begin, end);
 }
 
 // All-gathers the row that the sequence's accepted prefix ends at, padded to the largest shard, and

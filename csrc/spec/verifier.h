@@ -75,7 +75,7 @@ class Verifier {
 
   // Of the last call's queries, in their order; valid until the next call.
   std::span<const LogprobRow> logprobs() const { return logprobs_; }
-  // Seconds that the host spent in exchanges since `prepare`.
+  // Seconds of the exchanges between `prepare` and `finish`.
   double exchange_seconds() const { return exchange_seconds_; }
 
  private:
@@ -84,6 +84,7 @@ class Verifier {
   };
 
   void exchange(TensorView mine, TensorView all, Stream& stream);
+  double seconds_of_exchange(int begin, int end) const;
   void enqueue_verdicts(Stream& stream);
   void resolve(int64_t sequence, Stream& stream);
   void combine_logprobs(Stream& stream);

@@ -38,22 +38,28 @@ def server(program, *flags):
         process.communicate(timeout=LIMIT_S)
 
 
-def answer(port, prompt, k, *flags):
+def answer(*arguments):
+    return asked(*arguments)['token_ids']
+
+
+def asked(port, prompt, k, *flags):
     result = subprocess.run(
         [ON_CPU, 'generate', '--port', str(port), '--input-ids', ','.join(map(str, prompt)),
          '--max-tokens', str(TOKENS), '--ignore-eos', '--num-speculative-tokens', str(k), '--format',
          'json', *flags],
         capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)['token_ids']
+    return json.loads(result.stdout)
 
 
 def main():
     prompts = [[7], list(range(40, 60)), [3, 1, 4, 1, 5, 9, 2, 6] * 3]
+    long_prompt = list(range(100, 200))
     with server(ON_CPU, '--device', 'cpu') as (port, _):
         expected = [answer(port, prompt, 0, '--temperature', '0') for prompt in prompts]
     with server(ON_CUDA, '--device', 'cuda', '--share-gpus') as (port, said):
         assert re.search(r'rank 0 computes on GPU 0', said), said
+        assert int(re.search(r'the KV cache holds (\d+) tokens', said)[1]) > 0, said
         # The two sides round alike but for the last bits, which no tie of these logits is within.
         differing = 0
         for prompt, tokens in zip(prompts, expected):
@@ -63,6 +69,13 @@ def main():
         sampled = [answer(port, prompts[1], 3, '--temperature', '1', '--seed', '5')
                    for _ in range(2)]
         assert sampled[0] == sampled[1] and len(sampled[0]) == TOKENS, sampled
+        exact = asked(port, long_prompt, 0, '--temperature', '0')
+    # The prompt by cuBLASLt, which rounds in another order: no tie is within that either.
+    with server(ON_CUDA, '--device', 'cuda', '--share-gpus', '--numerics', 'fast') as (port, _):
+        fast = asked(port, long_prompt, 3, '--temperature', '0')
+        assert fast['token_ids'] == exact['token_ids'], (fast, exact)
+        assert len({answered['speculation']['numerics_fingerprint']
+                    for answered in (exact, fast)}) == 2, (fast, exact)
     print(f'{differing} of {len(prompts)} greedy answers differ from the CPU backend\'s')
     assert differing == 0
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <map>
@@ -183,7 +184,9 @@ TEST(Engine, CancelsOneAndServesTheNext) {
   EXPECT_EQ(answers[0].completion->finish_reason, FinishReason::cancelled);
   EXPECT_EQ(answers[0].completion->completion_tokens, 20);
   EXPECT_EQ(answers[1].token_ids.size(), 30u);
-  EXPECT_TRUE(std::equal(answers[0].token_ids.begin(), answers[0].token_ids.end(),
+  // Under load more than 30 have come before the cancel is heard.
+  const size_t both = std::min(answers[0].token_ids.size(), answers[1].token_ids.size());
+  EXPECT_TRUE(std::equal(answers[0].token_ids.begin(), answers[0].token_ids.begin() + both,
                          answers[1].token_ids.begin()));
 }
 

@@ -253,6 +253,7 @@ TEST(Server, SaysWhatItServes) {
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
   ASSERT_TRUE(stub->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_EQ(info.numerics(), "exact");
   EXPECT_EQ(info.num_ranks(), 1);
   EXPECT_FALSE(info.version().empty());
   EXPECT_EQ(info.default_drafter(), "prompt_lookup");

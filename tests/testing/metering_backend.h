@@ -40,6 +40,9 @@ class MeteringBackend final : public Backend {
   }
   void synchronize(Stream&) override {}
   void replay(uint64_t, Stream&, const std::function<void()>& enqueue) override { enqueue(); }
+  void forget_replayed() override {}
+  void mark(int, Stream&) override {}
+  double seconds_between(int, int) const override { return 0; }
   int64_t padded_rows(int64_t rows) const override { return cuda_padded_rows(rows); }
 
   PackedWeight pack(std::span<const TensorView> parts) override {

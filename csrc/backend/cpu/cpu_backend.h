@@ -1,6 +1,8 @@
 // The CPU backend: the kernels of kernels/cpu on host memory, each call done when it returns.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,11 @@ class CpuBackend : public Backend {
   void copy(TensorView to, TensorView from, Stream& stream) override;
   void synchronize(Stream&) override {}
   void replay(uint64_t, Stream&, const std::function<void()>& enqueue) override { enqueue(); }
+  void forget_replayed() override {}
+  void mark(int mark, Stream&) override { marks_.at(mark) = Clock::now(); }
+  double seconds_between(int from, int to) const override {
+    return std::chrono::duration<double>(marks_.at(to) - marks_.at(from)).count();
+  }
   int64_t padded_rows(int64_t rows) const override { return rows; }
 
   PackedWeight pack(std::span<const TensorView> parts) override;
@@ -60,9 +67,12 @@ class CpuBackend : public Backend {
                    int ranks, Verdict* verdicts, Stream& stream) override;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   Buffer place_weight(size_t bytes);  // zeroed; a multiple of 64 bytes
 
   cpu::Isa isa_;
+  std::array<Clock::time_point, kMaxMarks> marks_;
   // Weights stand one behind the other, in huge pages whatever their sizes, so that fetching ahead
   // of a product reaches into the next one's weights. They are freed with the backend.
   std::vector<Buffer> weights_;

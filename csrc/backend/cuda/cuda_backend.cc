@@ -33,9 +33,11 @@ RowPointers row_pointers(const RowMap& map) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(int device) : device_(device) {
+CudaBackend::CudaBackend(int device, Numerics numerics) : device_(device) {
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  if (numerics == Numerics::fast) fast_linear_.emplace();
   loading_ = make_stream();
+  for (cudaEvent_t& mark : marks_) check_cuda(cudaEventCreate(&mark), "cudaEventCreate");
   for (Piece& piece : pieces_) {
     piece.pinned = allocate_pinned(kPieceBytes);
     piece.device = allocate(kPieceBytes);
@@ -50,6 +52,9 @@ CudaBackend::~CudaBackend() {
   for (Piece& piece : pieces_) {
     if (piece.packed != nullptr) cudaEventDestroy(piece.packed);
   }
+  for (cudaEvent_t mark : marks_) {
+    if (mark != nullptr) cudaEventDestroy(mark);
+  }
   for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
 }
 
@@ -59,7 +64,7 @@ std::string CudaBackend::description() const {
              "cudaDeviceGetAttribute");
   check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_),
              "cudaDeviceGetAttribute");
-  return "cuda/sm_" + std::to_string(major) + std::to_string(minor);
+  return "cuda/sm_" + std::to_string(major) + std::to_string(minor) + (fast_linear_ ? "/fast" : "");
 }
 
 Stream CudaBackend::make_stream() {
@@ -128,6 +133,24 @@ void CudaBackend::replay(uint64_t key, Stream& stream, const std::function<void(
   graphs_.replay(key, handle(stream), enqueue);
 }
 
+void CudaBackend::mark(int mark, Stream& stream) {
+  CHECK(0 <= mark && mark < kMaxMarks);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(handle(stream), &status), "cudaStreamIsCapturing");
+  // In a graph the event is recorded whenever the graph runs, and read from outside.
+  const unsigned flags =
+      status == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault;
+  check_cuda(cudaEventRecordWithFlags(marks_[mark], handle(stream), flags),
+             "cudaEventRecordWithFlags");
+}
+
+double CudaBackend::seconds_between(int from, int to) const {
+  CHECK(0 <= from && from < kMaxMarks && 0 <= to && to < kMaxMarks);
+  float ms = 0;
+  check_cuda(cudaEventElapsedTime(&ms, marks_[from], marks_[to]), "cudaEventElapsedTime");
+  return 1e-3 * ms;
+}
+
 int64_t CudaBackend::padded_rows(int64_t rows) const { return cuda_padded_rows(rows); }
 
 void* CudaBackend::scratch(Buffer& buffer, size_t bytes) {
@@ -151,6 +174,10 @@ PackedWeight CudaBackend::pack(std::span<const TensorView> parts) {
     packed.n += part.extent(0);
   }
   packed.data = allocate(cuda::packed_bytes(packed.n, packed.k));
+  if (fast_linear_) {
+    packed.rows = allocate(packed.n * packed.k * sizeof(bf16));
+    fast_linear_->choose(packed.n, packed.k);
+  }
   const auto row_bytes = static_cast<int64_t>(packed.k * sizeof(bf16));
   const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(kPieceBytes) / row_bytes);
   CHECK(row_bytes <= static_cast<int64_t>(kPieceBytes));
@@ -169,6 +196,10 @@ PackedWeight CudaBackend::pack(std::span<const TensorView> parts) {
                      loading_);
       cuda::pack(static_cast<const bf16*>(piece.device.data()), rows, first_row, packed.k,
                  packed.data.data(), handle(loading_));
+      if (fast_linear_) {
+        copy(packed.rows.view(DType::bf16, {rows, packed.k}, first_row * row_bytes),
+             piece.device.view(DType::bf16, {rows, packed.k}), loading_);
+      }
       check_cuda(cudaEventRecord(piece.packed, handle(loading_)), "cudaEventRecord");
       first_row += rows;
     }
@@ -192,9 +223,15 @@ void CudaBackend::linear(const PackedWeight& weight, TensorView x, TensorView bi
   CHECK(has_shape(x, DType::bf16, {rows, weight.k}));
   CHECK(has_shape(y, DType::f32, {rows, weight.n}));
   CHECK(bias.raw() == nullptr || has_shape(bias, DType::f32, {weight.n}));
-  cuda::linear(x.data<bf16>(), weight.data.data(),
-               bias.raw() == nullptr ? nullptr : bias.data<float>(), y.data<float>(), rows,
-               weight.n, weight.k, cuda::linear_tile(rows, weight.n), handle(stream));
+  const float* const b = bias.raw() == nullptr ? nullptr : bias.data<float>();
+  if (fast_linear_ && rows >= FastLinear::kMinRows &&
+      fast_linear_->has(weight.n, weight.k, b != nullptr)) {
+    fast_linear_->linear(x.data<bf16>(), static_cast<const bf16*>(weight.rows.data()), b,
+                         y.data<float>(), rows, weight.n, weight.k, handle(stream));
+    return;
+  }
+  cuda::linear(x.data<bf16>(), weight.data.data(), b, y.data<float>(), rows, weight.n, weight.k,
+               cuda::linear_tile(rows, weight.n), handle(stream));
 }
 
 void CudaBackend::rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
@@ -313,8 +350,8 @@ void CudaBackend::commit_step(const SequenceToVerify* sequences, int64_t n,
   cuda::commit_step(sequences, n, results, ranks, verdicts, handle(stream));
 }
 
-std::unique_ptr<Backend> make_cuda_backend(int device) {
-  return std::make_unique<CudaBackend>(device);
+std::unique_ptr<Backend> make_cuda_backend(int device, Numerics numerics) {
+  return std::make_unique<CudaBackend>(device, numerics);
 }
 
 }  // namespace outrider

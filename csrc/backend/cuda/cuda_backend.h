@@ -4,10 +4,12 @@
 
 #include <cuda_runtime.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/fast_linear.h"
 #include "backend/cuda/graphs.h"
 
 namespace outrider {
@@ -15,7 +17,7 @@ namespace outrider {
 class CudaBackend final : public Backend {
  public:
   // Belongs to the thread that makes it. Throws Error where the device cannot be used.
-  explicit CudaBackend(int device);
+  explicit CudaBackend(int device, Numerics numerics = Numerics::exact);
   ~CudaBackend() override;
 
   std::string description() const override;
@@ -28,6 +30,9 @@ class CudaBackend final : public Backend {
   void copy(TensorView to, TensorView from, Stream& stream) override;
   void synchronize(Stream& stream) override;
   void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) override;
+  void forget_replayed() override { graphs_.clear(); }
+  void mark(int mark, Stream& stream) override;
+  double seconds_between(int from, int to) const override;
   int64_t padded_rows(int64_t rows) const override;
 
   PackedWeight pack(std::span<const TensorView> parts) override;
@@ -71,6 +76,8 @@ class CudaBackend final : public Backend {
   int device_;
   std::vector<cudaStream_t> streams_;
   Graphs graphs_;
+  cudaEvent_t marks_[kMaxMarks] = {};
+  std::optional<FastLinear> fast_linear_;  // where numerics are fast
   Buffer attention_scratch_, verify_scratch_;
   // Loading: a piece of weights on its way, twice, so that one is read from the file while the
   // other travels.

@@ -52,7 +52,7 @@ std::vector<CudaDevice> cuda_devices() {
   return devices;
 }
 
-int64_t open_cuda_device(int device) {
+CudaMemory open_cuda_device(int device) {
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
   cudaFuncAttributes attributes;
   const cudaError_t result = cudaFuncGetAttributes(&attributes, do_nothing);
@@ -68,7 +68,7 @@ int64_t open_cuda_device(int device) {
   check_cuda(result, "cudaFuncGetAttributes");
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return static_cast<int64_t>(free);
+  return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
 int64_t max_cuda_head_dim() { return cuda::kMaxHeadDim; }

@@ -31,11 +31,25 @@ void check_nccl(ncclResult_t result, const char* call, ncclComm_t comm = nullptr
               (detail == nullptr || *detail == '\0' ? "" : std::string(": ") + detail));
 }
 
+int loaded_version() {
+  int version = 0;
+  check_nccl(ncclGetVersion(&version), "ncclGetVersion");
+  return version;
+}
+
+// "2.28.9", as NCCL counts versions since 2.9; before, 2.8.4 was 2804.
+std::string version_name(int version) {
+  const int major = version < 10000 ? version / 1000 : version / 10000;
+  const int minor = version < 10000 ? version / 100 % 10 : version / 100 % 100;
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(version % 100);
+}
+
 cudaStream_t handle(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(int rank, int size, const std::string& id) : rank_(rank), size_(size) {
+  NcclCommunicator(int rank, int size, const std::string& id, Numerics numerics)
+      : rank_(rank), size_(size), ordered_by_nccl_(size == 2 || numerics == Numerics::fast) {
     if (size == 1) return;
     ncclUniqueId unique_id;
     CHECK(id.size() == sizeof unique_id.internal);
@@ -61,7 +75,7 @@ class NcclCommunicator final : public Communicator {
     CHECK(x.dtype() == DType::f32 && x.contiguous());
     if (size_ == 1 || x.size() == 0) return;
     auto* const data = x.data<float>();
-    if (size_ == 2) {
+    if (ordered_by_nccl_) {
       check_nccl(ncclAllReduce(data, data, x.size(), ncclFloat32, ncclSum, comm_, handle(stream)),
                  "ncclAllReduce", comm_);
     } else if (x.size() <= kGatherMaxFloats) {
@@ -152,17 +166,25 @@ class NcclCommunicator final : public Communicator {
 
   int exceptions_at_start_ = std::uncaught_exceptions();
   int rank_, size_;
+  bool ordered_by_nccl_;       // sums
   ncclComm_t comm_ = nullptr;  // null: a group of one
   std::vector<Buffer> scratch_;
 };
 
 }  // namespace
 
-std::string nccl_version() {
-  int version = 0;
-  check_nccl(ncclGetVersion(&version), "ncclGetVersion");
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
+std::string nccl_version() { return version_name(loaded_version()); }
+
+bool nccl_fits(int built, int loaded) {
+  return built / 10000 == loaded / 10000 && loaded / 100 >= built / 100;
+}
+
+void check_nccl_library() {
+  const int loaded = loaded_version();
+  if (nccl_fits(NCCL_VERSION_CODE, loaded)) return;
+  throw Error("the NCCL library that was loaded is " + version_name(loaded) + "; expected " +
+              version_name(NCCL_VERSION_CODE / 100 * 100) + " or later, below " +
+              std::to_string(NCCL_VERSION_CODE / 10000 + 1) + ", as this program was built for");
 }
 
 std::string make_nccl_id() {
@@ -171,14 +193,15 @@ std::string make_nccl_id() {
   return std::string(id.internal, sizeof id.internal);
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const std::string& id) {
-  return std::make_unique<NcclCommunicator>(rank, size, id);
+std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const std::string& id,
+                                                     Numerics numerics) {
+  return std::make_unique<NcclCommunicator>(rank, size, id, numerics);
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(World& world) {
-  if (world.size() == 1) return make_nccl_communicator(0, 1, "");
+std::unique_ptr<Communicator> make_nccl_communicator(World& world, Numerics numerics) {
+  if (world.size() == 1) return make_nccl_communicator(0, 1, "", numerics);
   const std::string id = world.broadcast_string(world.rank() == 0 ? make_nccl_id() : "");
-  return make_nccl_communicator(world.rank(), world.size(), id);
+  return make_nccl_communicator(world.rank(), world.size(), id, numerics);
 }
 
 void let_nccl_share_devices(int local_rank) {

@@ -20,14 +20,14 @@ using ::testing::MatchesRegex;
 
 // body(communicator) on as many threads as there are ranks; one that throws leaves.
 template <class Body>
-void run_ranks(int size, const Body& body) {
+void run_ranks(int size, const Body& body, Numerics numerics = Numerics::exact) {
   const std::string id = make_nccl_id();
   std::vector<std::jthread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
       try {
         check_cuda(cudaSetDevice(gpu_of_thread(rank)), "cudaSetDevice");
-        const auto communicator = make_nccl_communicator(rank, size, id);
+        const auto communicator = make_nccl_communicator(rank, size, id, numerics);
         body(*communicator);
       } catch (const Error& error) {
         EXPECT_STREQ(error.what(), "rank 1 has had enough");
@@ -110,6 +110,36 @@ TEST_P(NcclRanks, AreReplayedInGraphs) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, NcclRanks, ::testing::Values(1, 2, 3));
 
+// Fast: right but for rounding, equal on all ranks, and (on the emulator, of three) not in the
+// order of ranks.
+TEST(NcclRanks, FastSumsAreInAnOrderOfNccls) {
+  static constexpr int kRanks = 3;
+  static constexpr int64_t kSize = 1000;
+  const auto run = [](Communicator& comm) {
+    std::vector<float> mine(kSize);
+    for (int64_t i = 0; i < kSize; ++i) mine[i] = testing::addend(comm.rank(), 0, i);
+    cuda::DeviceArray<float> x(mine), all(std::vector<float>(kRanks * kSize));
+    Stream stream;
+    comm.all_reduce_sum(TensorView(x.data(), DType::f32, {kSize}), stream);
+    comm.all_gather(TensorView(x.data(), DType::f32, {kSize}),
+                    TensorView(all.data(), DType::f32, {kRanks, kSize}), stream);
+    const std::vector<float> sums = all.values();
+    int64_t in_rank_order = 0;
+    for (int64_t i = 0; i < kSize; ++i) {
+      double sum = 0, magnitude = 0;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        sum += testing::addend(rank, 0, i);
+        magnitude += std::abs(testing::addend(rank, 0, i));
+        EXPECT_EQ(sums[rank * kSize + i], sums[i]);
+      }
+      EXPECT_NEAR(sums[i], sum, kRanks * 0x1p-24 * magnitude);
+      in_rank_order += sums[i] == testing::sum_in_rank_order(kRanks, 0, i) ? 1 : 0;
+    }
+    EXPECT_LT(in_rank_order, kSize);
+  };
+  run_ranks(kRanks, run, Numerics::fast);
+}
+
 // A rank that unwinds leaves; the others find out where they wait, and by asking.
 TEST(NcclRanks, ALostRankIsAFailure) {
   if (!emulated_gpus()) GTEST_SKIP() << "a kernel of NCCL waits for a lost rank for ever";
@@ -131,6 +161,16 @@ TEST(Nccl, NamesItsVersion) {
   if (emulated_gpus()) {
     EXPECT_EQ(nccl_version(), "2.28.9");
   }
+}
+
+TEST(Nccl, UsesALibraryThatIsNoOlder) {
+  EXPECT_TRUE(nccl_fits(22809, 22809));
+  EXPECT_TRUE(nccl_fits(22809, 22800));  // headers differ between minor versions alone
+  EXPECT_TRUE(nccl_fits(22809, 22903));
+  EXPECT_FALSE(nccl_fits(22809, 22707));
+  EXPECT_FALSE(nccl_fits(22809, 30001));
+  EXPECT_FALSE(nccl_fits(22809, 2804));  // 2.8.4, as it was counted then
+  EXPECT_NO_THROW(check_nccl_library());
 }
 
 TEST(Nccl, RefusesMemoryOfTheHost) {

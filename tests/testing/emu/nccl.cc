@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -32,11 +33,12 @@ struct ncclComm {
   std::unique_ptr<Communicator> transport;
   bool threads = false;
   std::atomic<ncclResult_t> async_error = ncclSuccess;
+  // Held by every collective that was captured, as long as a graph has it.
+  std::shared_ptr<void> captured = std::make_shared<char>();
+  std::atomic<bool> aborted = false;
 };
 
 namespace {
-
-constexpr int kVersion = 22809;
 
 // Groups of threads that are coming about: those that nobody has asked for yet.
 struct Groups {
@@ -91,13 +93,27 @@ ncclResult_t check_memory(const void* data, size_t bytes) {
   return bytes == 0 || emu::in_device_memory(data, bytes) ? ncclSuccess : ncclInvalidArgument;
 }
 
+// The collective that OUTRIDER_EMU_NCCL_FAIL_AT counts to on the rank OUTRIDER_EMU_NCCL_FAIL_RANK
+// is never done, as when a link breaks: NCCL finds out by itself, the stream waits.
+void fail_where_asked(ncclComm& comm) {
+  static const uint64_t at = emu::environment_number("OUTRIDER_EMU_NCCL_FAIL_AT", 0);
+  static const uint64_t rank = emu::environment_number("OUTRIDER_EMU_NCCL_FAIL_RANK", 0);
+  static std::atomic<uint64_t> done = 0;
+  if (at == 0 || static_cast<uint64_t>(comm.rank) != rank || ++done != at) return;
+  comm.async_error = ncclRemoteError;
+  comm.aborted.wait(false);
+  throw outrider::Error("aborted");
+}
+
 // body() as an operation of the stream; what it throws is remembered as an asynchronous error.
 template <class Body>
 ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
-  const cudaError_t result = emu::enqueue(stream, [comm = comm->self, body]() -> std::string {
+  const std::shared_ptr<void> captured = emu::is_capturing(stream) ? comm->captured : nullptr;
+  const cudaError_t result = emu::enqueue(stream, [comm = comm->self, captured, body] {
     try {
+      fail_where_asked(*comm);
       body();
-      return "";
+      return std::string();
     } catch (const outrider::Error& error) {
       comm->async_error = ncclRemoteError;
       return std::string("NCCL: ") + error.what();
@@ -167,7 +183,7 @@ void exchange(ncclComm& comm, const std::vector<Message>& messages) {
 }  // namespace
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = static_cast<int>(emu::environment_number("OUTRIDER_EMU_NCCL", kVersion));
+  *version = static_cast<int>(emu::environment_number("OUTRIDER_EMU_NCCL", NCCL_VERSION_CODE));
   return ncclSuccess;
 }
 
@@ -216,15 +232,23 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
   return ncclSuccess;
 }
 
-// What is enqueued is done first, as cudaFree would.
+// What is enqueued is done first, as cudaFree would. NCCL then waits for the end of every graph
+// that has a collective of this communicator.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   emu::run_everything();
+  if (comm->captured.use_count() > 1) {
+    std::fprintf(stderr,
+                 "emulator: ncclCommDestroy waits for ever for graphs that are still there\n");
+    std::abort();
+  }
   comm->self = nullptr;
   return ncclSuccess;
 }
 
 // What is enqueued is left: whoever runs it after this is told that the group has failed.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  comm->aborted = true;
+  comm->aborted.notify_all();
   if (comm->threads) outrider::abort_thread_group(*comm->transport);
   comm->self = nullptr;
   return ncclSuccess;

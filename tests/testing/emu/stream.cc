@@ -139,7 +139,11 @@ struct CUevent_st {
   // Where it was recorded in a capture: what waits for it takes part.
   std::shared_ptr<emu::Capture> capture;
   cudaStream_t captured_stream = nullptr;
-  std::shared_ptr<std::chrono::steady_clock::time_point> time;
+  // When the last record ran; graphs that record it hold this as well.
+  struct Time {
+    std::shared_ptr<std::chrono::steady_clock::time_point> last;
+  };
+  std::shared_ptr<Time> time = std::make_shared<Time>();
 };
 
 struct CUgraph_st {
@@ -327,13 +331,24 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->capture = own.capture;
   event->captured_stream = stream;
   if (own.capture != nullptr) return cudaSuccess;
-  event->time = std::make_shared<std::chrono::steady_clock::time_point>();
-  const cudaError_t result = emu::enqueue(stream, [time = event->time] {
+  event->time->last = std::make_shared<std::chrono::steady_clock::time_point>();
+  const cudaError_t result = emu::enqueue(stream, [time = event->time->last] {
     *time = std::chrono::steady_clock::now();
     return std::string();
   });
   event->point = emu::end_of(stream);
   return result;
+}
+
+// External: a node of the graph, which records the event whenever it runs.
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  if (flags == cudaEventRecordDefault) return cudaEventRecord(event, stream);
+  if (flags != cudaEventRecordExternal || !emu::is_capturing(stream)) return cudaErrorInvalidValue;
+  return emu::enqueue(stream, [time = event->time] {
+    time->last =
+        std::make_shared<std::chrono::steady_clock::time_point>(std::chrono::steady_clock::now());
+    return std::string();
+  });
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -349,9 +364,15 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-  if (start->time == nullptr || end->time == nullptr) return cudaErrorInvalidResourceHandle;
-  if (end->time->time_since_epoch().count() == 0) return cudaErrorNotReady;
-  *ms = std::chrono::duration<float, std::milli>(*end->time - *start->time).count();
+  if (start->capture != nullptr || end->capture != nullptr || start->time->last == nullptr ||
+      end->time->last == nullptr) {
+    return cudaErrorInvalidResourceHandle;
+  }
+  const auto from = *start->time->last, to = *end->time->last;
+  for (const auto& time : {from, to}) {
+    if (time.time_since_epoch().count() == 0) return cudaErrorNotReady;
+  }
+  *ms = std::chrono::duration<float, std::milli>(to - from).count();
   return cudaSuccess;
 }
 

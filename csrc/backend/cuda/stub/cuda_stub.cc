@@ -13,11 +13,11 @@ namespace {
 
 std::vector<CudaDevice> cuda_devices() { refuse(); }
 
-int64_t open_cuda_device(int) { refuse(); }
+CudaMemory open_cuda_device(int) { refuse(); }
 
 int64_t max_cuda_head_dim() { return 0; }
 
-std::unique_ptr<Backend> make_cuda_backend(int) { refuse(); }
+std::unique_ptr<Backend> make_cuda_backend(int, Numerics) { refuse(); }
 
 std::unique_ptr<StreamTimer> make_cuda_timer() { refuse(); }
 

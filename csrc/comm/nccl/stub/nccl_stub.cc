@@ -11,11 +11,15 @@ namespace {
 
 std::string nccl_version() { return ""; }
 
+bool nccl_fits(int, int) { return false; }
+
+void check_nccl_library() { refuse(); }
+
 std::string make_nccl_id() { refuse(); }
 
-std::unique_ptr<Communicator> make_nccl_communicator(int, int, const std::string&) { refuse(); }
+std::unique_ptr<Communicator> make_nccl_communicator(int, int, const std::string&, Numerics) { refuse(); }
 
-std::unique_ptr<Communicator> make_nccl_communicator(World&) { refuse(); }
+std::unique_ptr<Communicator> make_nccl_communicator(World&, Numerics) { refuse(); }
 
 void let_nccl_share_devices(int) { refuse(); }
 

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 
+#define NCCL_VERSION_CODE 22809  // 2.28.9
+
 // Values as in NCCL.
 enum ncclResult_t {
   ncclSuccess = 0,

@@ -1,0 +1,108 @@
+// Matrices are row-major here and column-major there, so what is computed is yᵀ = W xᵀ: [n, rows].
+#include "backend/cuda/fast_linear.h"
+
+#include <string>
+
+#include "backend/operation_cost.h"
+#include "core/error.h"
+#include "kernels/cuda/launch.h"
+
+namespace outrider {
+namespace {
+
+using cuda::check_cuda;
+
+constexpr int64_t kChosenForRows = 256;  // of a pass that feeds a prompt: --prefill-chunk's default
+
+void check_blas(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw Error(std::string(call) + " failed: " + cublasLtGetStatusName(status));
+}
+
+// What a product looks like to cuBLASLt; on the stack.
+struct Product {
+  cublasLtMatmulDescOpaque_t operation;
+  cublasLtMatrixLayoutOpaque_t weight, x, y;
+
+  Product(const float* bias, int64_t rows, int64_t n, int64_t k) {
+    check_blas(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+               "cublasLtMatmulDescInit");
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    set(CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    if (bias != nullptr) {
+      const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    }
+    check_blas(cublasLtMatrixLayoutInit(&weight, CUDA_R_16BF, k, n, k), "cublasLtMatrixLayoutInit");
+    check_blas(cublasLtMatrixLayoutInit(&x, CUDA_R_16BF, k, rows, k), "cublasLtMatrixLayoutInit");
+    check_blas(cublasLtMatrixLayoutInit(&y, CUDA_R_32F, n, rows, n), "cublasLtMatrixLayoutInit");
+  }
+
+ private:
+  void set(cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) {
+    check_blas(cublasLtMatmulDescSetAttribute(&operation, attribute, value, bytes),
+               "cublasLtMatmulDescSetAttribute");
+  }
+};
+
+// Views begin at multiples of 16 bytes, and so do rows where they are as long.
+uint32_t alignment(int64_t row_bytes) {
+  return row_bytes % 16 == 0 ? 16 : row_bytes % 4 == 0 ? 4 : 2;
+}
+
+}  // namespace
+
+FastLinear::FastLinear() {
+  check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
+  check_cuda(cudaMalloc(&workspace_, kFastLinearWorkspaceBytes), "cudaMalloc");
+}
+
+FastLinear::~FastLinear() {
+  cudaFree(workspace_);
+  cublasLtDestroy(handle_);
+}
+
+void FastLinear::choose(int64_t n, int64_t k) {
+  for (const bool with_bias : {false, true}) {
+    if (has(n, k, with_bias)) continue;
+    // Whose address does not matter yet, only that there is one.
+    const auto* const bias = with_bias ? static_cast<const float*>(workspace_) : nullptr;
+    Product product(bias, kChosenForRows, n, k);
+    cublasLtMatmulPreferenceOpaque_t wanted;
+    check_blas(cublasLtMatmulPreferenceInit(&wanted), "cublasLtMatmulPreferenceInit");
+    const auto want = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+      check_blas(cublasLtMatmulPreferenceSetAttribute(&wanted, attribute, &value, sizeof value),
+                 "cublasLtMatmulPreferenceSetAttribute");
+    };
+    const uint32_t of_k = alignment(k * 2), of_n = alignment(n * 4);
+    want(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size_t{kFastLinearWorkspaceBytes});
+    want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of_k);
+    want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of_k);
+    want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of_n);
+    want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of_n);
+    cublasLtMatmulHeuristicResult_t best;
+    int found = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle_, &product.operation, &product.weight, &product.x,
+                                       &product.y, &product.y, &wanted, 1, &best, &found);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0)) {
+      continue;
+    }
+    check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
+    algorithms_.emplace(Shape{n, k, with_bias}, best.algo);
+  }
+}
+
+void FastLinear::linear(const bf16* x, const bf16* weight, const float* bias, float* y,
+                        int64_t rows, int64_t n, int64_t k, cudaStream_t stream) const {
+  Product product(bias, rows, n, k);
+  const float one = 1.0f, zero = 0.0f;
+  check_blas(
+      cublasLtMatmul(handle_, &product.operation, &one, weight, &product.weight, x, &product.x,
+                     &zero, y, &product.y, y, &product.y, &algorithms_.at({n, k, bias != nullptr}),
+                     workspace_, kFastLinearWorkspaceBytes, stream),
+      "cublasLtMatmul");
+}
+
+}  // namespace outrider

@@ -1,0 +1,47 @@
+// FastLinear: y = x Wᵀ + bias for many rows by cuBLASLt, for --numerics fast. One algorithm for
+// each (n, k), chosen while weights are loaded, so that the same shapes give the same bits in every
+// run; a row's bits may depend on how many rows there are.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+
+#include "core/bf16.h"
+
+namespace outrider {
+
+class FastLinear {
+ public:
+  FastLinear();
+  ~FastLinear();
+  FastLinear(const FastLinear&) = delete;
+  FastLinear& operator=(const FastLinear&) = delete;
+
+  // Fewer rows wait for the weights' bytes in any case: those the other kernel streams.
+  static constexpr int64_t kMinRows = 65;
+
+  // Chooses for weights of this shape, with a bias and without. Where cuBLASLt has nothing for it,
+  // has() stays false.
+  void choose(int64_t n, int64_t k);
+  bool has(int64_t n, int64_t k, bool bias) const { return algorithms_.contains({n, k, bias}); }
+
+  // As cuda::linear; allocates nothing and waits for nothing. has(n, k, bias != null) must be true.
+  void linear(const bf16* x,       // [rows, k]
+              const bf16* weight,  // [n, k]
+              const float* bias,   // [n], or null
+              float* y,            // [rows, n]
+              int64_t rows, int64_t n, int64_t k, cudaStream_t stream) const;
+
+ private:
+  using Shape = std::tuple<int64_t, int64_t, bool>;  // n, k, with a bias
+
+  cublasLtHandle_t handle_ = nullptr;
+  void* workspace_ = nullptr;
+  std::map<Shape, cublasLtMatmulAlgo_t> algorithms_;
+};
+
+}  // namespace outrider

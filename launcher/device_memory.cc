@@ -1,0 +1,56 @@
+#include "launcher/device_memory.h"
+
+#include <absl/strings/str_format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
+#include "engine/kv_pool.h"
+#include "engine/page_pool.h"
+#include "spec/step_cost.h"
+
+namespace outrider {
+namespace {
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+}  // namespace
+
+int ranks_on_gpu(int gpu, int num_gpus, int local_ranks) {
+  return local_ranks / num_gpus + (gpu < local_ranks % num_gpus ? 1 : 0);
+}
+
+int64_t memory_budget(CudaMemory memory, double utilization, int sharers) {
+  const auto usable = static_cast<int64_t>(utilization * static_cast<double>(memory.total));
+  return std::max<int64_t>(usable - (memory.total - memory.free), 0) / sharers;
+}
+
+int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank, int ranks,
+                       const std::string& gpu, int64_t budget) {
+  const ModelConfig config = ModelConfig::load(options.model);
+  std::optional<ModelConfig> draft;
+  if (options.draft) draft = ModelConfig::load(*options.draft);
+  MemoryCost cost = memory_cost(
+      config, Shard::of(config, rank, ranks), draft ? &*draft : nullptr,
+      {options.max_sequences, options.max_rows, max_positions_of(options, config), numerics});
+  cost.reserved = 0;  // what CUDA takes is not free any more
+  const KvPoolLimits limits = kv_pool_limits(options, config);
+  const int64_t wanted =
+      std::max(limits.least, PagePool::pages_for(std::max<int64_t>(options.kv_cache_tokens, 0)));
+  const int64_t pages = kv_tokens_that_fit(cost, budget) / kPageTokens;
+  if (pages < wanted) {
+    throw Error(absl::StrFormat(
+        "%s has %.3f GiB for this rank; expected at least %.3f GiB: %.3f for the weights, %.3f for "
+        "the draft's, %.3f to work in, %.3f for %d positions of KV cache%s",
+        gpu, gib(budget),
+        gib(cost.weights + cost.draft_weights + cost.workspace + wanted * cost.page_bytes),
+        gib(cost.weights), gib(cost.draft_weights), gib(cost.workspace),
+        gib(wanted * cost.page_bytes), wanted * kPageTokens,
+        wanted > limits.least ? ", as --kv-cache-tokens says" : " (--max-positions)"));
+  }
+  if (options.kv_cache_tokens > 0) return options.kv_cache_tokens;
+  return std::min(pages, limits.most) * kPageTokens;
+}
+
+}  // namespace outrider

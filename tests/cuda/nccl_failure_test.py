@@ -1,0 +1,58 @@
+"""A collective that never ends, and of which NCCL says so by itself, ends the job with the reason.
+
+usage: nccl_failure_test.py OUTRIDER_EMU CHECKPOINT
+"""
+
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+PROGRAM, CHECKPOINT = sys.argv[1:3]
+LIMIT_S = 240  # for anything: a hang, not a slow machine
+# Behind the first steps: a pass of the two layers has six.
+COLLECTIVE = 200
+
+
+class Failure(unittest.TestCase):
+    def served_until(self, rank, collective):
+        """Asks for a long answer while `rank` fails. Returns status and errors of asking, of serving."""
+        env = dict(os.environ, OUTRIDER_EMU_NCCL_FAIL_AT=str(collective),
+                   OUTRIDER_EMU_NCCL_FAIL_RANK=str(rank))
+        process = subprocess.Popen(
+            ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'launch', '--ranks', '2', '--no-restart',
+             '--', 'serve', '--model', CHECKPOINT, '--port', '0', '--prefill-beside', '16',
+             '--device', 'cuda', '--share-gpus'],
+            stderr=subprocess.PIPE, text=True, env=env)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        for line in process.stderr:
+            listening = re.search(r'listening on 127\.0\.0\.1:(\d+)', line)
+            if listening:
+                break
+        asked = subprocess.run(
+            [PROGRAM, 'generate', '--port', listening[1], '--input-ids', '1,2,3', '--ignore-eos',
+             '--max-tokens', '1000', '--num-speculative-tokens', '0', '--temperature', '0',
+             '--format', 'json'],
+            capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        said = process.communicate(timeout=LIMIT_S)[1]
+        return asked, process.returncode, said
+
+    def test_of_rank_0(self):
+        asked, status, said = self.served_until(0, COLLECTIVE)
+        self.assertNotEqual(asked.returncode, 0)
+        self.assertRegex(asked.stderr, 'UNAVAILABLE.*rank 0 is lost: NCCL: remote process exited')
+        self.assertEqual(status, 1)
+        self.assertRegex(said, '(?m)^outrider: .*rank 0 is lost: NCCL: remote process exited')
+
+    def test_of_another_rank(self):
+        asked, status, said = self.served_until(1, COLLECTIVE)
+        self.assertNotEqual(asked.returncode, 0)
+        self.assertRegex(asked.stderr, 'UNAVAILABLE.*rank 1 is lost')
+        self.assertEqual(status, 1)
+        self.assertRegex(said, '(?m)^outrider: rank 1: rank 1 is lost: NCCL: remote process exited')
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,193 @@
+"""The tests on the emulator are alive: each defect that is planted here is seen by the test named.
+
+usage: planted_defects.py BUILD_DIRECTORY [NAME…]
+
+A defect is a change of one file. The source that it is in is compiled anew, the test program linked with it,
+and the test has to fail; unchanged it has to pass. A change that finds nothing to change, or does
+not compile, is a failure of this suite: mend it together with the code.
+"""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+
+SOURCE = Path(__file__).resolve().parents[2]
+LIMIT_S = 600  # for anything: a hang, not a slow machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Defect:
+    name: str
+    file: str      # where it is planted
+    before: str    # stands there once
+    after: str
+    compiled: str  # the source that is or has the file
+    program: str   # the tests' program …
+    tests: str     # … and those that must see it, as --gtest_filter
+
+
+def defect(name, file, before, after, program, tests, compiled=None):
+    return Defect(name, file, before, after, compiled or file, program, tests)
+
+
+DEFECTS = [
+    defect('barrier: warps are added up before all have written', 'kernels/cuda/block.cuh',
+           '= value;\n  __syncthreads();\n  T total', '= value;\n  T total', 'parity_tests',
+           '*OperationsTest.RmsNorm*', 'kernels/cuda/elementwise.cu'),
+    defect('barrier: scores are weighed while maxima still come', 'kernels/cuda/attention_split.cuh',
+           'scores, shared);\n    __syncthreads();\n    // The maxima', 'scores, shared);\n    // The maxima',
+           'parity_tests', '*RopeAndAttention*', 'kernels/cuda/attention.cu'),
+    defect('barrier: a stage is multiplied before all have copied it', 'kernels/cuda/linear_tile.cuh',
+           '__syncthreads();  // the step is there', '// the step is there', 'parity_tests',
+           'CudaLinearTest.EveryTileGivesARowTheSameBits', 'kernels/cuda/linear.cu'),
+    defect('wait: a stage is multiplied before its copies have come', 'kernels/cuda/linear_tile.cuh',
+           'cp_async_wait<Tile::kStages - 2>', 'cp_async_wait<Tile::kStages - 1>', 'parity_tests',
+           'CudaLinearTest.EveryTileGivesARowTheSameBits', 'kernels/cuda/linear.cu'),
+    defect('index: an element behind the row', 'kernels/cuda/elementwise.cu',
+           'if (i >= width) return;', 'if (i > width) return;', 'parity_tests',
+           '*OperationsTest.SiluMul*'),
+    defect('index: the split that a row has just begun is left out', 'kernels/cuda/attention.cu',
+           'split * kSplitTokens <= position', 'split * kSplitTokens < position', 'parity_tests',
+           '*RopeAndAttention*'),
+    defect('index: a row of another tile', 'kernels/cuda/linear_tile.cuh',
+           'first_row + group * kMmaRows + 2 * t + j', 'first_row + group * kMmaRows + 2 * t + 1 - j',
+           'parity_tests', 'CudaLinearTest.EveryTileGivesARowTheSameBits', 'kernels/cuda/linear.cu'),
+    defect('shard: tokens are counted from the shard', 'kernels/cuda/distribution.cu',
+           '.argmax = first_token + (', '.argmax = (', 'parity_tests', '*VerifyParity.StepsAreTheCpus*'),
+    defect("shard: another shard's embedding", 'kernels/cuda/linear.cu',
+           'tokens[blockIdx.x] - first_token', 'tokens[blockIdx.x] - first_token + 1', 'parity_tests',
+           '*AddGatherAndEmbedAreExact*'),
+    defect("shard: another rank's block of a sum", 'csrc/comm/nccl/nccl_communicator.cc',
+           'float* const sum = x + rank_ * block', 'float* const sum = x + (rank_ + 1) % size_ * block',
+           'nccl_tests', '*NcclRanks.DoWhatEveryCommunicatorMust*'),
+    defect('end: graphs outlive the communicator in them', 'csrc/backend/cuda/cuda_backend.h',
+           'forget_replayed() override { graphs_.clear(); }', 'forget_replayed() override {}',
+           'device_tests', 'CudaEngine.RanksAgreeAndSpeculationDoesNotShow',
+           'csrc/backend/cuda/cuda_backend.cc'),
+    defect('index: the parts of a weight lie on each other', 'csrc/backend/cuda/cuda_backend.cc',
+           '{rows, packed.k}, first_row * row_bytes)', '{rows, packed.k}, 0)', 'device_tests',
+           'FastNumerics.ManyRowsAreSumsInAnotherOrder'),
+    defect("order: NCCL's sums where they are not wanted", 'csrc/comm/nccl/nccl_communicator.cc',
+           'if (ordered_by_nccl_) {', 'if (!ordered_by_nccl_) {', 'nccl_tests',
+           'NcclRanks.FastSumsAreInAnOrderOfNccls'),
+    defect('time: what a graph notes is not seen outside', 'csrc/backend/cuda/cuda_backend.cc',
+           '? cudaEventRecordExternal', '? cudaEventRecordDefault', 'device_tests',
+           'CudaMarks.AreNotedByEveryReplay'),
+    defect("order: NCCL's own sum of three ranks", 'csrc/comm/nccl/nccl_communicator.cc',
+           'ordered_by_nccl_(size == 2 ||', 'ordered_by_nccl_(size >= 2 ||', 'nccl_tests',
+           '*NcclRanks.DoWhatEveryCommunicatorMust*'),
+    defect('order: ranks are added from the last to the first', 'csrc/comm/nccl/ordered_sum.cu',
+           'add(total, parts[rank * n + i])', 'add(total, parts[(ranks - rank) * n + i])',
+           'nccl_tests', '*NcclRanks.DoWhatEveryCommunicatorMust*'),
+    defect('order: parts of k are added from the last to the first', 'kernels/cuda/linear_stream.cuh',
+           'total += partial[s]', 'total += partial[p.splits - 1 - s]', 'parity_tests',
+           'CudaLinearTest.EveryTileGivesARowTheSameBits', 'kernels/cuda/linear.cu'),
+]
+
+
+def fail(text):
+    sys.exit('planted_defects: ' + text)
+
+
+def run(command, directory, env=None):
+    return subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, env=env)
+
+
+class Build:
+    """A build directory made by ninja."""
+
+    def __init__(self, directory):
+        self.directory = Path(directory).resolve()
+        self.commands = json.loads((self.directory / 'compile_commands.json').read_text())
+
+    def make(self, programs):
+        made = run(['cmake', '--build', '.', '--target', *programs], self.directory)
+        if made.returncode != 0:
+            fail('the tests do not build:\n' + made.stdout)
+
+    def compile(self, defect, source, overlay, output):
+        """Compiles `source` in place of defect.compiled, with overlay's headers before others."""
+        entry, = [entry for entry in self.commands
+                  if Path(entry['file']) == SOURCE / defect.compiled
+                  and 'outrider_cuda_emu.dir' in entry['command']]
+        words = shlex.split(entry['command'])
+        words[words.index('-o') + 1] = str(output)
+        words[words.index('-c') + 1] = str(source)
+        first_include = next(i for i, word in enumerate(words) if word.startswith('-I'))
+        words[first_include:first_include] = [f'-I{overlay}', f'-I{overlay}/csrc']
+        return run(words, entry['directory'])
+
+    def link(self, program, mutant, output):
+        """The program with `mutant` before the library that has the same symbols."""
+        target = f'bin/tests/{program}'
+        shown = run(['ninja', '-t', 'commands', '-s', target], self.directory).stdout
+        words = shlex.split(next(part for part in shown.split('&&') if f'-o {target}' in part))
+        words[words.index('-o') + 1] = str(output)
+        words.insert(next(i for i, word in enumerate(words) if word.endswith('.o')), str(mutant))
+        return run(words, self.directory)
+
+
+def plant(defect, directory):
+    """Writes the changed file under `directory`, in its folders. Returns what is to be compiled."""
+    text = (SOURCE / defect.file).read_text()
+    if text.count(defect.before) != 1:
+        fail(f'"{defect.name}": {defect.file} has "{defect.before}" {text.count(defect.before)} times; '
+             'expected it once')
+    changed = directory / defect.file
+    changed.parent.mkdir(parents=True)
+    changed.write_text(text.replace(defect.before, defect.after))
+    return changed if defect.compiled == defect.file else SOURCE / defect.compiled
+
+
+def run_tests(program, tests):
+    return run([str(program), f'--gtest_filter={tests}', '--gtest_brief=1'], program.parent,
+               dict(os.environ, GTEST_FAIL_FAST='1'))
+
+
+def seen(build, defect):
+    """Whether the tests fail with the defect, and how they say so."""
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        source = plant(defect, directory)
+        mutant, program = directory / 'mutant.o', directory / defect.program
+        for step in (lambda: build.compile(defect, source, directory, mutant),
+                     lambda: build.link(defect.program, mutant, program)):
+            result = step()
+            if result.returncode != 0:
+                fail(f'"{defect.name}" does not build:\n{result.stdout}')
+        result = run_tests(program, defect.tests)
+    said = [line for line in result.stdout.splitlines()
+            if 'Failure' in line or line.startswith('emulator: ') or 'FAILED' in line]
+    return result.returncode != 0, said[0] if said else f'exit status {result.returncode}'
+
+
+def main():
+    build = Build(sys.argv[1])
+    chosen = [d for d in DEFECTS if not sys.argv[2:] or any(name in d.name for name in sys.argv[2:])]
+    build.make(sorted({d.program for d in chosen}))
+    for program, tests in sorted({(d.program, d.tests) for d in chosen}):
+        result = run_tests(build.directory / 'bin/tests' / program, tests)
+        if result.returncode != 0 or '[  PASSED  ] 0 tests' in result.stdout:
+            fail(f'{program} --gtest_filter={tests} does not pass as it is:\n{result.stdout}')
+    unseen = []
+    for d in chosen:
+        begin = time.monotonic()
+        is_seen, how = seen(build, d)
+        print(f'{"seen  " if is_seen else "UNSEEN"} {time.monotonic() - begin:5.1f} s  {d.name}: '
+              f'{how if is_seen else d.tests + " passes"}', flush=True)
+        if not is_seen:
+            unseen.append(d.name)
+    if unseen:
+        fail(f'{len(unseen)} of {len(chosen)} defects were not seen')
+    print(f'all {len(chosen)} defects were seen')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,172 @@
+// Which device a rank computes on, and what it plans its memory for.
+#include "launcher/device_selection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/kv_pool.h"
+#include "launcher/device_memory.h"
+#include "model/model_config.h"
+#include "model/weights.h"
+#include "spec/step_cost.h"
+#include "testing/checkpoints.h"
+#include "testing/one_line_error.h"
+
+namespace outrider {
+namespace {
+
+using Device = DeviceOptions::Device;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+const std::vector<CudaDevice> kTwoGpus = {{"one", 90}, {"two", 90}};
+
+DeviceOptions asked_for(Device device) {
+  DeviceOptions options;
+  options.device = device;
+  return options;
+}
+
+TEST(DeviceSelection, AGpuForEachRankOfAHost) {
+  for (const Device device : {Device::automatic, Device::cuda}) {
+    const DeviceChoice choice = choose_device(asked_for(device), {1, 2}, kTwoGpus, "");
+    EXPECT_EQ(choice.gpu, 1);
+    EXPECT_EQ(choice.name, "two");
+    EXPECT_EQ(choice.reason, "on GPU 1 (two)");
+  }
+  EXPECT_FALSE(choose_device(asked_for(Device::cpu), {0, 1}, kTwoGpus, "").gpu);
+}
+
+TEST(DeviceSelection, WithoutAGpuOnlyWhoAsksForOneIsRefused) {
+  const DeviceChoice choice = choose_device({}, {0, 1}, {}, "no driver");
+  EXPECT_FALSE(choice.gpu);
+  EXPECT_EQ(choice.name, "cpu");
+  EXPECT_THAT(choice.reason, HasSubstr("no driver"));
+  expect_one_line_error({"--device cuda: no driver"}, [] {
+    choose_device(asked_for(Device::cuda), {0, 1}, {}, "no driver");
+  });
+}
+
+TEST(DeviceSelection, FewerGpusThanRanksOfAHost) {
+  expect_one_line_error({"3 ranks on this host have 2 GPUs", "--share-gpus"}, [] {
+    choose_device(asked_for(Device::cuda), {0, 3}, kTwoGpus, "");
+  });
+  DeviceOptions shared = asked_for(Device::cuda);
+  shared.share_gpus = true;
+  EXPECT_EQ(choose_device(shared, {2, 3}, kTwoGpus, "").gpu, 0);
+  EXPECT_EQ(ranks_on_gpu(0, 2, 3), 2);
+  EXPECT_EQ(ranks_on_gpu(1, 2, 3), 1);
+  EXPECT_EQ(ranks_on_gpu(1, 2, 2), 1);
+}
+
+TEST(DeviceSelection, FastNumericsAreForGpus) {
+  DeviceOptions options = asked_for(Device::cpu);
+  options.numerics = Numerics::fast;
+  expect_one_line_error({"--numerics fast", "expected exact on the CPU"}, [&] {
+    choose_device(options, {0, 1}, kTwoGpus, "");
+  });
+  options.device = Device::automatic;
+  expect_one_line_error({"--numerics fast", "no driver"}, [&] {
+    choose_device(options, {0, 1}, {}, "no driver");
+  });
+  EXPECT_TRUE(choose_device(options, {0, 1}, kTwoGpus, "").gpu);
+}
+
+TEST(DeviceSelection, AGpuWithoutBf16) {
+  expect_one_line_error({"GPU 0 (old)", "7.5", "expected 8.0 or later"}, [] {
+    choose_device(asked_for(Device::cuda), {0, 1}, {{"old", 75}}, "");
+  });
+}
+
+EngineOptions engine_options() {
+  EngineOptions options{.model = test_checkpoint("tiny"), .draft = test_checkpoint("tiny-draft")};
+  options.max_sequences = 4096;  // more than memory has room for
+  return options;
+}
+
+TEST(DeviceMemory, ABudgetIsAShareOfWhatNobodyElseHas) {
+  EXPECT_EQ(memory_budget({1000, 1000}, 0.9, 1), 900);
+  EXPECT_EQ(memory_budget({700, 1000}, 0.9, 1), 600);
+  EXPECT_EQ(memory_budget({700, 1000}, 0.9, 3), 200);
+  EXPECT_EQ(memory_budget({50, 1000}, 0.9, 1), 0);
+}
+
+// `outrider plan` counts what CUDA takes as reserved, a server finds it taken.
+TEST(DeviceMemory, TheCacheHasWhatPlanSays) {
+  const EngineOptions options = engine_options();
+  const ModelConfig model = ModelConfig::load(options.model);
+  const ModelConfig draft = ModelConfig::load(*options.draft);
+  for (const int ranks : {1, 2}) {
+    const int rank = ranks - 1;
+    const MemoryCost cost =
+        memory_cost(model, Shard::of(model, rank, ranks), &draft,
+                    {options.max_sequences, options.max_rows, max_positions_of(options, model)});
+    for (const int64_t total : {2400 * kMiB, 2777 * kMiB}) {
+      const int64_t planned =
+          kv_tokens_that_fit(cost, static_cast<int64_t>(0.9 * static_cast<double>(total)));
+      const int64_t budget = memory_budget({total - cost.reserved, total}, 0.9, 1);
+      EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, rank, ranks, "GPU 0", budget), planned);
+      EXPECT_GT(planned, 0);
+      EXPECT_LT(planned / kPageTokens, kv_pool_limits(options, model).most);
+    }
+  }
+}
+
+// Weights in a second order, and what the library works in.
+TEST(DeviceMemory, FastNumericsTakeMore) {
+  const EngineOptions options = engine_options();
+  const ModelConfig model = ModelConfig::load(options.model);
+  const auto cost = [&](Numerics numerics) {
+    return memory_cost(
+        model, Shard::of(model, 0, 1), nullptr,
+        {options.max_sequences, options.max_rows, max_positions_of(options, model), numerics});
+  };
+  const MemoryCost exact = cost(Numerics::exact), fast = cost(Numerics::fast);
+  EXPECT_EQ(fast.weights - exact.weights, weight_bytes(model, Shard::of(model, 0, 1)).held);
+  EXPECT_EQ(fast.workspace - exact.workspace, 32 * kMiB);
+  const auto tokens = [&](Numerics numerics) {
+    return plan_kv_tokens(options, numerics, 0, 1, "GPU 0", 1024 * kMiB);
+  };
+  EXPECT_LT(tokens(Numerics::fast), tokens(Numerics::exact));
+}
+
+TEST(DeviceMemory, TheCacheHasNoMoreThanItsSlotsUse) {
+  EngineOptions options = engine_options();
+  options.max_sequences = 2;
+  const int64_t most = kv_pool_limits(options, ModelConfig::load(options.model)).most;
+  EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", 4096 * kMiB),
+            most * kPageTokens);
+}
+
+// Of the least budget with room for one sequence, a byte less is refused.
+TEST(DeviceMemory, RefusesLessThanOneSequence) {
+  EngineOptions options = engine_options();
+  options.max_sequences = 2;
+  const ModelConfig model = ModelConfig::load(options.model);
+  const ModelConfig draft = ModelConfig::load(*options.draft);
+  const auto needed = [&](int64_t pages) {
+    const MemoryCost cost =
+        memory_cost(model, Shard::of(model, 0, 1), &draft,
+                    {options.max_sequences, options.max_rows, max_positions_of(options, model)});
+    return cost.weights + cost.draft_weights + cost.workspace + pages * cost.page_bytes;
+  };
+  const int64_t least = kv_pool_limits(options, model).least;
+  EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", needed(least)),
+            least * kPageTokens);
+  for (const int64_t budget : {needed(least) - 1, int64_t{0}}) {
+    expect_one_line_error(
+        {"GPU 7 (x) has ", "expected at least", "for the weights", "the draft's",
+         "KV cache (--max-positions)"},
+        [&] { plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 7 (x)", budget); });
+  }
+  options.kv_cache_tokens = (least + 3) * kPageTokens;
+  EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", needed(least + 3)),
+            options.kv_cache_tokens);
+  expect_one_line_error({"GPU 0 has ", "as --kv-cache-tokens says"}, [&] {
+    plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", needed(least + 3) - 1);
+  });
+}
+
+}  // namespace
+}  // namespace outrider
