@@ -1,5 +1,7 @@
 #include "bench/bench_device.h"
 
+#include "backend/device_copy.h"
+
 namespace outrider {
 
 double measure_copy_bandwidth(BenchDevice& device, size_t bytes, int repeats) {

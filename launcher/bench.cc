@@ -33,7 +33,6 @@ BenchDevice open_bench_device(BenchDeviceOptions options, LocalRank local) {
   BenchDevice device = {.name = "cpu"};
   if (options.device == "cpu") {
     device.backend = make_cpu_backend();
-    device.timer = make_host_timer(*device.backend);
     return device;
   }
   options.gpus.device = DeviceOptions::Device::cuda;
@@ -42,7 +41,6 @@ BenchDevice open_bench_device(BenchDeviceOptions options, LocalRank local) {
   device.name = choice.name;
   device.gpu = true;
   device.backend = make_cuda_backend(*choice.gpu);
-  device.timer = make_cuda_timer();
   return device;
 }
 

@@ -1,7 +1,7 @@
 // What a program that was built without CUDA has in place of the CUDA backend.
 #include "backend/backend.h"
 #include "backend/cuda_devices.h"
-#include "backend/stream_timer.h"
+#include "backend/device_copy.h"
 #include "core/error.h"
 
 namespace outrider {
@@ -18,8 +18,6 @@ CudaMemory open_cuda_device(int) { refuse(); }
 int64_t max_cuda_head_dim() { return 0; }
 
 std::unique_ptr<Backend> make_cuda_backend(int, Numerics) { refuse(); }
-
-std::unique_ptr<StreamTimer> make_cuda_timer() { refuse(); }
 
 void copy_with_kernel(TensorView, TensorView, Stream&) { refuse(); }
 
