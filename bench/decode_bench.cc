@@ -89,6 +89,10 @@ class DecodeBench {
     }
   }
 
+  ~DecodeBench() { backend_.forget_replayed(); }  // the communicator ends after this
+  DecodeBench(const DecodeBench&) = delete;
+  DecodeBench& operator=(const DecodeBench&) = delete;
+
   const Transformer& target() const { return target_; }
   bool has_draft() const { return drafter_.has_value(); }
 
