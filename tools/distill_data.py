@@ -62,7 +62,8 @@ class Renderer:
 def draw(logits: torch.Tensor, temperatures: torch.Tensor,
          generator: torch.Generator) -> torch.Tensor:
     """A token of each row. logits: f32 [rows, vocab]; temperatures: [rows], 0: the arg max."""
-    noise = torch.empty_like(logits).exponential_(generator=generator).log_()  # minus Gumbel noise
+    # Minus Gumbel noise; an exponential of 0 must not make a NaN of a greedy row.
+    noise = torch.empty_like(logits).exponential_(generator=generator).clamp_min_(1e-30).log_()
     return (logits - noise * temperatures[:, None]).argmax(-1)
 
 

@@ -5,6 +5,7 @@ embedding, and an LM head for its most frequent tokens alone.
     tools/distill_draft.py generate --target DIR          # text that the target draws, in shards
     tools/distill_draft.py train --target DIR             # trains on them; logs held-out acceptance
     tools/distill_draft.py export --target DIR --output DRAFT   # what `serve --draft` takes
+    tools/distill_draft.py complete --target DIR --output DRAFT # makes one of export --trained-only
 
 Every command takes up where it was stopped; its work is in --work. On a GPU it computes in bf16, on
 a CPU in float32. Packages: requirements-train.txt.
@@ -12,8 +13,8 @@ a CPU in float32. Packages: requirements-train.txt.
 The loss of a position is KL(p || q) + tv_weight * (1 - sum of min(p, q)), p the target's whole
 distribution at temperature 1 and q the draft's: the sum is the probability that rejection sampling
 accepts a draft there. The log's lines are JSON; `alpha_greedy` is the share of positions of greedy
-text where the draft's arg max is the target's, `alpha_sampled` the mean of the sum of min(p, q) over
-text at temperature 1, both over positions that the target generated from held-out prompts.
+text where the draft's arg max is the target's, `alpha_sampled` the mean of the sum of min(p, q)
+over text at temperature 1, both over positions that the target generated from held-out prompts.
 """
 
 import argparse
@@ -32,7 +33,7 @@ import torch
 import torch.nn.functional as F
 
 from distill_data import Renderer, Shards, frequent_tokens, generate
-from distill_llama import Llama, RecipeError, load_target, save_draft
+from distill_llama import Llama, RecipeError, complete_draft, load_target, save_trained
 from distill_prompts import KINDS
 
 CHECKPOINT_SECONDS = 60
@@ -84,8 +85,9 @@ def run_generate(arguments: argparse.Namespace) -> None:
             drawn = int(shard["generated"].sum())
             shards.write(number, shard)
             seconds = time.monotonic() - start
-            log(arguments, {"shard": f"{name}-{number:05d}", "tokens": shard["tokens"].size,
-                            "generated": drawn, "tokens_per_second": shard["tokens"].size / seconds})
+            size = shard["tokens"].size
+            log(arguments, {"shard": f"{name}-{number:05d}", "tokens": size, "generated": drawn,
+                            "tokens_per_second": size / seconds})
 
 
 class Batches:
@@ -368,7 +370,13 @@ def run_export(arguments: argparse.Namespace) -> None:
     trainer = Trainer(arguments)
     if not trainer.path.exists():
         raise RecipeError(f"{trainer.path}: missing; expected what `train` leaves")
-    save_draft(trainer.draft, trainer.token_ids, arguments.target, arguments.output)
+    save_trained(trainer.draft, trainer.token_ids, arguments.target, arguments.output)
+    if not arguments.trained_only:
+        complete_draft(arguments.output, arguments.target)
+
+
+def run_complete(arguments: argparse.Namespace) -> None:
+    complete_draft(arguments.output, arguments.target)
 
 
 def log(arguments: argparse.Namespace, line: dict) -> None:
@@ -403,7 +411,8 @@ def parse() -> argparse.Namespace:
     command.set_defaults(run=run_generate)
     command.add_argument("--shards", type=int, default=48, help="of training text")
     command.add_argument("--held-out-shards", type=int, default=1)
-    command.add_argument("--rows", type=int, default=4096, help="sequences of a shard, in one batch")
+    command.add_argument("--rows", type=int, default=4096,
+                         help="sequences of a shard, in one batch")
     command.add_argument("--length", type=int, default=512, help="tokens of a sequence")
     command.add_argument("--keep-hidden", action="store_true",
                          help="keep the target's final states: more disk, and training that does "
@@ -417,7 +426,7 @@ def parse() -> argparse.Namespace:
     command = commands.add_parser("train", parents=[training], help="train the draft")
     command.set_defaults(run=run_train, compile=False)
     command.add_argument("--train-tokens", type=int, default=300_000_000,
-                         help="positions to see, over all epochs; the learning rate falls over them")
+                         help="positions to see, over all epochs, while the learning rate falls")
     command.add_argument("--tv-weight", type=float, default=1.0)
     command.add_argument("--evaluate-every", type=int, default=200, metavar="STEPS")
     command.add_argument("--cost", type=float, help="c: time of a draft pass over that of a target "
@@ -425,6 +434,13 @@ def parse() -> argparse.Namespace:
     command.add_argument("--compile", action="store_true", help="torch.compile both models")
     command = commands.add_parser("export", parents=[training], help="write the draft's checkpoint")
     command.set_defaults(run=run_export, compile=False)
+    command.add_argument("--output", type=Path, required=True, metavar="DIR")
+    command.add_argument("--trained-only", action="store_true",
+                         help="leave out what `complete` takes from the target: its embedding and "
+                         "its tokenizer")
+    command = commands.add_parser("complete", parents=[common],
+                                  help="add to an export what it shares with the target")
+    command.set_defaults(run=run_complete)
     command.add_argument("--output", type=Path, required=True, metavar="DIR")
     return parser.parse_args()
 

@@ -179,19 +179,42 @@ def load_target(directory: Path, device: str, dtype: torch.dtype, max_positions:
     return target.to(device)
 
 
-def save_draft(draft: Llama, token_ids: list[int], target_directory: Path, directory: Path) -> None:
-    """Writes a directory that --draft takes: config.json names the head's tokens, the tokenizer is
-    the target's."""
+# The files of a draft's checkpoint: what was trained, and what it shares with the target.
+LAYERS, HEAD, EMBEDDING = (f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))
+EMBEDDING_NAME = "model.embed_tokens.weight"
+
+
+def save_trained(draft: Llama, token_ids: list[int], target_directory: Path,
+                 directory: Path) -> None:
+    """Writes what a draft does not share with its target: config.json, which names the head's
+    tokens, and the files of layers and head. complete_draft makes a checkpoint of it."""
     config = json.loads((target_directory / "config.json").read_text(encoding="utf-8"))
-    config |= {"num_hidden_layers": draft.shape.num_layers, "tie_word_embeddings": False,
-               "intermediate_size": draft.shape.intermediate_size, "draft_token_ids": token_ids}
+    config |= {"num_hidden_layers": draft.shape.num_layers, "tie_word_embeddings": False}
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({k: v for k, v in config.items() if k != "draft_token_ids"}, indent=2)
-    text = text[:-2] + f',\n  "draft_token_ids": {json.dumps(token_ids)}\n}}\n'
+    text = json.dumps(config, indent=2)[:-2]  # the ids in one line, behind the others
+    text += f',\n  "draft_token_ids": {json.dumps(token_ids)}\n}}\n'
     (directory / "config.json").write_text(text, encoding="utf-8")
+    files: dict[str, dict[str, Tensor]] = {LAYERS: {}, HEAD: {}}
+    for name, parameter in draft.named_parameters():
+        if name != "embed_tokens":
+            tensor = parameter.detach().to("cpu", torch.bfloat16).contiguous()
+            files[HEAD if name == "lm_head" else LAYERS][name_in_file(name)] = tensor
+    for file, tensors in files.items():
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+    weight_map = {name: file for file, tensors in files.items() for name in tensors}
+    index = {"metadata": {}, "weight_map": weight_map | {EMBEDDING_NAME: EMBEDDING}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n",
+                                                            encoding="utf-8")
+
+
+def complete_draft(directory: Path, target_directory: Path) -> None:
+    """Adds what the draft shares with the target: the embedding and the tokenizer. Then --draft
+    takes the directory."""
+    for path in sorted(target_directory.glob("*.safetensors")):
+        stored = load_file(path)
+        if EMBEDDING_NAME in stored:
+            save_file({EMBEDDING_NAME: stored[EMBEDDING_NAME]}, directory / EMBEDDING,
+                      metadata={"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (target_directory / name).exists():
             shutil.copyfile(target_directory / name, directory / name)
-    save_file({name_in_file(name): parameter.detach().to("cpu", torch.bfloat16).contiguous()
-               for name, parameter in draft.named_parameters()},
-              directory / "model.safetensors", metadata={"format": "pt"})
