@@ -15,6 +15,10 @@ namespace outrider {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// The logit of a token that a trimmed LM head does not score: finite, as those of a sound row are,
+// and of probability 0 at any temperature below 1e35.
+constexpr float kUnscoredLogit = -0x1p126f;
+
 // Logits in an order that integers share: a < b as floats iff key(a) < key(b). Zeros are equal.
 // NaNs come somewhere; rows that have one are never used.
 [[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline int32_t order_key(float logit) {

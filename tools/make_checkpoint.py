@@ -58,7 +58,7 @@ def load_shape(path: Path) -> tuple[dict, int, str | None]:
     for key in REQUIRED:
         if not isinstance(shape.get(key), int) or shape[key] < 1:
             raise ShapeError(f"{key} is {shape.get(key)!r}; expected a positive integer")
-    for key in shape.keys() - CONFIG_DEFAULTS.keys() - set(REQUIRED):
+    for key in shape.keys() - CONFIG_DEFAULTS.keys() - {*REQUIRED, "draft_token_ids"}:
         raise ShapeError(f"{key} is not a field of a shape")
     if shape["head_dim"] % 2 != 0:
         raise ShapeError(f"head_dim is {shape['head_dim']}; expected an even number")
@@ -129,7 +129,8 @@ def llama_tensors(config: dict, seed: int) -> list[Tensor]:
                 add(f"{prefix}mlp.{name}.bias", shape[:1], 0.2)
     add("model.norm.weight", (hidden,), 0.1, mean=1.0)
     if not config["tie_word_embeddings"]:
-        add("lm_head.weight", (vocab, hidden), head_deviation)
+        rows = len(config.get("draft_token_ids", range(vocab)))
+        add("lm_head.weight", (rows, hidden), head_deviation)
     return tensors
 
 

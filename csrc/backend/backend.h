@@ -93,6 +93,10 @@ class Backend {
   // Copies rows `indices` of x to y. x: bf16 [rows, hidden]; indices: i32 [m]; y: bf16 [m, hidden]
   virtual void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) = 0;
 
+  // y[r][v] = x[r][head_rows[v]]; a token of row -1 gets a logit of probability 0. x: f32 [rows,
+  // m]; head_rows: i32 [vocab_size], each in [-1, m); y: f32 [rows, vocab_size]
+  virtual void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) = 0;
+
   // Rotates q and k in place by position and writes k and v to their pages, rounded to bf16.
   // qkv: f32 [rows, (num_heads + 2 num_kv_heads) * head_dim]; cos, sin: f32 [max_positions,
   // head_dim / 2]; k_pages, v_pages: bf16 [pages, num_kv_heads, kPageTokens, head_dim], the last

@@ -86,6 +86,11 @@ OperationCost gather_rows_cost(int64_t rows, int64_t hidden) {
   return {.activation_bytes = rows * (2 * hidden * kBf16 + kToken), .launches = 1};
 }
 
+OperationCost expand_logits_cost(int64_t rows, int64_t num_scored, int64_t vocab_size) {
+  return {.activation_bytes = rows * (num_scored + vocab_size) * kFloat + vocab_size * kToken,
+          .launches = 1};
+}
+
 OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape) {
   const int64_t in_place = (shape.num_heads + shape.num_kv_heads) * shape.head_dim;
   const int64_t real = rows.sequences * rows.each;

@@ -52,6 +52,13 @@ void check_same_vocabulary(const EngineOptions& options, const Tokenizer& tokeni
   }
 }
 
+// A trimmed head is a guess of which tokens come: a target must know them all.
+void check_whole_head(const std::filesystem::path& directory, const ModelConfig& config) {
+  if (config.draft_token_ids.empty()) return;
+  throw Error((directory / "config.json").string() +
+              ": draft_token_ids is set; expected a whole LM head (only --draft may be trimmed)");
+}
+
 void check_tokenizer(const std::filesystem::path& directory, const Tokenizer& tokenizer,
                      const ModelConfig& config) {
   if (tokenizer.vocab_size() > config.vocab_size) {
@@ -66,6 +73,7 @@ void check_tokenizer(const std::filesystem::path& directory, const Tokenizer& to
 
 void check_files(const EngineOptions& options) {
   const ModelConfig config = ModelConfig::load(options.model);
+  check_whole_head(options.model, config);
   check_tensors(Checkpoint(options.model), config);
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   check_tokenizer(options.model, tokenizer, config);
@@ -99,6 +107,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
                                                     progress_of(options_, "draft"));
     draft_hash_ = checkpoint_hash(*options_.draft);
   }
+  check_whole_head(options_.model, target_.config());
   check_tokenizer(options_.model, tokenizer_, target_.config());
   if (default_drafter() == DrafterKind::model && model_drafter_ == nullptr) {
     throw Error("--drafter model needs a checkpoint: expected --draft DIR, found none");

@@ -42,6 +42,9 @@ std::string describe_model(const ModelConfig& config) {
   text += line("FFN columns      %ld", number(config.intermediate_size));
   text += line("vocabulary       %ld, embeddings tied: %s", number(config.vocab_size),
                yes_or_no(config.tie_word_embeddings));
+  if (!config.draft_token_ids.empty()) {
+    text += line("trimmed head     %ld tokens", number(std::ssize(config.draft_token_ids)));
+  }
   text += line("biases           attention: %s, FFN: %s", yes_or_no(config.attention_bias),
                yes_or_no(config.mlp_bias));
   text += line("positions        %ld", number(config.max_position_embeddings));

@@ -155,7 +155,23 @@ void read_token_ids(const JsonNode& root, const std::filesystem::path& directory
   if (!generation.is_null(eos)) config.eos_token_ids = read_eos_token_ids(generation[eos], config);
 }
 
-// All but the ids of tokens.
+// A head of its own with a row for each of these tokens.
+std::vector<int32_t> read_draft_token_ids(const JsonNode& node, const ModelConfig& config) {
+  if (!node.value().is_array() || node.value().empty()) node.refuse("an array of token ids");
+  if (config.tie_word_embeddings) {
+    node.refuse("none beside tie_word_embeddings: a trimmed head has an lm_head.weight of its own");
+  }
+  std::vector<int32_t> ids;
+  for (const JsonNode& id : node.elements()) {
+    ids.push_back(read_token_id(id, config));
+    if (ids.size() > 1 && ids.back() <= ids[ids.size() - 2]) {
+      id.refuse("more than the id before it, " + std::to_string(ids[ids.size() - 2]));
+    }
+  }
+  return ids;
+}
+
+// All but the ids of tokens that end a text.
 ModelConfig read_config(const JsonNode& root) {
   ModelConfig config;
   config.architecture = read_architecture(root);
@@ -171,6 +187,8 @@ ModelConfig read_config(const JsonNode& root) {
   read_heads(root, config);
   refuse_unsupported(root, config);
   read_rope(root, config);
+  const std::string head = "draft_token_ids";
+  if (!root.is_null(head)) config.draft_token_ids = read_draft_token_ids(root[head], config);
   return config;
 }
 

@@ -34,6 +34,9 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool attention_bias = false;
   bool mlp_bias = false;
+  // A trimmed LM head: the tokens of its rows, ascending. Others are never predicted. Empty: it
+  // has a row for every token.
+  std::vector<int32_t> draft_token_ids;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t>
       eos_token_ids;  // of generation_config.json where it has them, else of config.json

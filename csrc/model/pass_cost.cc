@@ -25,7 +25,10 @@ class Pass {
     }
     add(rms_norm_cost(rows_, hidden));
     if (shape_.num_logits < rows_) add(gather_rows_cost(shape_.num_logits, hidden));
-    add(linear_cost(shape_.num_logits, shard_.vocab.size(), hidden, false));
+    add(linear_cost(shape_.num_logits, shard_.head.size(), hidden, false));
+    if (!config_.draft_token_ids.empty()) {
+      add(expand_logits_cost(shape_.num_logits, shard_.head.size(), shard_.vocab.size()));
+    }
     return cost_;
   }
 
@@ -90,18 +93,21 @@ int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard) {
   const int64_t summed_bias = shard.rank == 0 ? hidden : 0;
   if (config.attention_bias) layer += (shard.attention.qkv_width() + summed_bias) * kFloat;
   if (config.mlp_bias) layer += (2 * ffn + summed_bias) * kFloat;
-  return config.num_layers * layer + hidden * kBf16 +
-         (config.tie_word_embeddings ? 1 : 2) * vocabulary;
+  const int64_t head =
+      config.tie_word_embeddings ? 0 : cuda_packed_bytes(shard.head.size(), hidden);
+  return config.num_layers * layer + hidden * kBf16 + vocabulary + head;
 }
 
 int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
                                     int64_t max_positions) {
   const int64_t q = shard.heads.size() * config.head_dim;
   const int64_t ffn = shard.intermediate.size();
-  const int64_t floats = 2 * config.hidden_size + shard.attention.qkv_width() + 2 * ffn;
+  const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
+  const int64_t floats = 2 * config.hidden_size + shard.attention.qkv_width() + 2 * ffn + scored;
   const int64_t halves = 2 * config.hidden_size + q + ffn;
   const int64_t angles = max_positions * config.head_dim;  // cosines and sines of half of them
-  return max_rows * (floats * kFloat + halves * kBf16) + angles * kFloat;
+  const int64_t head_rows = scored > 0 ? config.vocab_size : 0;
+  return max_rows * (floats * kFloat + halves * kBf16) + (angles + head_rows) * kFloat;
 }
 
 }  // namespace outrider

@@ -22,6 +22,8 @@ Shard Shard::of(const ModelConfig& config, int rank, int size) {
   require(config.num_heads, "query heads (num_attention_heads)");
   require(config.intermediate_size, "FFN columns (intermediate_size)");
   require(config.vocab_size, "tokens (vocab_size)");
+  const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
+  if (scored > 0) require(1, "trimmed head (draft_token_ids)");
 
   Shard shard;
   shard.rank = rank;
@@ -32,6 +34,7 @@ Shard Shard::of(const ModelConfig& config, int rank, int size) {
                     (shard.heads.end + group_size - 1) / group_size};
   shard.intermediate = split_range(config.intermediate_size, rank, size);
   shard.vocab = split_range(config.vocab_size, rank, size);
+  shard.head = scored > 0 ? Range{0, scored} : shard.vocab;
   shard.attention.num_heads = shard.heads.size();
   shard.attention.num_kv_heads = shard.kv_heads.size();
   shard.attention.head_dim = config.head_dim;

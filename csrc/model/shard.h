@@ -27,10 +27,12 @@ struct Shard {
   Range heads;  // query heads: QKV by columns, attention output by rows
   Range kv_heads;
   Range intermediate;  // FFN columns
-  Range vocab;         // rows of the embedding and of the LM head
+  Range vocab;         // rows of the embedding, and tokens whose logits it writes
+  Range head;          // rows of the LM head: `vocab`, or all of a trimmed one
   AttentionShape attention;
 
-  // Throws Error where there are more ranks than query heads, FFN columns or tokens.
+  // Throws Error where there are more ranks than query heads, FFN columns or tokens, or more than
+  // one for a trimmed head.
   static Shard of(const ModelConfig& config, int rank, int size);
 };
 

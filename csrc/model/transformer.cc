@@ -36,6 +36,7 @@ struct Transformer::Scratch {
   TensorView attention;  // bf16 [rows, heads * head_dim]
   TensorView gate_up;    // f32 [rows, 2 * intermediate]
   TensorView activated;  // bf16 [rows, intermediate]
+  TensorView scored;     // f32 [rows, draft_token_ids]: logits of a trimmed head
 
   // Calls place(view, dtype, width) for each.
   template <typename Place>
@@ -49,6 +50,7 @@ struct Transformer::Scratch {
     place(attention, DType::bf16, shard.attention.num_heads * config.head_dim);
     place(gate_up, DType::f32, 2 * ffn);
     place(activated, DType::bf16, ffn);
+    place(scored, DType::f32, static_cast<int64_t>(config.draft_token_ids.size()));
   }
 };
 
@@ -82,6 +84,15 @@ Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_wei
   backend_.copy_from_host(rope_.view(DType::f32, {size}), tables.cos.data(), stream);
   backend_.copy_from_host(rope_.view(DType::f32, {size}, table_bytes), tables.sin.data(), stream);
   backend_.synchronize(stream);
+
+  if (!config_.draft_token_ids.empty()) {
+    std::vector<int32_t> rows(config_.vocab_size, -1);
+    int32_t row = 0;
+    for (const int32_t token : config_.draft_token_ids) rows[token] = row++;
+    head_rows_ = backend_.allocate(rows.size() * sizeof(int32_t));
+    backend_.copy_from_host(head_rows_.view(DType::i32, {config_.vocab_size}), rows.data(), stream);
+    backend_.synchronize(stream);
+  }
 
   size_t scratch_bytes = 0;
   Scratch().lay_out(config_, shard_, [&](TensorView&, DType dtype, int64_t width) {
@@ -142,6 +153,13 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
   if (num_logits < rows) {
     wanted = scratch.wanted.rows(0, num_logits);
     backend_.gather_rows(scratch.normed, batch.logit_rows, wanted, stream);
+  }
+  if (!config_.draft_token_ids.empty()) {
+    const TensorView scored = scratch.scored.rows(0, num_logits);
+    backend_.linear(weights_->lm_head(), wanted, {}, scored, stream);
+    backend_.expand_logits(scored, head_rows_.view(DType::i32, {config_.vocab_size}), logits,
+                           stream);
+    return;
   }
   // Vocabulary-parallel: each rank keeps the logits of its own tokens; nothing is gathered.
   backend_.linear(weights_->lm_head(), wanted, {}, logits, stream);

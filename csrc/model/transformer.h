@@ -74,8 +74,9 @@ class Transformer {
   int64_t max_rows_;
   int64_t max_positions_;
   std::unique_ptr<const Weights> weights_;
-  Buffer rope_;     // f32 [2, max_positions, head_dim / 2]: cosines, then sines
-  Buffer scratch_;  // everything that a pass of max_rows writes
+  Buffer rope_;       // f32 [2, max_positions, head_dim / 2]: cosines, then sines
+  Buffer head_rows_;  // i32 [vocab_size]: a token's row of a trimmed head, or -1; else empty
+  Buffer scratch_;    // everything that a pass of max_rows writes
 };
 
 }  // namespace outrider

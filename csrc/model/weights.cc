@@ -188,7 +188,9 @@ void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
   if (config.tie_word_embeddings) {
     checker.ignore(kHead);
   } else {
-    checker.expect(kHead, {config.vocab_size, hidden}, "vocab_size, hidden_size");
+    const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
+    checker.expect(kHead, {scored > 0 ? scored : config.vocab_size, hidden},
+                   scored > 0 ? "draft_token_ids, hidden_size" : "vocab_size, hidden_size");
   }
   checker.finish();
 }
@@ -207,7 +209,7 @@ Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, co
   weights.embedding = reader.pack({reader.rows(kEmbedding, shard.vocab)});
   weights.norm = reader.norm(kNorm);
   if (!config.tie_word_embeddings) {
-    weights.untied_head = reader.pack({reader.rows(kHead, shard.vocab)});
+    weights.untied_head = reader.pack({reader.rows(kHead, shard.head)});
   }
   if (progress) progress(1.0);
   return weights;
@@ -222,7 +224,7 @@ WeightBytes weight_bytes(const ModelConfig& config, const Shard& shard) {
   int64_t layer = 2 * hidden + (q + 2 * kv) * hidden + hidden * q + 3 * ffn * hidden;
   if (config.attention_bias) layer += q + 2 * kv + (shard.rank == 0 ? hidden : 0);
   if (config.mlp_bias) layer += 2 * ffn + (shard.rank == 0 ? hidden : 0);
-  const int64_t pass = config.num_layers * layer + hidden + vocabulary;
+  const int64_t pass = config.num_layers * layer + hidden + shard.head.size() * hidden;
   const int64_t held = pass + (config.tie_word_embeddings ? 0 : vocabulary);
   const auto bytes = static_cast<int64_t>(dtype_bytes(DType::bf16));
   return {held * bytes, pass * bytes};

@@ -42,7 +42,8 @@ struct Weights {
   PackedWeight embedding;  // vocabulary-parallel: [vocab, hidden]
   std::vector<LayerWeights> layers;
   WeightVector norm;         // [hidden]
-  PackedWeight untied_head;  // vocabulary-parallel; empty where the embedding is the LM head too
+  PackedWeight untied_head;  // [head, hidden]: vocabulary-parallel; empty where the embedding is
+                             // the LM head too
 
   const PackedWeight& lm_head() const { return untied_head.n > 0 ? untied_head : embedding; }
 };

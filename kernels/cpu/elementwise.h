@@ -1,4 +1,5 @@
-// The operations of a decoder layer that work row by row: norm, activation, residual.
+// The operations of a decoder layer that work row by row: norm, activation, residual; and the
+// logits of a trimmed LM head.
 #pragma once
 
 #include <cstdint>
@@ -23,5 +24,12 @@ void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
 
 // x += y
 void add(float* x, const float* y, int64_t size, Isa isa);
+
+// y[r][v] = x[r][head_rows[v]], kUnscoredLogit where head_rows[v] is -1. Bound: rows * vocab_size *
+// 4 bytes. Twin: ../cuda/elementwise.cu.
+void expand_logits(const float* x,            // [rows, num_scored]
+                   const int32_t* head_rows,  // [vocab_size]: in [-1, num_scored)
+                   float* y,                  // [rows, vocab_size]
+                   int64_t rows, int64_t num_scored, int64_t vocab_size, Isa isa);
 
 }  // namespace outrider::cpu

@@ -4,6 +4,7 @@
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/distribution.h"
 #include "kernels/math.h"
 
 namespace outrider::cuda {
@@ -52,6 +53,16 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = threadIdx.x; i < hidden; i += kThreads) to[i] = from[i];
 }
 
+// Grid: pieces of a row of y by rows.
+__global__ void __launch_bounds__(kThreads)
+    expand_kernel(const float* x, const int32_t* head_rows, float* y, int64_t num_scored,
+                  int64_t vocab_size) {
+  const int64_t v = grid_index();
+  if (v >= vocab_size) return;
+  const int32_t row = head_rows[v];
+  y[blockIdx.y * vocab_size + v] = row < 0 ? kUnscoredLogit : x[blockIdx.y * num_scored + row];
+}
+
 }  // namespace
 
 void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden,
@@ -71,6 +82,12 @@ void add(float* x, const float* y, int64_t size, cudaStream_t stream) {
 void gather_rows(const bf16* x, const int32_t* indices, bf16* y, int64_t count, int64_t hidden,
                  cudaStream_t stream) {
   launch(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, x, indices, y, hidden);
+}
+
+void expand_logits(const float* x, const int32_t* head_rows, float* y, int64_t rows,
+                   int64_t num_scored, int64_t vocab_size, cudaStream_t stream) {
+  const dim3 grid(blocks_of(vocab_size), static_cast<unsigned>(rows));
+  launch(expand_kernel, grid, kThreads, 0, stream, x, head_rows, y, num_scored, vocab_size);
 }
 
 }  // namespace outrider::cuda

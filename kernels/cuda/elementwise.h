@@ -1,5 +1,5 @@
-// The operations of a decoder layer that work row by row: norm, activation, residual, and the
-// choice of rows.
+// The operations of a decoder layer that work row by row: norm, activation, residual, the choice of
+// rows, and the logits of a trimmed LM head.
 #pragma once
 
 #include <cstdint>
@@ -32,5 +32,12 @@ void gather_rows(const bf16* x,           // [rows, hidden]
                  const int32_t* indices,  // [count]
                  bf16* y,                 // [count, hidden]
                  int64_t count, int64_t hidden, cudaStream_t stream);
+
+// y[r][v] = x[r][head_rows[v]], kUnscoredLogit where head_rows[v] is -1. Bound: rows * (vocab_size
+// + num_scored) * 4 bytes.
+void expand_logits(const float* x,            // [rows, num_scored]
+                   const int32_t* head_rows,  // [vocab_size]: in [-1, num_scored)
+                   float* y,                  // [rows, vocab_size]
+                   int64_t rows, int64_t num_scored, int64_t vocab_size, cudaStream_t stream);
 
 }  // namespace outrider::cuda

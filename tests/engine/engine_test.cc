@@ -12,6 +12,7 @@
 #include "kernels/cpu/isa.h"
 #include "testing/checkpoints.h"
 #include "testing/engine_harness.h"
+#include "testing/one_line_error.h"
 
 namespace outrider {
 namespace {
@@ -24,7 +25,9 @@ EngineOptions tiny_options() {
 // among the drafts a poor one and the target itself, so that refusing and accepting both show.
 TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
   const std::map<std::string, std::vector<std::string>> drafters_of = {
-      {"tiny-draft", {"model", "random", "prompt_lookup"}}, {"tiny", {"model"}}};
+      {"tiny-draft", {"model", "random", "prompt_lookup"}},
+      {"tiny", {"model"}},
+      {"tiny-trimmed", {"model"}}};
   for (const int ranks : {1, 2, 3}) {
     std::map<size_t, std::set<std::vector<int32_t>>> distinct;  // by the prompt's length
     std::map<std::string, int64_t> accepted;                    // by drafter
@@ -233,6 +236,17 @@ TEST(Engine, RefusesADraftWithAnotherVocabulary) {
               std::string::npos)
         << error.what();
   }
+}
+
+TEST(Engine, RefusesATargetWithATrimmedHead) {
+  EngineOptions options = tiny_options();
+  options.model = test_checkpoint("tiny-trimmed");
+  const auto backend = make_cpu_backend();
+  const auto self = make_self_communicator();
+  expect_one_line_error({"config.json: draft_token_ids", "expected a whole LM head"},
+                        [&] { check_files(options); });
+  expect_one_line_error({"config.json: draft_token_ids", "expected a whole LM head"},
+                        [&] { Executor executor(options, *backend, *self); });
 }
 
 }  // namespace

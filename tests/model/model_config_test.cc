@@ -320,5 +320,25 @@ TEST(ModelConfig, RefusesWhatIsNoFile) {
                         [&] { ModelConfig::load(directory.path()); });
 }
 
+TEST(ModelConfig, ATrimmedHeadNamesItsTokens) {
+  EXPECT_THAT(load_with("draft_token_ids", nullptr).draft_token_ids, IsEmpty());
+  EXPECT_THAT(load_with("draft_token_ids", {0, 7, 511}).draft_token_ids, ElementsAre(0, 7, 511));
+  const auto refuse = [](const json& ids, const std::vector<std::string>& parts) {
+    expect_one_line_error(parts, [&] { load_with("draft_token_ids", ids); });
+  };
+  refuse(json::array(), {"draft_token_ids", "expected an array of token ids"});
+  refuse(7, {"draft_token_ids is 7", "expected an array of token ids"});
+  refuse({0, 512}, {"draft_token_ids[1] is 512", "[0, 511]"});
+  refuse({-1}, {"draft_token_ids[0] is -1", "[0, 511]"});
+  refuse({1.5}, {"draft_token_ids[0] is 1.5", "an integer"});
+  refuse({3, 3}, {"draft_token_ids[1] is 3", "more than the id before it, 3"});
+  refuse({5, 4}, {"draft_token_ids[1] is 4", "more than the id before it, 5"});
+  json tied = base_config();
+  tied["draft_token_ids"] = {1, 2};
+  tied["tie_word_embeddings"] = true;
+  expect_one_line_error({"draft_token_ids", "none beside tie_word_embeddings"},
+                        [&] { load(tied); });
+}
+
 }  // namespace
 }  // namespace outrider

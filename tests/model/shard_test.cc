@@ -101,6 +101,18 @@ TEST(Shard, RepeatsNoKvHeadWhereGroupsAreWhole) {
   EXPECT_EQ(kv_heads, 3);
 }
 
+TEST(Shard, ATrimmedHeadIsWhole) {
+  ModelConfig config = smollm2();
+  EXPECT_EQ(Shard::of(config, 1, 2).head.begin, Shard::of(config, 1, 2).vocab.begin);
+  EXPECT_EQ(Shard::of(config, 1, 2).head.end, 49152);
+  config.draft_token_ids = {0, 2, 9};
+  const Shard shard = Shard::of(config, 0, 1);
+  EXPECT_EQ(shard.head.size(), 3);
+  EXPECT_EQ(shard.vocab.size(), 49152);
+  expect_one_line_error({"2 ranks", "trimmed head (draft_token_ids)"},
+                        [&] { Shard::of(config, 0, 2); });
+}
+
 TEST(Shard, RefusesMoreRanksThanParts) {
   expect_one_line_error({"10 ranks", "9 query heads (num_attention_heads)"},
                         [] { Shard::of(smollm2(), 0, 10); });

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include <string>
 #include <tuple>
 
+#include "kernels/distribution.h"
 #include "tests/model/model_runner.h"
 #include "tests/testing/checkpoints.h"
 #include "tests/testing/one_line_error.h"
@@ -195,6 +197,45 @@ TEST(Transformer, MistralWithoutAWindowIsALlama) {
     return runner.feed(0, random_tokens(20, 300, 1), 20);
   };
   expect_same_bits(run_ranks(directory.path(), 1, feed), run_ranks(tiny, 1, feed));
+}
+
+// The same head under other names: what row i scores is the logit of the config's token i.
+TEST(Transformer, ATrimmedHeadScoresItsTokensAlone) {
+  const auto trimmed = test_checkpoint("tiny-trimmed");
+  const auto config = ModelConfig::load(trimmed);
+  const auto scored = static_cast<int32_t>(config.draft_token_ids.size());
+  const TemporaryDirectory first_tokens;
+  std::filesystem::copy(trimmed / "model.safetensors", first_tokens.path());
+  nlohmann::json file = nlohmann::json::parse(std::ifstream(trimmed / "config.json"));
+  for (int32_t row = 0; row < scored; ++row) file["draft_token_ids"][row] = row;
+  first_tokens.write("config.json", file.dump());
+
+  const auto feed = [](ModelRunner& runner) {
+    return runner.feed(0, random_tokens(20, 512, 9), 7);
+  };
+  const auto found = run_ranks(trimmed, 1, feed);
+  const auto by_row = run_ranks(first_tokens.path(), 1, feed);
+  for (size_t i = 0; i < found.size(); ++i) {
+    Logits expected(config.vocab_size, kUnscoredLogit);
+    for (int32_t row = 0; row < scored; ++row) {
+      EXPECT_LT(std::abs(by_row[i][row]), 100.0f);
+      expected[config.draft_token_ids[row]] = by_row[i][row];
+    }
+    EXPECT_EQ(found[i], expected) << "row " << i;
+  }
+}
+
+TEST(Transformer, ATrimmedHeadOfEveryTokenIsAWholeOne) {
+  const auto whole = test_checkpoint("tiny-odd");
+  const TemporaryDirectory every_token;
+  std::filesystem::copy(whole, every_token.path(), std::filesystem::copy_options::recursive);
+  nlohmann::json file = nlohmann::json::parse(std::ifstream(whole / "config.json"));
+  for (int32_t token = 0; token < 331; ++token) file["draft_token_ids"].push_back(token);
+  every_token.write("config.json", file.dump());
+  const auto feed = [](ModelRunner& runner) {
+    return runner.feed(0, random_tokens(20, 331, 9), 7);
+  };
+  expect_same_bits(run_ranks(every_token.path(), 1, feed), run_ranks(whole, 1, feed));
 }
 
 TEST(Transformer, RefusesWhatItCannotServe) {

@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "tests/testing/checkpoints.h"
+#include "tests/testing/one_line_error.h"
 #include "tests/testing/temporary_directory.h"
 
 namespace outrider {
@@ -173,6 +175,20 @@ TEST_F(LoadWeights, WouldBeSeenToReadMore) {
     static_cast<void>(bytes[table.bytes / 4 * 3]);  // of rank 1's half
   };
   EXPECT_DEATH(load_from_own_pages(directory_, 0, 2, touch), "");
+}
+
+TEST(CheckTensors, ATrimmedHeadHasARowForEachOfItsTokens) {
+  const auto directory = test_checkpoint("tiny-trimmed");
+  const Checkpoint checkpoint(directory);
+  ModelConfig config = ModelConfig::load(directory);
+  check_tensors(checkpoint, config);
+  config.draft_token_ids.pop_back();
+  expect_one_line_error(
+      {"lm_head.weight has shape [74, 48]", "expected [73, 48]", "draft_token_ids"},
+      [&] { check_tensors(checkpoint, config); });
+  config.draft_token_ids.clear();
+  expect_one_line_error({"lm_head.weight has shape [74, 48]", "expected [512, 48]", "vocab_size"},
+                        [&] { check_tensors(checkpoint, config); });
 }
 
 }  // namespace

@@ -258,7 +258,8 @@ class ExactOutput {
     if (total == 0.0) {
       const RaceResult nobody{std::numeric_limits<double>::infinity(), 0.0, -1, 0.0f};
       const std::vector<RaceResult> results(views.size(), nobody);
-      w[steps_.verify_commit(results.data(), static_cast<int>(results.size()), 1, views[0], n)] = 1.0;
+      w[steps_.verify_commit(results.data(), static_cast<int>(results.size()), 1, views[0], n)] =
+          1.0;
     }
     for (int32_t v = 0; v < pair_.vocab; ++v) {
       if (w[v] == 0.0) continue;
@@ -325,7 +326,7 @@ inline std::vector<Pair> random_pairs(int rounds, uint32_t seed) {
   for (int round = 0; round < rounds; ++round) {
     for (const auto& [vocab, num_drafted] : kSizes) {
       for (const Processors& variant : variants) {
-        for (int kind = 0; kind < 7; ++kind) {
+        for (int kind = 0; kind < 8; ++kind) {
           Pair pair{vocab, num_drafted, kind == 6, variant, {}, {}};
           for (int i = 0; i < num_prefixes(num_drafted, vocab); ++i) {
             std::vector<float> p = row(vocab), q = row(vocab);
@@ -336,6 +337,7 @@ inline std::vector<Pair> random_pairs(int rounds, uint32_t seed) {
               if (kind == 2) (v % 2 == 0 ? p : q)[v] = kAbsent;                 // disjoint
               if (kind == 3) q[v] = p[v];                                       // equal
               if (kind == 4) q[v] = p[v] * (1.0f + 1e-6f * normal(random));     // nearly equal
+              if (kind == 7 && v % 3 != present % 3) q[v] = kUnscoredLogit;     // trimmed
               if (kind == 5) p[v] = std::round(p[v]), q[v] = std::round(q[v]);  // tied
             }
             pair.target.push_back(p);

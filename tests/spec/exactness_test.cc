@@ -45,5 +45,24 @@ TEST(Exactness, RecoversTheTargetBehindABrokenDraft) {
   }
 }
 
+// q is zero outside a trimmed head's tokens, at any temperature and under any filter that a request
+// may ask for; greedy drafts are of its tokens too.
+TEST(Exactness, DraftsNothingOutsideATrimmedHead) {
+  const std::vector<float> logits = {kUnscoredLogit, -3.0f, kUnscoredLogit, 1.0f, kUnscoredLogit};
+  for (const float temperature : {1e-5f, 0.5f, 1.0f, 2.0f, 1e6f}) {
+    for (const int32_t top_k : {0, 1, 4}) {
+      for (const float top_p : {0.3f, 0.999999f, 1.0f}) {
+        const Processors processors{VerifyMode::rejection, temperature, top_k, top_p};
+        const auto q = cpu::process_row(logits.data(), 5, processors, cpu::select_isa());
+        double w[5];
+        cpu::race_weights(cpu::draft_row(logits.data(), 5, q), 0, 5, w);
+        for (const int unscored : {0, 2, 4}) EXPECT_EQ(w[unscored], 0.0) << temperature;
+        EXPECT_NEAR(w[1] + w[3], 1.0, 1e-6) << temperature << ", " << top_k << ", " << top_p;
+      }
+    }
+  }
+  EXPECT_EQ(cpu::process_row(logits.data(), 5, {}, cpu::select_isa()).argmax, 3);
+}
+
 }  // namespace
 }  // namespace outrider::exactness

@@ -71,6 +71,9 @@ class MeteringBackend final : public Backend {
   void gather_rows(TensorView, TensorView, TensorView y, Stream&) override {
     cost_ += gather_rows_cost(y.extent(0), y.extent(1));
   }
+  void expand_logits(TensorView x, TensorView, TensorView y, Stream&) override {
+    cost_ += expand_logits_cost(y.extent(0), x.extent(1), y.extent(1));
+  }
 
   void rope_and_cache(TensorView, TensorView, TensorView, TensorView, TensorView, const RowMap& map,
                       const AttentionShape& shape, Stream&) override {

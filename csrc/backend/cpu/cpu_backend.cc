@@ -136,6 +136,15 @@ void CpuBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Str
   }
 }
 
+void CpuBackend::expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream&) {
+  const int64_t rows = x.extent(0), vocab_size = head_rows.extent(0);
+  CHECK(has_shape(x, DType::f32, {rows, -1}));
+  CHECK(has_shape(head_rows, DType::i32, {vocab_size}));
+  CHECK(has_shape(y, DType::f32, {rows, vocab_size}));
+  cpu::expand_logits(x.data<float>(), head_rows.data<int32_t>(), y.data<float>(), rows, x.extent(1),
+                     vocab_size, isa_);
+}
+
 void CpuBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                                 TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                                 Stream&) {

@@ -269,6 +269,15 @@ void CudaBackend::gather_rows(TensorView x, TensorView indices, TensorView y, St
                     handle(stream));
 }
 
+void CudaBackend::expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) {
+  const int64_t rows = x.extent(0), vocab_size = head_rows.extent(0);
+  CHECK(has_shape(x, DType::f32, {rows, -1}));
+  CHECK(has_shape(head_rows, DType::i32, {vocab_size}));
+  CHECK(has_shape(y, DType::f32, {rows, vocab_size}));
+  cuda::expand_logits(x.data<float>(), head_rows.data<int32_t>(), y.data<float>(), rows,
+                      x.extent(1), vocab_size, handle(stream));
+}
+
 void CudaBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                                  TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                                  Stream& stream) {

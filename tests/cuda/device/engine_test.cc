@@ -45,7 +45,7 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
       accepted += answers[i].completion->speculation.num_accepted_draft_tokens;
     }
   };
-  for (const char* draft : {"tiny-draft", "tiny"}) {
+  for (const char* draft : {"tiny-draft", "tiny", "tiny-trimmed"}) {
     EngineOptions with_draft = options(draft);
     with_draft.prefill_chunk = 30;
     std::vector<Request> requests;

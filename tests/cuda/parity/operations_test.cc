@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "bench/op_cases.h"
+#include "kernels/distribution.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace outrider {
@@ -162,6 +163,26 @@ TEST_P(OperationsTest, AddGatherAndEmbedAreExact) {
         const bf16 expected = table[indices[r] * c.width + i];
         ASSERT_EQ(got_rows[r * c.width + i].bits, expected.bits);
         ASSERT_EQ(got_embedded[r * c.width + i], r < count - 2 ? to_float(expected) : 0.0f);
+      }
+    }
+  }
+}
+
+TEST_P(OperationsTest, ExpandLogitsIsExact) {
+  for (const RowCase& c : kRowCases) {
+    const int64_t vocab_size = 2 * c.width + 3;
+    const auto x = random_f32(c.rows * c.width);
+    std::vector<int32_t> head_rows(vocab_size, -1);
+    for (int32_t i = 0; i < c.width; ++i) head_rows[2 * i + i % 2] = i;
+    const TensorView y = empty_f32({c.rows, vocab_size});
+    backend_->expand_logits(upload(x, {c.rows, c.width}), upload(head_rows, {vocab_size}), y,
+                            stream_);
+    const auto got = values<float>(y);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      for (int64_t v = 0; v < vocab_size; ++v) {
+        const int32_t row = head_rows[v];
+        ASSERT_EQ(got[r * vocab_size + v], row < 0 ? kUnscoredLogit : x[r * c.width + row])
+            << c.rows << " x " << c.width << ", row " << r << ", token " << v;
       }
     }
   }

@@ -1,0 +1,178 @@
+"""The draft's recipe on a tiny model: stopped and taken up again, it makes the same draft, and the
+server takes what it makes.
+
+    distill_draft_test.py SOURCE_DIR PROGRAM CHECKPOINT
+
+Makes a Python environment with the packages of tools/requirements-train.txt (PyTorch) in
+$OUTRIDER_CACHE, or ~/.cache/outrider, and keeps it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import venv
+from pathlib import Path
+
+SOURCE, PROGRAM, CHECKPOINT = (Path(argument) for argument in sys.argv[1:4])
+LIMIT_S = 600
+SIZES = ['--threads', '1']
+GENERATE = [*SIZES, '--shards', '3', '--rows', '8', '--length', '48']
+TRAIN = [*SIZES, '--batch', '4', '--layers', '1', '--head-tokens', '200']
+STEPS = [*TRAIN, '--train-tokens', '6000', '--evaluate-every', '10']
+
+
+def make_environment():
+    """The python of an environment with the recipe's packages; one is kept for each set of pins."""
+    requirements = SOURCE / 'tools' / 'requirements-train.txt'
+    pins = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:12]
+    cache = Path(os.environ.get('OUTRIDER_CACHE') or Path.home() / '.cache' / 'outrider')
+    directory = cache / f'venv-train-{pins}'
+    python = directory / 'bin' / 'python'
+    if not (directory / 'complete').exists():
+        venv.create(directory, clear=True, with_pip=True)
+        subprocess.run([python, '-m', 'pip', 'install', '--quiet', '--no-input',
+                        '--disable-pip-version-check', '-r', requirements], check=True)
+        (directory / 'complete').touch()
+    return python
+
+
+PYTHON = make_environment()
+
+
+def command(name, work, *flags, target=CHECKPOINT):
+    return [PYTHON, SOURCE / 'tools' / 'distill_draft.py', name, '--device', 'cpu', '--target',
+            target, '--work', work, *flags]
+
+
+def run(name, work, *flags):
+    result = subprocess.run(command(name, work, *flags), capture_output=True, text=True,
+                            timeout=LIMIT_S, check=False)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def timeless(line):
+    return {name: value for name, value in line.items() if not name.endswith('_per_second')}
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+class DistillDraft(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.root = Path(cls.temporary.name)
+        cls.whole = cls.root / 'whole'
+        cls.generated = run('generate', cls.whole, *GENERATE)
+        cls.log = run('train', cls.whole, *STEPS)
+        run('export', cls.whole, *TRAIN, '--output', cls.root / 'draft')
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def test_learns(self):
+        begin, first, last = self.log[0], self.log[1], self.log[-1]
+        self.assertEqual(begin['head_tokens'], 200)
+        self.assertEqual(last['step'], begin['steps'])
+        self.assertGreater(last['alpha_sampled']['all'], first['alpha_sampled']['all'])
+        for line in self.log[1:]:
+            for alpha in ('alpha_greedy', 'alpha_sampled'):
+                self.assertTrue(0 < line[alpha]['all'] < 1, line)
+                self.assertGreaterEqual(line['expected'][alpha]['speedup'], 1)
+
+    def test_goes_on_where_it_was_killed(self):
+        work = self.root / 'killed'
+        run('generate', work, *GENERATE)
+        lost = work / 'train-00001.npz'
+        before = lost.read_bytes()
+        lost.unlink()
+        self.assertEqual([line['shard'] for line in run('generate', work, *GENERATE)],
+                         ['train-00001'])
+        self.assertEqual(lost.read_bytes(), before)
+
+        process = subprocess.Popen(command('train', work, *STEPS), stdout=subprocess.PIPE,
+                                   text=True)
+        with process:
+            for line in process.stdout:
+                if json.loads(line).get('step') == 20:  # so what was saved at step 10 is whole
+                    break
+            process.kill()
+        log = run('train', work, *STEPS)
+        self.assertGreaterEqual(log[0]['begin'], 10)
+        self.assertEqual(timeless(log[-1]), timeless(self.log[-1]))
+        run('export', work, *TRAIN, '--output', self.root / 'killed_draft')
+        self.assertEqual(contents(self.root / 'killed_draft'), contents(self.root / 'draft'))
+
+    def test_an_export_is_completed_from_the_target(self):
+        output = self.root / 'trained'
+        run('export', self.whole, *TRAIN, '--output', output, '--trained-only')
+        self.assertEqual({*contents(self.root / 'draft')} - {*contents(output)},
+                         {'model-00003-of-00003.safetensors', 'tokenizer.json',
+                          'tokenizer_config.json', 'generation_config.json'})
+        run('complete', self.whole, '--output', output)
+        self.assertEqual(contents(output), contents(self.root / 'draft'))
+
+    def test_kept_states_teach_the_same(self):
+        """Rounded to bf16, so nearly."""
+        work = self.root / 'kept'
+        run('generate', work, *GENERATE, '--keep-hidden')
+        last, expected = run('train', work, *STEPS)[-1], self.log[-1]
+        self.assertAlmostEqual(last['loss'], expected['loss'], delta=0.01)
+        self.assertAlmostEqual(last['alpha_sampled']['all'], expected['alpha_sampled']['all'],
+                               delta=0.005)
+
+    def test_refuses_what_does_not_fit(self):
+        for flags, part in (((*TRAIN[:-3], '2'), '--layers'), ((*TRAIN, '--seed', '1'), 'seed'),
+                            ((*TRAIN, '--work', self.root / 'nothing'), 'no shards')):
+            result = subprocess.run(command('train', self.whole, *flags), capture_output=True,
+                                    text=True, timeout=LIMIT_S, check=False)
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertRegex(result.stderr, f'^distill_draft: .*{part}')
+            self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
+
+    def test_held_out_prompts_are_apart(self):
+        code = ('from distill_prompts import PromptSource as P\n'
+                'a, b = P("0", False), P("0", True)\n'
+                'for lists in ("topics", "objects", "places", "events", "functions"):\n'
+                '    assert not set(getattr(a, lists)) & set(getattr(b, lists)), lists\n'
+                '    assert len(getattr(b, lists)) > 1, lists\n')
+        subprocess.run([PYTHON, '-c', code], cwd=SOURCE / 'tools', check=True)
+
+    def test_the_server_takes_the_draft(self):
+        draft = self.root / 'draft'
+        said = subprocess.run([PROGRAM, 'inspect', draft], capture_output=True,
+                              text=True, timeout=LIMIT_S, check=True).stdout
+        self.assertRegex(said, 'trimmed head +200 tokens')
+        server = subprocess.Popen(
+            ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'serve', '--model', CHECKPOINT, '--draft',
+             draft, '--port', '0'], stderr=subprocess.PIPE, text=True)
+        try:
+            port = next(found[1] for line in server.stderr
+                        if (found := re.search(r'listening on 127\.0\.0\.1:(\d+)', line)))
+
+            def answer(*flags):
+                result = subprocess.run(
+                    [PROGRAM, 'generate', '--port', port, '--input-ids', '7,8,9', '--max-tokens',
+                     '60', '--ignore-eos', '--temperature', '0', '--format', 'json', *flags],
+                    capture_output=True, text=True, timeout=LIMIT_S, check=True)
+                return json.loads(result.stdout)
+
+            plain = answer('--mode', 'off')
+            drafted = answer('--drafter', 'model', '--num-speculative-tokens', '3')
+            self.assertEqual(drafted['token_ids'], plain['token_ids'])
+            self.assertGreater(drafted['speculation']['num_accepted_draft_tokens'], 0)
+        finally:
+            server.terminate()
+            server.communicate(timeout=LIMIT_S)
+
+
+if __name__ == '__main__':
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])

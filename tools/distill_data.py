@@ -1,0 +1,160 @@
+"""Text for distilling a draft: drawn from the target itself, in shards that are kept on disk.
+
+A shard is a batch of sequences of one length. Each begins with a prompt and goes on with what the
+target samples; where an answer ends, the user asks something else, so that no position is wasted.
+All sequences of a shard stand at the same position, so neither cache nor attention needs a mask.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import jinja2
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from distill_llama import Cache, Llama
+from distill_prompts import KINDS, Prompt, PromptSource
+
+# Temperatures that a sequence is drawn at, and their shares. 0: greedy.
+TEMPERATURES = (0.0, 0.7, 1.0)
+TEMPERATURE_SHARES = (0.4, 0.2, 0.4)
+
+ANSWER = "\0"  # stands for an answer in a rendered chat
+
+
+class Renderer:
+    """Prompts as token ids, in the chat template of the checkpoint where it has one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+        self.eos_token = config["eos_token"]
+        template = config.get("chat_template")
+        self.template = None if template is None else jinja2.Template(template)
+        generation = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
+        eos = generation["eos_token_id"]
+        self.eos_ids = eos if isinstance(eos, list) else [eos]
+
+    def prompt(self, prompt: Prompt) -> list[int]:
+        if not prompt.chat or self.template is None:
+            return self.encode(prompt.text)
+        return self.encode(self.chat(("user", prompt.text)))
+
+    def follow_up(self, text: str) -> list[int]:
+        """What stands behind the EOS of an answer when the user goes on."""
+        if self.template is None:
+            return self.encode("\n\n" + text)
+        whole = self.chat(("user", ""), ("assistant", ANSWER), ("user", text))
+        return self.encode(whole.split(ANSWER)[1].removeprefix(self.eos_token))
+
+    def chat(self, *messages: tuple[str, str]) -> str:
+        return self.template.render(
+            messages=[{"role": role, "content": content} for role, content in messages],
+            add_generation_prompt=True)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def draw(logits: torch.Tensor, temperatures: torch.Tensor,
+         generator: torch.Generator) -> torch.Tensor:
+    """A token of each row. logits: f32 [rows, vocab]; temperatures: [rows], 0: the arg max."""
+    # Minus Gumbel noise; an exponential of 0 must not make a NaN of a greedy row.
+    noise = torch.empty_like(logits).exponential_(generator=generator).clamp_min_(1e-30).log_()
+    return (logits - noise * temperatures[:, None]).argmax(-1)
+
+
+@torch.inference_mode()
+def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows: int, length: int,
+             keep_hidden: bool) -> dict[str, np.ndarray]:
+    """A shard: tokens [rows, length], generated (which of them the target drew), kind and
+    temperature [rows]; with keep_hidden, the target's final states as bits of bf16 [rows, length,
+    hidden], the log of the sum of exponentials of its logits and their arg max [rows, length]."""
+    device = target.embed_tokens.device
+    number = int.from_bytes(hashlib.sha256(f"{seed} {held_out}".encode()).digest()[:7], "little")
+    rng = np.random.default_rng(number)
+    generator = torch.Generator(device).manual_seed(number)
+    source = PromptSource(seed, held_out)
+    forced = np.full((rows, length), -1, np.int64)  # tokens that are given
+    kinds = np.empty(rows, np.uint8)
+    for row in range(rows):
+        prompt = source.draw()
+        ids = renderer.prompt(prompt)[:length // 2]
+        forced[row, :len(ids)] = ids
+        kinds[row] = KINDS.index(prompt.kind)
+    temperature = rng.choice(TEMPERATURES, rows, p=TEMPERATURE_SHARES).astype(np.float32)
+    shard = {"tokens": np.zeros((rows, length), np.int32), "kind": kinds,
+             "generated": np.zeros((rows, length), bool), "temperature": temperature}
+    if keep_hidden:
+        shard |= {"hidden": np.zeros((rows, length, target.shape.hidden_size), np.uint16),
+                  "log_sum_exp": np.zeros((rows, length), np.float32),
+                  "best": np.zeros((rows, length), np.int32)}
+    tokens, generated = shard["tokens"], shard["generated"]
+    tokens[:, 0] = forced[:, 0]
+    temperatures = torch.from_numpy(temperature).to(device)
+    cache = Cache(target.shape, rows, length, target.embed_tokens)
+    for i in range(length):
+        hidden = target(torch.from_numpy(tokens[:, i:i + 1]).to(device), cache, i)[:, 0]
+        logits = target.logits(hidden)
+        if keep_hidden:
+            bits = hidden.to(torch.bfloat16).view(torch.uint16)
+            shard["hidden"][:, i] = bits.cpu().numpy()
+            shard["log_sum_exp"][:, i] = logits.logsumexp(-1).cpu().numpy()
+            shard["best"][:, i] = logits.argmax(-1).cpu().numpy()
+        if i + 1 == length:
+            break
+        drawn = draw(logits, temperatures, generator).cpu().numpy()
+        generated[:, i + 1] = free = forced[:, i + 1] < 0
+        tokens[:, i + 1] = np.where(free, drawn, forced[:, i + 1])
+        for row in np.flatnonzero(free & np.isin(drawn, renderer.eos_ids)):
+            ids = renderer.follow_up(source.follow_up(KINDS[kinds[row]]))[:length - i - 2]
+            forced[row, i + 2:i + 2 + len(ids)] = ids
+    return shard
+
+
+class Shards:
+    """The shards of one kind in a folder; `hidden`, the large part, is mapped."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.directory, self.name = directory, name
+        self.paths = sorted(directory.glob(f"{name}-?????.npz"))
+
+    def path(self, number: int) -> Path:
+        return self.directory / f"{self.name}-{number:05d}.npz"
+
+    def write(self, number: int, shard: dict[str, np.ndarray]) -> None:
+        """The .npz comes last and in one piece: where it is, the shard is whole."""
+        path = self.path(number)
+        hidden = shard.pop("hidden", None)
+        if hidden is not None:
+            np.save(path.with_suffix(".hidden.npy"), hidden)
+        temporary = path.with_suffix(".part")
+        with open(temporary, "wb") as file:
+            np.savez(file, **shard)
+        os.replace(temporary, path)
+
+    def read(self) -> list[dict[str, np.ndarray]]:
+        shards = []
+        for path in self.paths:
+            with np.load(path) as file:
+                shard = {name: file[name] for name in file.files}
+            hidden = path.with_suffix(".hidden.npy")
+            if hidden.exists():
+                shard["hidden"] = np.load(hidden, mmap_mode="r")
+            shards.append(shard)
+        return shards
+
+
+def frequent_tokens(shards: list[dict[str, np.ndarray]], vocab_size: int, count: int,
+                    always: list[int]) -> list[int]:
+    """The tokens that a trimmed head scores, ascending: `always` and those that the target draws
+    most often; among equals the smaller ids, which byte-level BPE merged first."""
+    counts = np.zeros(vocab_size, np.int64)
+    for shard in shards:
+        counts += np.bincount(shard["tokens"][shard["generated"]], minlength=vocab_size)
+    counts[always] = np.iinfo(np.int64).max
+    order = np.argsort(-counts, kind="stable")
+    return sorted(order[:min(count, vocab_size)].tolist())

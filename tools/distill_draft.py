@@ -1,0 +1,464 @@
+#!/usr/bin/env python3
+"""Distils a wide, shallow draft from a target: as wide as the target, a few layers, the target's
+embedding, and an LM head for its most frequent tokens alone.
+
+    tools/distill_draft.py generate --target DIR          # text that the target draws, in shards
+    tools/distill_draft.py train --target DIR             # trains on them; logs held-out acceptance
+    tools/distill_draft.py export --target DIR --output DRAFT   # what `serve --draft` takes
+    tools/distill_draft.py complete --target DIR --output DRAFT # makes one of export --trained-only
+
+Every command takes up where it was stopped; its work is in --work. On a GPU it computes in bf16, on
+a CPU in float32. Packages: requirements-train.txt.
+
+The loss of a position is KL(p || q) + tv_weight * (1 - sum of min(p, q)), p the target's whole
+distribution at temperature 1 and q the draft's: the sum is the probability that rejection sampling
+accepts a draft there. The log's lines are JSON; `alpha_greedy` is the share of positions of greedy
+text where the draft's arg max is the target's, `alpha_sampled` the mean of the sum of min(p, q)
+over text at temperature 1, both over positions that the target generated from held-out prompts.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from distill_data import Renderer, Shards, frequent_tokens, generate
+from distill_llama import Llama, RecipeError, complete_draft, load_target, save_trained
+from distill_prompts import KINDS
+
+CHECKPOINT_SECONDS = 60
+LOSS_ROWS = 8192  # positions whose logits are held at once
+MAX_DRAFT_TOKENS = 15
+LOOKUP_TOKENS = 4  # of prompt lookup's longest match
+
+
+def write_whole(path: Path, write) -> None:
+    """write(temporary path), then the name: a file is whole or absent."""
+    temporary = path.with_suffix(path.suffix + ".part")
+    write(temporary)
+    os.replace(temporary, path)
+
+
+def open_work(arguments: argparse.Namespace) -> None:
+    """Makes the folder, or checks that what is in it was made from the same target."""
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    for path in sorted(arguments.target.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    settings = {"target_sha256": digest.hexdigest(), "seed": arguments.seed}
+    path = arguments.work / "settings.json"
+    if not path.exists():
+        write_whole(path, lambda temporary: temporary.write_text(json.dumps(settings)))
+    found = json.loads(path.read_text())
+    if found != settings:
+        raise RecipeError(f"{path}: holds {found}; expected {settings}, or another --work")
+
+
+def load(arguments: argparse.Namespace, max_positions: int) -> Llama:
+    dtype = torch.bfloat16 if arguments.device == "cuda" else torch.float32
+    return load_target(arguments.target, arguments.device, dtype, max_positions)
+
+
+def run_generate(arguments: argparse.Namespace) -> None:
+    renderer = Renderer(arguments.target)
+    target = load(arguments, arguments.length)
+    for name, count in (("held_out", arguments.held_out_shards), ("train", arguments.shards)):
+        shards = Shards(arguments.work, name)
+        for number in range(count):
+            if shards.path(number).exists():
+                continue
+            if arguments.deadline < time.monotonic():
+                return
+            start = time.monotonic()
+            shard = generate(target, renderer, f"{arguments.seed} {number}", name == "held_out",
+                             arguments.rows, arguments.length, arguments.keep_hidden)
+            drawn = int(shard["generated"].sum())
+            shards.write(number, shard)
+            seconds = time.monotonic() - start
+            size = shard["tokens"].size
+            log(arguments, {"shard": f"{name}-{number:05d}", "tokens": size, "generated": drawn,
+                            "tokens_per_second": size / seconds})
+
+
+class Batches:
+    """Sequences of shards, by number. Shards of one length."""
+
+    def __init__(self, shards: list[dict[str, np.ndarray]], device: str) -> None:
+        self.shards, self.device = shards, device
+        self.sequences = [(s, row) for s, shard in enumerate(shards)
+                          for row in range(len(shard["tokens"]))]
+        self.length = shards[0]["tokens"].shape[1]
+        lengths = {shard["tokens"].shape[1] for shard in shards}
+        if len(lengths) > 1:
+            raise RecipeError(f"shards hold sequences of {sorted(lengths)} tokens; expected one "
+                              f"--length for all")
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def column(self, name: str, numbers: np.ndarray) -> torch.Tensor | None:
+        """A field of these sequences; None where a shard goes without it."""
+        parts = []
+        for number in numbers:
+            shard, row = self.sequences[number]
+            if name not in self.shards[shard]:
+                return None
+            parts.append(self.shards[shard][name][row])
+        return torch.from_numpy(np.stack(parts)).to(self.device)
+
+
+class Trainer:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        train, held_out = (Shards(arguments.work, name).read() for name in ("train", "held_out"))
+        if not train or not held_out:
+            raise RecipeError(f"{arguments.work}: no shards; expected those of `generate`")
+        self.train = Batches(train, arguments.device)
+        self.held_out = Batches(held_out, arguments.device)
+        self.target = load(arguments, self.train.length)
+        self.token_ids = self.choose_tokens(train)
+        ids = torch.tensor(self.token_ids, device=arguments.device)
+        self.target_head = self.target.lm_head[ids]
+        self.row_of_token = torch.full((self.target.shape.vocab_size,), -1,
+                                       device=arguments.device)
+        self.row_of_token[ids] = torch.arange(len(ids), device=arguments.device)
+        self.draft = self.make_draft()
+        self.draft_forward = torch.compile(self.draft) if arguments.compile else self.draft
+        self.target_forward = torch.compile(self.target) if arguments.compile else self.target
+        self.optimizer = torch.optim.AdamW(
+            [p for p in self.draft.parameters() if p.requires_grad], lr=arguments.learning_rate,
+            betas=(0.9, 0.95), weight_decay=0.01, fused=arguments.device == "cuda")
+        self.step = 0
+        if self.path.exists():
+            state = torch.load(self.path, map_location=arguments.device)
+            if state["layers"] != arguments.layers:
+                raise RecipeError(f"{self.path}: has {state['layers']} layers; expected --layers, "
+                                  f"{arguments.layers}, or another --work")
+            self.draft.load_state_dict({**state["draft"], "embed_tokens": self.draft.embed_tokens})
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step = state["step"]
+
+    @property
+    def path(self) -> Path:
+        return self.arguments.work / "train.pt"
+
+    def choose_tokens(self, shards: list[dict[str, np.ndarray]]) -> list[int]:
+        """Chosen once: more shards do not change a head that is being trained."""
+        path = self.arguments.work / "draft_token_ids.json"
+        if not path.exists():
+            ids = frequent_tokens(shards, self.target.shape.vocab_size, self.arguments.head_tokens,
+                                  Renderer(self.arguments.target).eos_ids)
+            write_whole(path, lambda temporary: temporary.write_text(json.dumps(ids)))
+        return json.loads(path.read_text())
+
+    def make_draft(self) -> Llama:
+        """Begins as layers of the target, evenly taken from its first to its last, below its own
+        embedding, final norm and head."""
+        arguments, target = self.arguments, self.target
+        shape = dataclasses.replace(target.shape, num_layers=arguments.layers,
+                                    head_rows=len(self.token_ids))
+        draft = Llama(shape, target.dtype, self.train.length).to(arguments.device)
+        taken = np.linspace(0, target.shape.num_layers - 1, arguments.layers).round().astype(int)
+        with torch.no_grad():
+            draft.embed_tokens = torch.nn.Parameter(target.embed_tokens, requires_grad=False)
+            draft.norm.copy_(target.norm)
+            draft.lm_head.copy_(self.target_head)
+            for layer, number in zip(draft.layers, taken):
+                for name, parameter in layer.named_parameters():
+                    parameter.copy_(getattr(target.layers[number], name))
+        return draft
+
+    def save(self) -> None:
+        state = {"draft": {name: tensor for name, tensor in self.draft.state_dict().items()
+                           if name != "embed_tokens"},
+                 "optimizer": self.optimizer.state_dict(), "step": self.step,
+                 "layers": self.arguments.layers}
+        write_whole(self.path, lambda temporary: torch.save(state, temporary))
+
+    @torch.no_grad()
+    def taught(self, batches: Batches, numbers: np.ndarray, tokens: torch.Tensor,
+               wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the target, at the wanted positions: final states [n, hidden], the log of the sum of
+        exponentials of all logits [n], their arg max [n]."""
+        bits = batches.column("hidden", numbers)
+        if bits is not None:
+            hidden = bits.view(torch.bfloat16)[wanted].to(self.target.dtype)
+            return (hidden, batches.column("log_sum_exp", numbers)[wanted],
+                    batches.column("best", numbers)[wanted].long())
+        hidden = self.target_forward(tokens)[wanted]
+        sums, best = [], []
+        for part in hidden.split(LOSS_ROWS):
+            logits = self.target.logits(part)
+            sums.append(logits.logsumexp(-1))
+            best.append(logits.argmax(-1))
+        return hidden, torch.cat(sums), torch.cat(best)
+
+    def positions(self, batches: Batches, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens of the sequences, and behind which of them the target drew the next one."""
+        generated = batches.column("generated", numbers)
+        wanted = torch.zeros_like(generated)
+        wanted[:, :-1] = generated[:, 1:]
+        return batches.column("tokens", numbers), wanted
+
+    def compare(self, draft_hidden: torch.Tensor, hidden: torch.Tensor,
+                log_sum_exp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """KL(p || q) and sum of min(p, q) [n], and the draft's logits [n, head_rows]."""
+        target_logits = F.linear(hidden, self.target_head).float()
+        log_p = target_logits - log_sum_exp[:, None]
+        logits = self.draft.logits(draft_hidden)
+        log_q = logits.log_softmax(-1)
+        p = log_p.exp()
+        overlap = torch.minimum(p, log_q.exp()).sum(-1)
+        return (p * (log_p - log_q)).sum(-1), overlap, logits
+
+    def learning_rate(self) -> float:
+        """Warm-up, then half a cosine down to a twentieth."""
+        done = self.step / self.num_steps()
+        warm = min(1.0, (self.step + 1) / max(1.0, 0.02 * self.num_steps()))
+        shape = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        return self.arguments.learning_rate * warm * shape
+
+    def num_steps(self) -> int:
+        return max(1, self.arguments.train_tokens // (self.arguments.batch * self.train.length))
+
+    def numbers_of(self, step: int) -> np.ndarray:
+        """Which sequences a step sees: each epoch in an order of its own."""
+        places = np.arange(step * self.arguments.batch, (step + 1) * self.arguments.batch)
+        epochs, size = places // len(self.train), len(self.train)
+        return np.concatenate([
+            np.random.default_rng([self.arguments.seed, epoch]).permutation(size)[
+                places[epochs == epoch] % size] for epoch in np.unique(epochs)])
+
+    def train_step(self) -> float:
+        numbers = self.numbers_of(self.step)
+        tokens, wanted = self.positions(self.train, numbers)
+        hidden, log_sum_exp, _ = self.taught(self.train, numbers, tokens, wanted)
+        states = self.draft_forward(tokens)[wanted]
+        # Logits are many: backward through them part by part, then once through the layers.
+        leaf, total = states.detach().requires_grad_(), 0.0
+        for part in range(0, len(leaf), LOSS_ROWS):
+            rows = slice(part, part + LOSS_ROWS)
+            divergence, overlap, _ = self.compare(leaf[rows], hidden[rows], log_sum_exp[rows])
+            loss = (divergence + self.arguments.tv_weight * (1 - overlap)).sum() / len(leaf)
+            loss.backward()
+            total += loss.detach()
+        states.backward(leaf.grad)
+        torch.nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return total
+
+    @torch.no_grad()
+    def evaluate(self) -> dict:
+        """Held-out acceptance, over all and by kind of prompt."""
+        sums = np.zeros((2, len(KINDS)))  # greedy, sampled
+        counts = np.zeros((2, len(KINDS)))
+        temperature = np.concatenate([s["temperature"] for s in self.held_out.shards])
+        kind = np.concatenate([s["kind"] for s in self.held_out.shards])
+        for mode, wanted_temperature in enumerate((0.0, 1.0)):
+            chosen = np.flatnonzero(temperature == wanted_temperature)
+            for begin in range(0, len(chosen), self.arguments.batch):
+                numbers = chosen[begin:begin + self.arguments.batch]
+                tokens, wanted = self.positions(self.held_out, numbers)
+                hidden, log_sum_exp, best = self.taught(self.held_out, numbers, tokens, wanted)
+                states = self.draft_forward(tokens)[wanted]
+                accepted = []
+                for part in range(0, len(states), LOSS_ROWS):
+                    rows = slice(part, part + LOSS_ROWS)
+                    _, overlap, logits = self.compare(states[rows], hidden[rows], log_sum_exp[rows])
+                    if mode == 0:
+                        overlap = (logits.argmax(-1) == self.row_of_token[best[rows]]).float()
+                    accepted.append(overlap)
+                which = torch.from_numpy(kind[numbers].astype(np.int64)).to(wanted.device)
+                which = which[:, None].expand_as(wanted)[wanted].cpu().numpy()
+                sums[mode] += np.bincount(which, torch.cat(accepted).cpu().numpy(), len(KINDS))
+                counts[mode] += np.bincount(which, minlength=len(KINDS))
+        return {name: shares(sums[mode], counts[mode])
+                for mode, name in enumerate(("alpha_greedy", "alpha_sampled"))}
+
+    def run(self) -> None:
+        arguments = self.arguments
+        size = {"parameters_read": self.draft.shape.read_each_pass(),
+                "target_parameters_read": self.target.shape.read_each_pass()}
+        cost = arguments.cost or size["parameters_read"] / size["target_parameters_read"]
+        coverage = np.mean([np.isin(s["tokens"][s["generated"]], self.token_ids).mean()
+                            for s in self.held_out.shards])
+        log(arguments, {"begin": self.step, "steps": self.num_steps(), **size, "c": cost,
+                        "head_tokens": len(self.token_ids), "head_coverage": float(coverage),
+                        "train_sequences": len(self.train), "length": self.train.length,
+                        "prompt_lookup_greedy": lookup_acceptance(self.held_out.shards)})
+        start = saved = time.monotonic()
+        seen, loss = 0, 0.0
+        while True:
+            last = self.step >= self.num_steps() or arguments.deadline < time.monotonic()
+            evaluates = last or self.step % arguments.evaluate_every == 0
+            if evaluates:
+                alpha = self.evaluate()
+                rate = seen / (time.monotonic() - start)
+                log(arguments, {"step": self.step, "loss": float(loss), **alpha,
+                                "positions": self.step * arguments.batch * self.train.length,
+                                "positions_per_second": rate,
+                                "expected": {name: expected_speedup(alpha[name]["all"], cost)
+                                             for name in alpha}})
+            if evaluates or saved + CHECKPOINT_SECONDS < time.monotonic():
+                self.save()
+                saved = time.monotonic()
+            if last:
+                return
+            loss = self.train_step()
+            seen += arguments.batch * self.train.length
+
+
+def shares(sums: np.ndarray, counts: np.ndarray) -> dict[str, float | None]:
+    """By kind and over all; None where nothing was counted."""
+    values = {"all": (sums.sum(), counts.sum())} | dict(zip(KINDS, zip(sums, counts)))
+    return {name: float(a / n) if n > 0 else None for name, (a, n) in values.items()}
+
+
+def expected_speedup(alpha: float | None, cost: float) -> dict | None:
+    """The best K and its speed-up over plain decoding: (1 - alpha^(K + 1)) / (1 - alpha) tokens in
+    the time of 1 + K c target passes (Leviathan et al. 2023, theorem 3.8)."""
+    if alpha is None:
+        return None
+    speedup = {k: sum(alpha**i for i in range(k + 1)) / (1 + k * cost)
+               for k in range(MAX_DRAFT_TOKENS + 1)}
+    best = max(speedup, key=speedup.get)
+    return {"K": best, "speedup": speedup[best]}
+
+
+def lookup_acceptance(shards: list[dict[str, np.ndarray]]) -> dict[str, float | None]:
+    """What prompt lookup would have guessed right of the greedy text: the baseline of alpha."""
+    sums, counts = np.zeros(len(KINDS)), np.zeros(len(KINDS))
+    for shard in shards:
+        for row in np.flatnonzero(shard["temperature"] == 0.0):
+            tokens, generated = shard["tokens"][row].tolist(), shard["generated"][row]
+            for i, guess in lookup_guesses(tokens):
+                if generated[i]:
+                    sums[shard["kind"][row]] += guess == tokens[i]
+                    counts[shard["kind"][row]] += 1
+    return shares(sums, counts)
+
+
+def lookup_guesses(tokens: list[int]) -> Iterator[tuple[int, int | None]]:
+    """For each position what followed the latest earlier occurrence of the longest run of tokens
+    (LOOKUP_TOKENS at most) that ends before it."""
+    following: dict[tuple[int, ...], int] = {}
+    for i in range(1, len(tokens)):
+        runs = [tuple(tokens[i - n:i]) for n in range(min(LOOKUP_TOKENS, i), 0, -1)]
+        yield i, next((following[run] for run in runs if run in following), None)
+        following |= {run: tokens[i] for run in runs}
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    Trainer(arguments).run()
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    trainer = Trainer(arguments)
+    if not trainer.path.exists():
+        raise RecipeError(f"{trainer.path}: missing; expected what `train` leaves")
+    save_trained(trainer.draft, trainer.token_ids, arguments.target, arguments.output)
+    if not arguments.trained_only:
+        complete_draft(arguments.output, arguments.target)
+
+
+def run_complete(arguments: argparse.Namespace) -> None:
+    complete_draft(arguments.output, arguments.target)
+
+
+def log(arguments: argparse.Namespace, line: dict) -> None:
+    def rounded(value):
+        if isinstance(value, dict):
+            return {key: rounded(inner) for key, inner in value.items()}
+        return round(value, 5) if isinstance(value, float) else value
+
+    text = json.dumps(rounded(line))
+    print(text, flush=True)
+    with open(arguments.work / "log.jsonl", "a", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+def parse() -> argparse.Namespace:
+    cache = Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--target", type=Path, required=True, metavar="DIR",
+                        help="what tools/fetch_model.py printed")
+    common.add_argument("--work", type=Path, default=cache / "distill" / "run", metavar="DIR",
+                        help="shards, training state and log (default: %(default)s)")
+    common.add_argument("--seed", type=int, default=0)
+    common.add_argument("--device", choices=("cpu", "cuda"),
+                        default="cuda" if torch.cuda.is_available() else "cpu")
+    common.add_argument("--threads", type=int, help="of the CPU (default: PyTorch's)")
+    common.add_argument("--minutes", type=float, default=math.inf,
+                        help="stop after so long, to be continued")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    command = commands.add_parser("generate", parents=[common], help="draw text from the target")
+    command.set_defaults(run=run_generate)
+    command.add_argument("--shards", type=int, default=48, help="of training text")
+    command.add_argument("--held-out-shards", type=int, default=1)
+    command.add_argument("--rows", type=int, default=4096,
+                         help="sequences of a shard, in one batch")
+    command.add_argument("--length", type=int, default=512, help="tokens of a sequence")
+    command.add_argument("--keep-hidden", action="store_true",
+                         help="keep the target's final states: more disk, and training that does "
+                         "not run the target (worth it on a CPU)")
+
+    training = argparse.ArgumentParser(add_help=False, parents=[common])
+    training.add_argument("--layers", type=int, default=2)
+    training.add_argument("--head-tokens", type=int, default=8192)
+    training.add_argument("--batch", type=int, default=128, help="sequences of a step")
+    training.add_argument("--learning-rate", type=float, default=1e-3)
+    command = commands.add_parser("train", parents=[training], help="train the draft")
+    command.set_defaults(run=run_train, compile=False)
+    command.add_argument("--train-tokens", type=int, default=300_000_000,
+                         help="positions to see, over all epochs, while the learning rate falls")
+    command.add_argument("--tv-weight", type=float, default=1.0)
+    command.add_argument("--evaluate-every", type=int, default=200, metavar="STEPS")
+    command.add_argument("--cost", type=float, help="c: time of a draft pass over that of a target "
+                         "pass (default: parameters read by one over the other's)")
+    command.add_argument("--compile", action="store_true", help="torch.compile both models")
+    command = commands.add_parser("export", parents=[training], help="write the draft's checkpoint")
+    command.set_defaults(run=run_export, compile=False)
+    command.add_argument("--output", type=Path, required=True, metavar="DIR")
+    command.add_argument("--trained-only", action="store_true",
+                         help="leave out what `complete` takes from the target: its embedding and "
+                         "its tokenizer")
+    command = commands.add_parser("complete", parents=[common],
+                                  help="add to an export what it shares with the target")
+    command.set_defaults(run=run_complete)
+    command.add_argument("--output", type=Path, required=True, metavar="DIR")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    arguments.deadline = time.monotonic() + 60 * arguments.minutes
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    try:
+        open_work(arguments)
+        arguments.run(arguments)
+    except (RecipeError, OSError) as error:
+        print(f"distill_draft: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
