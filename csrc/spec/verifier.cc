@@ -186,13 +186,18 @@ void Verifier::enqueue(Stream& stream) {
                 TensorView(digest_.device(), DType::u8, {sizeof(uint64_t)}), stream);
   backend_.verify_summary(logits_, static_cast<int32_t>(first_token_), rows_.device(),
                           {as<std::byte>(mine_), num_rows_}, stream);
-  backend_.mark(kExchangeABegin, stream);
+  mark_exchange(kExchangeABegin, stream);
   exchange(bytes_of(mine_, message_bytes_), bytes_of(all_, communicator_.size() * message_bytes_),
            stream);
-  backend_.mark(kExchangeAEnd, stream);
+  mark_exchange(kExchangeAEnd, stream);
   backend_.combine_rows(messages(as<std::byte>(all_)), rows_.device(), num_work_rows_,
                         as<RowDistribution>(p_), as<uint64_t>(record_), stream);
   enqueue_verdicts(stream);
+}
+
+// A rank alone exchanges nothing, and a mark in a graph is not free.
+void Verifier::mark_exchange(int mark, Stream& stream) {
+  if (communicator_.size() > 1) backend_.mark(mark, stream);
 }
 
 // From the rows' distributions on.
@@ -204,9 +209,9 @@ void Verifier::enqueue_verdicts(Stream& stream) {
     const size_t bytes = num_padded_sequences_ * sizeof(RaceResult);
     backend_.race_step(sequences_.device(), num_padded_sequences_, shard_size_, verdicts,
                        as<RaceResult>(my_race_), stream);
-    backend_.mark(kExchangeBBegin, stream);
+    mark_exchange(kExchangeBBegin, stream);
     exchange(bytes_of(my_race_, bytes), bytes_of(all_races_, ranks * bytes), stream);
-    backend_.mark(kExchangeBEnd, stream);
+    mark_exchange(kExchangeBEnd, stream);
     backend_.commit_step(sequences_.device(), num_padded_sequences_, as<RaceResult>(all_races_),
                          ranks, verdicts, stream);
   }
@@ -229,13 +234,13 @@ std::span<const Verdict> Verifier::finish(Stream& stream) {
       verdicts_[s] = as<Verdict>(host_record_, kVerdictsOffset)[s];
       verdicts_[s].gathered = gathered;
       if (verdicts_[s].unresolved == 0) continue;
-      if (done) backend_.mark(kResolveBegin, stream);
+      if (done) mark_exchange(kResolveBegin, stream);
       resolve(s, stream);
       verdicts_[s].gathered = 1;
       done = false;
     }
     if (done) break;
-    backend_.mark(kResolveEnd, stream);
+    mark_exchange(kResolveEnd, stream);
     enqueue_verdicts(stream);
   }
   combine_logprobs(stream);

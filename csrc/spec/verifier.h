@@ -84,6 +84,7 @@ class Verifier {
   };
 
   void exchange(TensorView mine, TensorView all, Stream& stream);
+  void mark_exchange(int mark, Stream& stream);
   double seconds_of_exchange(int begin, int end) const;
   void enqueue_verdicts(Stream& stream);
   void resolve(int64_t sequence, Stream& stream);

@@ -17,6 +17,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(SOURCE / "tests" / "gpu"))
 
+from programs import gpu_libraries  # noqa: E402
 from report import FIGURES, NOT_MEASURED, Report  # noqa: E402
 from runner import Failed, Unavailable, run_stage, session_members  # noqa: E402
 
@@ -93,6 +94,25 @@ class NoGpu(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual({s["status"] for s in report["stages"]}, {"unavailable"})
         self.assertEqual({f["value"] for f in report["figures"]}, {NOT_MEASURED})
+
+
+class Libraries(unittest.TestCase):
+    def test_are_found_in_a_toolkit_and_in_python_packages(self):
+        with tempfile.TemporaryDirectory() as directory:
+            toolkits, packages = Path(directory) / "local", Path(directory) / "packages"
+            blas = [toolkits / "cuda-13.1" / "lib64", packages / "nvidia" / "cu13" / "lib"]
+            nccl = packages / "nvidia" / "nccl" / "lib"
+            for library, folder in (*(("libcublasLt.so.13", folder) for folder in blas),
+                                    ("libnccl.so.2", nccl)):
+                folder.mkdir(parents=True)
+                (folder / library).touch()
+            # What the loader knows already is not searched for.
+            known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True,
+                                   check=True, stdin=subprocess.DEVNULL).stdout
+            expected = [str(folder) for library, folder in
+                        (("libnccl.so.2", nccl), ("libcublasLt.so.13", blas[0]))
+                        if f"{library} " not in known]
+            self.assertEqual(gpu_libraries(toolkits, [str(packages)]), expected)
 
 
 class Runner(unittest.TestCase):

@@ -1,7 +1,6 @@
 """Where the programs and models are, and how they are run: from a bundle or from a build tree."""
 
 import contextlib
-import ctypes.util
 import json
 import os
 import shutil
@@ -45,7 +44,7 @@ class Programs:
             self.use_bundled_libraries(root)
 
     def use_bundled_libraries(self, root: Path) -> None:
-        folders = [str(root / "libraries"), *nccl_of_python()]
+        folders = [str(root / "libraries"), *gpu_libraries()]
         old = os.environ.get("LD_LIBRARY_PATH")
         self.environment["LD_LIBRARY_PATH"] = ":".join(folders + ([old] if old else []))
         self.environment.update(openmpi_environment(root / "openmpi"))
@@ -98,7 +97,7 @@ class Programs:
     def run_for(self, seconds: float, *command) -> str | None:
         """What it printed; None where it did not end in time, and was ended with its children."""
         process = subprocess.Popen([str(part) for part in command], text=True,
-                                   env=self.environment, process_group=0,
+                                   env=self.environment, preexec_fn=os.setpgrp,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT)
         try:
@@ -166,12 +165,23 @@ def openmpi_environment(openmpi: Path) -> dict[str, str]:
     return environment
 
 
-def nccl_of_python() -> list[str]:
-    """Where the loader knows no NCCL, it may have come with a Python package."""
-    if ctypes.util.find_library("nccl") is not None:
-        return []
-    folders = (Path(folder) / "nvidia" / "nccl" / "lib" for folder in sys.path)
-    return [str(folder) for folder in folders if (folder / "libnccl.so.2").exists()][:1]
+def gpu_libraries(toolkits: Path = Path("/usr/local"), packages=None) -> list[str]:
+    """Folders of the libraries of a GPU's own software that the programs need, where the loader
+    does not know them: of a CUDA toolkit, or of Python packages (packages: default, sys.path)."""
+    known = subprocess.run(["/sbin/ldconfig", "-p"], text=True, stdin=subprocess.DEVNULL,
+                           stdout=subprocess.PIPE, check=False).stdout
+    folders = [folder / name for folder in sorted(toolkits.glob("cuda*"))
+               for name in ("lib64", "lib", "targets/x86_64-linux/lib")]
+    folders += [Path(folder) / "nvidia" / name / "lib"
+                for folder in (sys.path if packages is None else packages)
+                for name in ("cu13", "cublas", "nccl")]
+    found = []
+    for library in ("libnccl.so.2", "libcublasLt.so.13"):
+        if f"{library} " in known:
+            continue
+        having = [str(folder) for folder in folders if (folder / library).exists()]
+        found += [folder for folder in having[:1] if folder not in found]
+    return found
 
 
 def last_line(text: str) -> str:

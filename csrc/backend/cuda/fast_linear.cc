@@ -77,6 +77,8 @@ void FastLinear::choose(int64_t n, int64_t k) {
     };
     const uint32_t of_k = alignment(k * 2), of_n = alignment(n * 4);
     want(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size_t{kFastLinearWorkspaceBytes});
+    // No split of k: its workspace grows with the rows, and the algorithm serves any number.
+    want(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
     want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of_k);
     want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of_k);
     want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of_n);
@@ -90,6 +92,7 @@ void FastLinear::choose(int64_t n, int64_t k) {
       continue;
     }
     check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
+    check_blas(best.state, "cublasLtMatmulAlgoGetHeuristic");
     algorithms_.emplace(Shape{n, k, with_bias}, best.algo);
   }
 }

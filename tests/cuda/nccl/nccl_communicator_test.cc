@@ -114,6 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, NcclRanks, ::testing::Values(1, 2, 3));
 // order of ranks.
 TEST(NcclRanks, FastSumsAreInAnOrderOfNccls) {
   static constexpr int kRanks = 3;
+  NEED_GPUS(kRanks);
   static constexpr int64_t kSize = 1000;
   const auto run = [](Communicator& comm) {
     std::vector<float> mine(kSize);
@@ -135,7 +136,7 @@ TEST(NcclRanks, FastSumsAreInAnOrderOfNccls) {
       EXPECT_NEAR(sums[i], sum, kRanks * 0x1p-24 * magnitude);
       in_rank_order += sums[i] == testing::sum_in_rank_order(kRanks, 0, i) ? 1 : 0;
     }
-    EXPECT_LT(in_rank_order, kSize);
+    if (emulated_gpus()) EXPECT_LT(in_rank_order, kSize);
   };
   run_ranks(kRanks, run, Numerics::fast);
 }
