@@ -136,7 +136,9 @@ TEST(NcclRanks, FastSumsAreInAnOrderOfNccls) {
       EXPECT_NEAR(sums[i], sum, kRanks * 0x1p-24 * magnitude);
       in_rank_order += sums[i] == testing::sum_in_rank_order(kRanks, 0, i) ? 1 : 0;
     }
-    if (emulated_gpus()) EXPECT_LT(in_rank_order, kSize);
+    if (emulated_gpus()) {
+      EXPECT_LT(in_rank_order, kSize);
+    }
   };
   run_ranks(kRanks, run, Numerics::fast);
 }
