@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "core/bf16.h"
-#include "kernels/math.h"
 #include "kernels/cpu/unroll.h"
+#include "kernels/math.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif

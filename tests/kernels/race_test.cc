@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/math_f64.h"
 #include "kernels/cpu/sample.h"
+#include "kernels/math_f64.h"
 
 namespace outrider::cpu {
 namespace {

@@ -17,7 +17,9 @@ void check_nccl_library() { refuse(); }
 
 std::string make_nccl_id() { refuse(); }
 
-std::unique_ptr<Communicator> make_nccl_communicator(int, int, const std::string&, Numerics) { refuse(); }
+std::unique_ptr<Communicator> make_nccl_communicator(int, int, const std::string&, Numerics) {
+  refuse();
+}
 
 std::unique_ptr<Communicator> make_nccl_communicator(World&, Numerics) { refuse(); }
 
