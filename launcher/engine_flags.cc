@@ -29,6 +29,9 @@ void add_model_flags(CLI::App& command, EngineOptions& options) {
   command.add_option_function<std::string>(
       "--draft", [&options](const std::string& path) { options.draft = path; },
       "A draft model's directory, with the model's vocabulary");
+  command.add_option_function<std::string>(
+      "--draft-head", [&options](const std::string& path) { options.draft_head = path; },
+      "The directory of a draft head made for this model");
   command
       .add_option("--prefill-chunk", options.prefill_chunk,
                   "Most prompt tokens in one step (default 256)")
@@ -44,9 +47,9 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
       .add_option_function<std::string>(
           "--drafter",
           [&options](const std::string& name) { options.drafter = drafter_from_name(name); },
-          "Who drafts where a request names nobody (default: model with --draft, else "
-          "prompt_lookup)")
-      ->check(CLI::IsMember({"model", "prompt_lookup", "random"}));
+          "Who drafts where a request names nobody (default: head with --draft-head, model with "
+          "--draft, else prompt_lookup)")
+      ->check(CLI::IsMember({"head", "model", "prompt_lookup", "random"}));
   command.add_option_function<std::string>(
       "--lookahead",
       [&options](const std::string& text) {

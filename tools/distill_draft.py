@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Distils a wide, shallow draft from a target: as wide as the target, a few layers, the target's
-embedding, and an LM head for its most frequent tokens alone.
+"""Distils what drafts for a target: a wide, shallow model (as wide as the target, a few layers, the
+target's embedding) or, with --kind head, one layer on the target's own last state. Either has an LM
+head for the target's most frequent tokens alone.
 
     tools/distill_draft.py generate --target DIR          # text that the target draws, in shards
     tools/distill_draft.py train --target DIR             # trains on them; logs held-out acceptance
-    tools/distill_draft.py export --target DIR --output DRAFT   # what `serve --draft` takes
+    tools/distill_draft.py export --target DIR --output DRAFT   # what `serve --draft`, or for a
+                                                          # head `serve --draft-head`, takes
     tools/distill_draft.py complete --target DIR --output DRAFT # makes one of export --trained-only
 
 Every command takes up where it was stopped; its work is in --work. On a GPU it computes in bf16, on
@@ -15,6 +17,8 @@ distribution at temperature 1 and q the draft's: the sum is the probability that
 accepts a draft there. The log's lines are JSON; `alpha_greedy` is the share of positions of greedy
 text where the draft's arg max is the target's, `alpha_sampled` the mean of the sum of min(p, q)
 over text at temperature 1, both over positions that the target generated from held-out prompts.
+A head is taught to go on from its own guesses, too: the lines give its first token's acceptance, and
+`alpha_by_depth` that of each token in a row of --depth, where those before it were right.
 """
 
 import argparse
@@ -33,10 +37,12 @@ import torch
 import torch.nn.functional as F
 
 from distill_data import Renderer, Shards, frequent_tokens, generate
+from distill_head import DraftHead, save_head
 from distill_llama import Llama, RecipeError, complete_draft, load_target, save_trained
 from distill_prompts import KINDS
 
 CHECKPOINT_SECONDS = 60
+DEPTH_DISCOUNT = 0.8  # weight in the loss of a head's guess over that of the one before it
 LOSS_ROWS = 8192  # positions whose logits are held at once
 MAX_DRAFT_TOKENS = 15
 LOOKUP_TOKENS = 4  # of prompt lookup's longest match
@@ -132,7 +138,8 @@ class Trainer:
         self.row_of_token = torch.full((self.target.shape.vocab_size,), -1,
                                        device=arguments.device)
         self.row_of_token[ids] = torch.arange(len(ids), device=arguments.device)
-        self.draft = self.make_draft()
+        self.draft = self.make_head() if arguments.kind == "head" else self.make_draft()
+        self.draft.to(arguments.device)
         self.draft_forward = torch.compile(self.draft) if arguments.compile else self.draft
         self.target_forward = torch.compile(self.target) if arguments.compile else self.target
         self.optimizer = torch.optim.AdamW(
@@ -144,13 +151,13 @@ class Trainer:
             if state["layers"] != arguments.layers:
                 raise RecipeError(f"{self.path}: has {state['layers']} layers; expected --layers, "
                                   f"{arguments.layers}, or another --work")
-            self.draft.load_state_dict({**state["draft"], "embed_tokens": self.draft.embed_tokens})
+            self.draft.load_state_dict(state["draft"], strict=False)  # what is shared is not there
             self.optimizer.load_state_dict(state["optimizer"])
             self.step = state["step"]
 
     @property
     def path(self) -> Path:
-        return self.arguments.work / "train.pt"
+        return self.arguments.work / f"train-{self.arguments.kind}.pt"
 
     def choose_tokens(self, shards: list[dict[str, np.ndarray]]) -> list[int]:
         """Chosen once: more shards do not change a head that is being trained."""
@@ -167,7 +174,7 @@ class Trainer:
         arguments, target = self.arguments, self.target
         shape = dataclasses.replace(target.shape, num_layers=arguments.layers,
                                     head_rows=len(self.token_ids))
-        draft = Llama(shape, target.dtype, self.train.length).to(arguments.device)
+        draft = Llama(shape, target.dtype, self.train.length)
         taken = np.linspace(0, target.shape.num_layers - 1, arguments.layers).round().astype(int)
         with torch.no_grad():
             draft.embed_tokens = torch.nn.Parameter(target.embed_tokens, requires_grad=False)
@@ -178,9 +185,27 @@ class Trainer:
                     parameter.copy_(getattr(target.layers[number], name))
         return draft
 
+    def make_head(self) -> DraftHead:
+        return DraftHead(self.target, self.target_head)
+
+    def predict(self, tokens: torch.Tensor, wanted: torch.Tensor,
+                hidden: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """By depth: states at those of the wanted positions that can be predicted [m, hidden], and
+        which of the wanted they are [n]. hidden: the target's [rows, positions, hidden]."""
+        if self.arguments.kind == "model":
+            everything = torch.ones_like(wanted)[wanted]
+            return [(self.draft_forward(tokens)[wanted], everything)]
+        predictions, states = [], hidden
+        for depth in range(1, self.arguments.depth + 1):
+            states = self.draft_forward(states[:, :-1], tokens[:, depth:])
+            within = torch.zeros_like(wanted)
+            within[:, depth:] = wanted[:, depth:]
+            predictions.append((states[wanted[:, depth:]], within[wanted]))
+        return predictions
+
     def save(self) -> None:
         state = {"draft": {name: tensor for name, tensor in self.draft.state_dict().items()
-                           if name != "embed_tokens"},
+                           if name != "embed_tokens"},  # shared with the target
                  "optimizer": self.optimizer.state_dict(), "step": self.step,
                  "layers": self.arguments.layers}
         write_whole(self.path, lambda temporary: torch.save(state, temporary))
@@ -188,16 +213,16 @@ class Trainer:
     @torch.no_grad()
     def taught(self, batches: Batches, numbers: np.ndarray, tokens: torch.Tensor,
                wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the target, at the wanted positions: final states [n, hidden], the log of the sum of
-        exponentials of all logits [n], their arg max [n]."""
+        """Of the target: final states [rows, positions, hidden] and, at the wanted positions, the
+        log of the sum of exponentials of all logits [n], their arg max [n]."""
         bits = batches.column("hidden", numbers)
         if bits is not None:
-            hidden = bits.view(torch.bfloat16)[wanted].to(self.target.dtype)
+            hidden = bits.view(torch.bfloat16).to(self.target.dtype)
             return (hidden, batches.column("log_sum_exp", numbers)[wanted],
                     batches.column("best", numbers)[wanted].long())
-        hidden = self.target_forward(tokens)[wanted]
+        hidden = self.target_forward(tokens)
         sums, best = [], []
-        for part in hidden.split(LOSS_ROWS):
+        for part in hidden[wanted].split(LOSS_ROWS):
             logits = self.target.logits(part)
             sums.append(logits.logsumexp(-1))
             best.append(logits.argmax(-1))
@@ -243,16 +268,21 @@ class Trainer:
         numbers = self.numbers_of(self.step)
         tokens, wanted = self.positions(self.train, numbers)
         hidden, log_sum_exp, _ = self.taught(self.train, numbers, tokens, wanted)
-        states = self.draft_forward(tokens)[wanted]
-        # Logits are many: backward through them part by part, then once through the layers.
-        leaf, total = states.detach().requires_grad_(), 0.0
-        for part in range(0, len(leaf), LOSS_ROWS):
-            rows = slice(part, part + LOSS_ROWS)
-            divergence, overlap, _ = self.compare(leaf[rows], hidden[rows], log_sum_exp[rows])
-            loss = (divergence + self.arguments.tv_weight * (1 - overlap)).sum() / len(leaf)
-            loss.backward()
-            total += loss.detach()
-        states.backward(leaf.grad)
+        predictions, total = self.predict(tokens, wanted, hidden), 0.0
+        hidden, gradients = hidden[wanted], []
+        for depth, (states, which) in enumerate(predictions):
+            # Logits are many: backward through them part by part, then once through the layers.
+            leaf = states.detach().requires_grad_()
+            for part in range(0, len(leaf), LOSS_ROWS):
+                rows = slice(part, part + LOSS_ROWS)
+                divergence, overlap, _ = self.compare(leaf[rows], hidden[which][rows],
+                                                      log_sum_exp[which][rows])
+                loss = (divergence + self.arguments.tv_weight * (1 - overlap)).sum() / len(leaf)
+                loss = loss * DEPTH_DISCOUNT**depth
+                loss.backward()
+                total += loss.detach()
+            gradients.append(leaf.grad)
+        torch.autograd.backward([states for states, _ in predictions], gradients)
         torch.nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
@@ -263,9 +293,11 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict:
-        """Held-out acceptance, over all and by kind of prompt."""
-        sums = np.zeros((2, len(KINDS)))  # greedy, sampled
-        counts = np.zeros((2, len(KINDS)))
+        """Held-out acceptance of the first token, over all and by kind of prompt, and of each depth
+        in turn."""
+        depths = self.arguments.depth if self.arguments.kind == "head" else 1
+        sums = np.zeros((2, depths, len(KINDS)))  # greedy, sampled
+        counts = np.zeros((2, depths, len(KINDS)))
         temperature = np.concatenate([s["temperature"] for s in self.held_out.shards])
         kind = np.concatenate([s["kind"] for s in self.held_out.shards])
         for mode, wanted_temperature in enumerate((0.0, 1.0)):
@@ -274,24 +306,35 @@ class Trainer:
                 numbers = chosen[begin:begin + self.arguments.batch]
                 tokens, wanted = self.positions(self.held_out, numbers)
                 hidden, log_sum_exp, best = self.taught(self.held_out, numbers, tokens, wanted)
-                states = self.draft_forward(tokens)[wanted]
-                accepted = []
-                for part in range(0, len(states), LOSS_ROWS):
-                    rows = slice(part, part + LOSS_ROWS)
-                    _, overlap, logits = self.compare(states[rows], hidden[rows], log_sum_exp[rows])
-                    if mode == 0:
-                        overlap = (logits.argmax(-1) == self.row_of_token[best[rows]]).float()
-                    accepted.append(overlap)
-                which = torch.from_numpy(kind[numbers].astype(np.int64)).to(wanted.device)
-                which = which[:, None].expand_as(wanted)[wanted].cpu().numpy()
-                sums[mode] += np.bincount(which, torch.cat(accepted).cpu().numpy(), len(KINDS))
-                counts[mode] += np.bincount(which, minlength=len(KINDS))
-        return {name: shares(sums[mode], counts[mode])
-                for mode, name in enumerate(("alpha_greedy", "alpha_sampled"))}
+                predictions = self.predict(tokens, wanted, hidden)
+                hidden, best = hidden[wanted], self.row_of_token[best]
+                kinds = torch.from_numpy(kind[numbers].astype(np.int64)).to(wanted.device)
+                kinds = kinds[:, None].expand_as(wanted)[wanted]
+                for depth, (states, which) in enumerate(predictions):
+                    accepted = []
+                    for part in range(0, len(states), LOSS_ROWS):
+                        rows = slice(part, part + LOSS_ROWS)
+                        _, overlap, logits = self.compare(states[rows], hidden[which][rows],
+                                                          log_sum_exp[which][rows])
+                        if mode == 0:
+                            overlap = (logits.argmax(-1) == best[which][rows]).float()
+                        accepted.append(overlap)
+                    of_kind = kinds[which].cpu().numpy()
+                    sums[mode, depth] += np.bincount(of_kind, torch.cat(accepted).cpu().numpy(),
+                                                     len(KINDS))
+                    counts[mode, depth] += np.bincount(of_kind, minlength=len(KINDS))
+        names = ("alpha_greedy", "alpha_sampled")
+        result = {name: shares(sums[mode, 0], counts[mode, 0]) for mode, name in enumerate(names)}
+        if depths > 1:
+            result["alpha_by_depth"] = {
+                name: [shares(sums[mode, depth], counts[mode, depth])["all"]
+                       for depth in range(depths)] for mode, name in enumerate(names)}
+        return result
 
     def run(self) -> None:
         arguments = self.arguments
-        size = {"parameters_read": self.draft.shape.read_each_pass(),
+        draft = self.draft if arguments.kind == "head" else self.draft.shape
+        size = {"parameters_read": draft.read_each_pass(),
                 "target_parameters_read": self.target.shape.read_each_pass()}
         cost = arguments.cost or size["parameters_read"] / size["target_parameters_read"]
         coverage = np.mean([np.isin(s["tokens"][s["generated"]], self.token_ids).mean()
@@ -312,7 +355,7 @@ class Trainer:
                                 "positions": self.step * arguments.batch * self.train.length,
                                 "positions_per_second": rate,
                                 "expected": {name: expected_speedup(alpha[name]["all"], cost)
-                                             for name in alpha}})
+                                             for name in ("alpha_greedy", "alpha_sampled")}})
             if evaluates or saved + CHECKPOINT_SECONDS < time.monotonic():
                 self.save()
                 saved = time.monotonic()
@@ -370,6 +413,9 @@ def run_export(arguments: argparse.Namespace) -> None:
     trainer = Trainer(arguments)
     if not trainer.path.exists():
         raise RecipeError(f"{trainer.path}: missing; expected what `train` leaves")
+    if arguments.kind == "head":
+        save_head(trainer.draft, trainer.token_ids, arguments.target, arguments.output)
+        return
     save_trained(trainer.draft, trainer.token_ids, arguments.target, arguments.output)
     if not arguments.trained_only:
         complete_draft(arguments.output, arguments.target)
@@ -383,6 +429,8 @@ def log(arguments: argparse.Namespace, line: dict) -> None:
     def rounded(value):
         if isinstance(value, dict):
             return {key: rounded(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [rounded(inner) for inner in value]
         return round(value, 5) if isinstance(value, float) else value
 
     text = json.dumps(rounded(line))
@@ -419,7 +467,10 @@ def parse() -> argparse.Namespace:
                          "not run the target (worth it on a CPU)")
 
     training = argparse.ArgumentParser(add_help=False, parents=[common])
-    training.add_argument("--layers", type=int, default=2)
+    training.add_argument("--kind", choices=("model", "head"), default="model")
+    training.add_argument("--layers", type=int, default=2, help="of a model")
+    training.add_argument("--depth", type=int, default=3,
+                          help="tokens in a row that a head is taught to guess (default: 3)")
     training.add_argument("--head-tokens", type=int, default=8192)
     training.add_argument("--batch", type=int, default=128, help="sequences of a step")
     training.add_argument("--learning-rate", type=float, default=1e-3)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes a random Llama checkpoint of a given shape, for tests and benches.
+"""Makes a random checkpoint of a given shape, for tests and benches: a Llama, or (model_type
+outrider_draft_head) a draft head for one.
 
     python3 tools/make_checkpoint.py --shape FILE.json --output DIR [--seed N]
 
@@ -47,6 +48,11 @@ REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
             "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
+HEAD_TYPE = "outrider_draft_head"
+HEAD_DEFAULTS = {"model_type": HEAD_TYPE, "rms_norm_eps": 1e-05}
+HEAD_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size")
+
+
 class ShapeError(Exception):
     """The shape file cannot be used; the message is one line."""
 
@@ -55,16 +61,21 @@ def load_shape(path: Path) -> tuple[dict, int, str | None]:
     """Returns config.json's value, the number of weight files, and the digest or None."""
     shape = json.loads(path.read_text())
     num_files, digest = shape.pop("num_files", 1), shape.pop("digest", None)
-    for key in REQUIRED:
+    head = shape.get("model_type") == HEAD_TYPE
+    defaults = HEAD_DEFAULTS if head else CONFIG_DEFAULTS
+    required = HEAD_REQUIRED if head else REQUIRED
+    for key in required:
         if not isinstance(shape.get(key), int) or shape[key] < 1:
             raise ShapeError(f"{key} is {shape.get(key)!r}; expected a positive integer")
-    for key in shape.keys() - CONFIG_DEFAULTS.keys() - {*REQUIRED, "draft_token_ids"}:
+    for key in shape.keys() - defaults.keys() - {*required, "draft_token_ids"}:
         raise ShapeError(f"{key} is not a field of a shape")
+    if head:
+        return {**defaults, **shape}, num_files, digest
     if shape["head_dim"] % 2 != 0:
         raise ShapeError(f"head_dim is {shape['head_dim']}; expected an even number")
     if shape["num_attention_heads"] % shape["num_key_value_heads"] != 0:
         raise ShapeError("num_attention_heads is not a multiple of num_key_value_heads")
-    return {**CONFIG_DEFAULTS, **shape}, num_files, digest
+    return {**defaults, **shape}, num_files, digest
 
 
 def random_tensor(seed: int, name: str, shape: tuple[int, ...], deviation: float,
@@ -134,6 +145,21 @@ def llama_tensors(config: dict, seed: int) -> list[Tensor]:
     return tensors
 
 
+def head_tensors(config: dict, seed: int) -> list[Tensor]:
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    unit = 1.0 / math.sqrt(hidden)
+    return [random_tensor(seed, name + ".weight", shape, deviation, mean)
+            for name, shape, deviation, mean in (
+                ("embed_norm", (hidden,), 0.1, 1.0),
+                ("embed_proj", (hidden, hidden), unit, 0.0),
+                ("state_proj", (hidden, hidden), unit, 0.0),
+                ("ffn_norm", (hidden,), 0.1, 1.0),
+                ("gate_proj", (ffn, hidden), unit, 0.0),
+                ("up_proj", (ffn, hidden), unit, 0.0),
+                ("down_proj", (hidden, ffn), 1.0 / (0.6 * math.sqrt(ffn)), 0.0),
+                ("norm", (hidden,), 0.1, 1.0))]
+
+
 def byte_alphabet() -> list[str]:
     """GPT-2's printable character for each byte 0 … 255."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -163,6 +189,19 @@ def tokenizer(vocab_size: int) -> dict[str, object]:
     return byte_level_tokenizer(vocab, merges, {EOS_TOKEN: EOS_ID})
 
 
+def write_tokenizer(directory: Path, config: dict) -> None:
+    write_json(directory / "tokenizer.json", tokenizer(config["vocab_size"]))
+    write_json(directory / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+        "bos_token": EOS_TOKEN,
+        "eos_token": EOS_TOKEN,
+    })
+    write_json(directory / "generation_config.json",
+               {key: EOS_ID for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
+
+
 def digest_of(directory: Path) -> str:
     """SHA-256 over the names and SHA-256s of all files, in order of name."""
     total = hashlib.sha256()
@@ -180,17 +219,11 @@ def make(shape_path: Path, directory: Path, seed: int) -> str:
     if any(directory.iterdir()):
         raise ShapeError(f"{directory} is not empty")
     write_json(directory / "config.json", config)
-    write_json(directory / "tokenizer.json", tokenizer(config["vocab_size"]))
-    write_json(directory / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config["max_position_embeddings"],
-        "clean_up_tokenization_spaces": False,
-        "bos_token": EOS_TOKEN,
-        "eos_token": EOS_TOKEN,
-    })
-    write_json(directory / "generation_config.json",
-               {key: EOS_ID for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
-    tensors = llama_tensors(config, seed)
+    if config["model_type"] == HEAD_TYPE:
+        tensors = head_tensors(config, seed)
+    else:
+        write_tokenizer(directory, config)
+        tensors = llama_tensors(config, seed)
     if num_files == 1:
         write_safetensors(directory / "model.safetensors", tensors)
     else:

@@ -373,14 +373,15 @@ void Engine::observe_step(EngineClock::time_point begin, EngineClock::time_point
   }
 }
 
-// What copy drafters add to the plan.
+// What copy drafters add to the plan, and what a draft head cannot do yet.
 void Engine::propose(StepPlan& plan) {
   for (PlannedWork& work : plan.work) {
     if (work.num_draft_tokens == 0) continue;
     const int64_t id = scheduler_.sequence_at(work.slot);
-    if (sequences_.at(id).answer->completion.speculation.drafter != DrafterKind::prompt_lookup) {
-      continue;
-    }
+    const Sequence& sequence = sequences_.at(id);
+    const DrafterKind drafter = sequence.answer->completion.speculation.drafter;
+    if (drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
+    if (drafter != DrafterKind::prompt_lookup) continue;
     work.proposed = prompt_lookup(scheduler_.tokens(id), work.num_draft_tokens);
     work.num_draft_tokens = static_cast<int32_t>(work.proposed.size());
   }
@@ -392,6 +393,7 @@ void Engine::note_admissions(StepPlan& plan) {
     Sequence& sequence = sequences_.at(scheduler_.sequence_at(admission.slot));
     admission.top_logprobs = sequence.top_logprobs;
     admission.top_prompt_logprobs = sequence.top_prompt_logprobs;
+    sequence.has_state = false;
     if (std::exchange(sequence.started, true)) continue;  // it was preempted
     RequestProgress& request = *sequence.answer->request;
     if (!std::exchange(request.begun, true) && quarantine_ != nullptr) {
@@ -426,6 +428,7 @@ void Engine::apply(const SlotOutcome& outcome) {
     if (!item.prompt_logprobs.empty()) delivered_.push_back(std::move(item));
     return;
   }
+  sequence.has_state = true;
   const Verdict& verdict = outcome.verdict;
   const auto tokens = state.last(verdict.num_accepted + 1);
   for (size_t i = 0; i < tokens.size() && !item.end; ++i) {

@@ -88,7 +88,8 @@ class Engine {
     TokenEnd end;
     int64_t next_prompt_row = 0;  // whose log-probabilities were not delivered yet
     int32_t top_logprobs = -1, top_prompt_logprobs = 0;
-    bool started = false;  // was admitted once
+    bool started = false;    // was admitted once
+    bool has_state = false;  // has decoded since it was admitted: a draft head can go on from there
   };
 
   // Waits until there is something to do; false once the engine is stopping.

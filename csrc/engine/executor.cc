@@ -59,6 +59,14 @@ void check_whole_head(const std::filesystem::path& directory, const ModelConfig&
               ": draft_token_ids is set; expected a whole LM head (only --draft may be trimmed)");
 }
 
+// The states of another model mean nothing to a head.
+void check_target(const std::filesystem::path& directory, const DraftHeadConfig& head,
+                  const std::string& model_hash) {
+  if (head.target.empty() || head.target == model_hash) return;
+  throw Error((directory / "config.json").string() + ": target is " + head.target +
+              "; expected the hash of --model, " + model_hash);
+}
+
 void check_tokenizer(const std::filesystem::path& directory, const Tokenizer& tokenizer,
                      const ModelConfig& config) {
   if (tokenizer.vocab_size() > config.vocab_size) {
@@ -77,6 +85,10 @@ void check_files(const EngineOptions& options) {
   check_tensors(Checkpoint(options.model), config);
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   check_tokenizer(options.model, tokenizer, config);
+  if (options.draft_head) {
+    check_target(*options.draft_head, DraftHeadConfig::load(*options.draft_head),
+                 checkpoint_hash(options.model));
+  }
   if (!options.draft) return;
   const ModelConfig draft = ModelConfig::load(*options.draft);
   check_tensors(Checkpoint(*options.draft), draft);
@@ -107,8 +119,17 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
                                                     progress_of(options_, "draft"));
     draft_hash_ = checkpoint_hash(*options_.draft);
   }
+  if (options_.draft_head) {
+    head_drafter_ = std::make_unique<HeadDrafter>(*options_.draft_head, options_.model, backend,
+                                                  options_.max_sequences);
+    check_target(*options_.draft_head, head_drafter_->head().config(), model_hash_);
+    draft_hash_ += checkpoint_hash(*options_.draft_head);
+  }
   check_whole_head(options_.model, target_.config());
   check_tokenizer(options_.model, tokenizer_, target_.config());
+  if (default_drafter() == DrafterKind::head && head_drafter_ == nullptr) {
+    throw Error("--drafter head needs a checkpoint: expected --draft-head DIR, found none");
+  }
   if (default_drafter() == DrafterKind::model && model_drafter_ == nullptr) {
     throw Error("--drafter model needs a checkpoint: expected --draft DIR, found none");
   }
@@ -163,13 +184,15 @@ StepCosts Executor::measure_step_costs() {
 }
 
 DrafterKind Executor::default_drafter() const {
-  return options_.drafter.value_or(options_.draft ? DrafterKind::model
-                                                  : DrafterKind::prompt_lookup);
+  return options_.drafter.value_or(options_.draft_head ? DrafterKind::head
+                                   : options_.draft    ? DrafterKind::model
+                                                       : DrafterKind::prompt_lookup);
 }
 
 std::vector<DrafterKind> Executor::drafters() const {
   std::vector<DrafterKind> kinds = {DrafterKind::prompt_lookup, DrafterKind::random};
   if (model_drafter_ != nullptr) kinds.push_back(DrafterKind::model);
+  if (head_drafter_ != nullptr) kinds.push_back(DrafterKind::head);
   return kinds;
 }
 
@@ -179,6 +202,8 @@ LogitDrafter* Executor::logit_drafter(DrafterKind kind) {
       return model_drafter_.get();
     case DrafterKind::random:
       return &random_drafter_;
+    case DrafterKind::head:
+      return head_drafter_.get();
     case DrafterKind::prompt_lookup:
     case DrafterKind::none:
       return nullptr;

@@ -18,23 +18,25 @@
 #include "engine/step_costs.h"
 #include "engine/step_plan.h"
 #include "model/tokenizer.h"
+#include "spec/head_drafter.h"
 #include "spec/speculative_step.h"
 
 namespace outrider {
 
 struct EngineOptions {
   std::filesystem::path model;
-  std::optional<std::filesystem::path> draft;  // a checkpoint with the target's vocabulary
-  std::optional<DrafterKind>
-      drafter;  // where a request names none; unset: model with a draft, else prompt_lookup
-  int num_speculative_tokens = 4;  // K where a request gives none: --lookahead fixed:K
-  int64_t max_positions = 0;       // longest prompt and answer; 0: what the model allows
-  int64_t max_sequences = 64;      // that run at once
-  int64_t max_rows = 512;          // rows of a step: prompt rows, and K + 1 a decoding sequence
-  int64_t prefill_chunk = 256;     // most prompt rows of a step
-  int64_t prefill_beside = 0;      // the same while somebody decodes; 0: measured at the start
-  int64_t kv_cache_tokens = 0;     // positions of the KV cache; 0: what 1 GiB a rank holds
-  bool prefix_cache = true;        // prompts that begin alike share pages
+  std::optional<std::filesystem::path> draft;       // a checkpoint with the target's vocabulary
+  std::optional<std::filesystem::path> draft_head;  // of the model: tools/distill_draft.py
+  std::optional<DrafterKind> drafter;  // where a request names none; unset: head, model or
+                                       // prompt_lookup, the first there is
+  int num_speculative_tokens = 4;      // K where a request gives none: --lookahead fixed:K
+  int64_t max_positions = 0;           // longest prompt and answer; 0: what the model allows
+  int64_t max_sequences = 64;          // that run at once
+  int64_t max_rows = 512;              // rows of a step: prompt rows, and K + 1 a decoding sequence
+  int64_t prefill_chunk = 256;         // most prompt rows of a step
+  int64_t prefill_beside = 0;          // the same while somebody decodes; 0: measured at the start
+  int64_t kv_cache_tokens = 0;         // positions of the KV cache; 0: what 1 GiB a rank holds
+  bool prefix_cache = true;            // prompts that begin alike share pages
   std::function<void(const std::string& what, double done)>
       progress;  // loading, 0 … 1; may be empty
 };
@@ -76,7 +78,8 @@ class Executor {
   DrafterKind default_drafter() const;
 
   const std::string& model_hash() const { return model_hash_; }
-  const std::string& draft_hash() const { return draft_hash_; }  // empty: no draft
+  // Of draft and draft head; empty: neither.
+  const std::string& draft_hash() const { return draft_hash_; }
   // Of what decides the bits of an answer beside its request: build, weights of target and draft,
   // ranks, instruction set or device, KV dtype.
   std::string numerics_fingerprint() const;
@@ -98,6 +101,7 @@ class Executor {
   int64_t max_positions_;
   KvCache cache_;
   std::unique_ptr<ModelDrafter> model_drafter_;  // where there is a draft
+  std::unique_ptr<HeadDrafter> head_drafter_;    // where there is a draft head
   RandomDrafter random_drafter_;
   SpeculativeStep step_;
   std::string model_hash_, draft_hash_;

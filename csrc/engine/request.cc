@@ -4,7 +4,8 @@
 namespace outrider {
 
 std::optional<DrafterKind> drafter_from_name(const std::string& name) {
-  for (const auto kind : {DrafterKind::model, DrafterKind::random, DrafterKind::prompt_lookup}) {
+  for (const auto kind :
+       {DrafterKind::model, DrafterKind::head, DrafterKind::random, DrafterKind::prompt_lookup}) {
     if (name == drafter_name(kind)) return kind;
   }
   return std::nullopt;
@@ -16,6 +17,8 @@ std::string drafter_name(DrafterKind kind) {
       return "none";
     case DrafterKind::model:
       return "model";
+    case DrafterKind::head:
+      return "head";
     case DrafterKind::random:
       return "random";
     case DrafterKind::prompt_lookup:

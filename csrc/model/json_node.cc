@@ -56,6 +56,18 @@ int64_t JsonNode::integer(int64_t low, int64_t high) const {
   return value_->get<int64_t>();
 }
 
+std::vector<int32_t> JsonNode::ascending_token_ids(int64_t vocab_size) const {
+  if (!value_->is_array() || value_->empty()) refuse("an array of token ids");
+  std::vector<int32_t> ids;
+  for (const JsonNode& id : elements()) {
+    ids.push_back(static_cast<int32_t>(id.integer(0, vocab_size - 1)));
+    if (ids.size() > 1 && ids.back() <= ids[ids.size() - 2]) {
+      id.refuse("more than the id before it, " + std::to_string(ids[ids.size() - 2]));
+    }
+  }
+  return ids;
+}
+
 double JsonNode::number(double low, double high) const {
   const double value = value_->is_number() ? value_->get<double>() : std::nan("");
   if (!(value >= low && value <= high)) {

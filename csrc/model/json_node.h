@@ -28,7 +28,9 @@ class JsonNode {
   bool boolean() const;
   bool boolean_or(std::string_view key, bool fallback) const;
   int64_t integer(int64_t low, int64_t high) const;  // in [low, high]
-  double number(double low, double high) const;      // in [low, high]
+  // Of an array of at least one, each more than the one before and below vocab_size.
+  std::vector<int32_t> ascending_token_ids(int64_t vocab_size) const;
+  double number(double low, double high) const;  // in [low, high]
   const nlohmann::json& value() const { return *value_; }
 
   // "FILE: KEY"

@@ -10,12 +10,9 @@ namespace outrider {
 
 namespace {
 
-// Bounds on what a file may ask for. Products of any three of the sizes stay far inside 64 bits,
-// and tables that no tensor of the file backs (RoPE's) below 1 GiB.
+// Bounds on what a file may ask for, with those of the header. Products of any three of the sizes
+// stay far inside 64 bits, and tables that no tensor of the file backs (RoPE's) below 1 GiB.
 constexpr size_t kMaxFileBytes = size_t{1} << 20;
-constexpr int64_t kMaxVocab = int64_t{1} << 20;  // verification sums masses in fixed point
-constexpr int64_t kMaxHidden = int64_t{1} << 17;
-constexpr int64_t kMaxIntermediate = int64_t{1} << 20;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;
@@ -157,27 +154,19 @@ void read_token_ids(const JsonNode& root, const std::filesystem::path& directory
 
 // A head of its own with a row for each of these tokens.
 std::vector<int32_t> read_draft_token_ids(const JsonNode& node, const ModelConfig& config) {
-  if (!node.value().is_array() || node.value().empty()) node.refuse("an array of token ids");
   if (config.tie_word_embeddings) {
     node.refuse("none beside tie_word_embeddings: a trimmed head has an lm_head.weight of its own");
   }
-  std::vector<int32_t> ids;
-  for (const JsonNode& id : node.elements()) {
-    ids.push_back(read_token_id(id, config));
-    if (ids.size() > 1 && ids.back() <= ids[ids.size() - 2]) {
-      id.refuse("more than the id before it, " + std::to_string(ids[ids.size() - 2]));
-    }
-  }
-  return ids;
+  return node.ascending_token_ids(config.vocab_size);
 }
 
 // All but the ids of tokens that end a text.
 ModelConfig read_config(const JsonNode& root) {
   ModelConfig config;
   config.architecture = read_architecture(root);
-  config.vocab_size = root["vocab_size"].integer(1, kMaxVocab);
-  config.hidden_size = root["hidden_size"].integer(1, kMaxHidden);
-  config.intermediate_size = root["intermediate_size"].integer(1, kMaxIntermediate);
+  config.vocab_size = root["vocab_size"].integer(1, kMaxVocabSize);
+  config.hidden_size = root["hidden_size"].integer(1, kMaxHiddenSize);
+  config.intermediate_size = root["intermediate_size"].integer(1, kMaxIntermediateSize);
   config.num_layers = root["num_hidden_layers"].integer(1, kMaxLayers);
   config.max_position_embeddings = root["max_position_embeddings"].integer(1, kMaxPositions);
   config.rms_norm_eps = static_cast<float>(root["rms_norm_eps"].number(1e-12, 0.1));

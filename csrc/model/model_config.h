@@ -18,6 +18,10 @@ struct Llama3RopeScaling {
   int64_t original_max_position_embeddings = 0;
 };
 
+constexpr int64_t kMaxVocabSize = int64_t{1} << 20;  // verification sums masses in fixed point
+constexpr int64_t kMaxHiddenSize = int64_t{1} << 17;
+constexpr int64_t kMaxIntermediateSize = int64_t{1} << 20;
+
 struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM"
   int64_t vocab_size = 0;

@@ -86,12 +86,7 @@ Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_wei
   backend_.synchronize(stream);
 
   if (!config_.draft_token_ids.empty()) {
-    std::vector<int32_t> rows(config_.vocab_size, -1);
-    int32_t row = 0;
-    for (const int32_t token : config_.draft_token_ids) rows[token] = row++;
-    head_rows_ = backend_.allocate(rows.size() * sizeof(int32_t));
-    backend_.copy_from_host(head_rows_.view(DType::i32, {config_.vocab_size}), rows.data(), stream);
-    backend_.synchronize(stream);
+    head_rows_ = make_head_rows(config_.draft_token_ids, config_.vocab_size, backend_);
   }
 
   size_t scratch_bytes = 0;
@@ -123,6 +118,11 @@ Transformer::Scratch Transformer::scratch_for(int64_t rows) const {
   return scratch;
 }
 
+TensorView Transformer::final_states(int64_t rows, int64_t num_logits) const {
+  const Scratch scratch = scratch_for(rows);
+  return num_logits < rows ? scratch.wanted.rows(0, num_logits) : scratch.normed;
+}
+
 void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits, Stream& stream) {
   const int64_t rows = batch.tokens.extent(0);
   const int64_t num_logits = batch.logit_rows.extent(0);
@@ -149,9 +149,8 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
 
   backend_.rms_norm(scratch.residual, weights_->norm.view, config_.rms_norm_eps, scratch.normed,
                     stream);
-  TensorView wanted = scratch.normed;
+  const TensorView wanted = final_states(rows, num_logits);
   if (num_logits < rows) {
-    wanted = scratch.wanted.rows(0, num_logits);
     backend_.gather_rows(scratch.normed, batch.logit_rows, wanted, stream);
   }
   if (!config_.draft_token_ids.empty()) {

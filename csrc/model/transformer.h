@@ -59,6 +59,10 @@ class Transformer {
   // batch. logits: f32 [num_logits, shard().vocab.size()]
   void forward(const Batch& batch, KvCache& cache, TensorView logits, Stream& stream);
 
+  // What entered the LM head in the last pass, of so many rows: bf16 [num_logits, hidden], the same
+  // on every rank. Stands until the next pass.
+  TensorView final_states(int64_t rows, int64_t num_logits) const;
+
  private:
   struct Scratch;  // of one pass
 

@@ -1,117 +1,16 @@
 #include "model/weights.h"
 
-#include <initializer_list>
-#include <set>
 #include <string>
-#include <string_view>
 
-#include "core/error.h"
-#include "model/json_file.h"
+#include "model/weight_reader.h"
 
 namespace outrider {
 
 namespace {
 
-constexpr char kEmbedding[] = "model.embed_tokens.weight";
 constexpr char kNorm[] = "model.norm.weight";
-constexpr char kHead[] = "lm_head.weight";
 
 std::string layer_prefix(int64_t layer) { return "model.layers." + std::to_string(layer) + "."; }
-
-// Checks tensors off against what the config describes.
-class TensorChecker {
- public:
-  explicit TensorChecker(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
-
-  // source: the fields of config.json that the shape comes from, for the message.
-  void expect(const std::string& name, std::initializer_list<int64_t> shape, const char* source) {
-    const StoredTensor* tensor = checkpoint_.find(name);
-    const std::string where = checkpoint_.path_of(name) + ": tensor " + name;
-    if (tensor == nullptr) throw Error(where + " is missing; expected as config.json says");
-    if (tensor->dtype != "BF16") {
-      throw Error(where + " has dtype " + tensor->dtype +
-                  "; expected BF16 (another would change the numbers)");
-    }
-    const std::vector<int64_t> expected = shape;
-    if (tensor->shape != expected) {
-      throw Error(where + " has shape " + show_shape(tensor->shape) + "; expected " +
-                  show_shape(expected) + " as config.json (" + source + ") says");
-    }
-    known_.insert(name);
-  }
-
-  void ignore(const std::string& name) { known_.insert(name); }
-
-  // Throws for a tensor that nothing has asked for.
-  void finish() const {
-    for (const auto& [name, tensor] : checkpoint_.tensors()) {
-      if (!known_.contains(name) && !name.ends_with(".rotary_emb.inv_freq")) {
-        throw Error(checkpoint_.path_of(name) + ": tensor " + quote(name) +
-                    " is not of the model that config.json describes; expected no such tensor");
-      }
-    }
-  }
-
- private:
-  const Checkpoint& checkpoint_;
-  std::set<std::string, std::less<>> known_;
-};
-
-// Takes slices out of a checkpoint whose tensors have been checked.
-class WeightReader {
- public:
-  WeightReader(const Checkpoint& checkpoint, Backend& backend)
-      : checkpoint_(checkpoint), backend_(backend) {}
-
-  // The tensor where it lies in the file: read-only, whatever TensorView allows.
-  TensorView view(const std::string& name) const {
-    const StoredTensor& tensor = *checkpoint_.find(name);
-    void* data = const_cast<void*>(tensor.data);
-    return tensor.shape.size() == 1
-               ? TensorView(data, DType::bf16, {tensor.shape[0]})
-               : TensorView(data, DType::bf16, {tensor.shape[0], tensor.shape[1]});
-  }
-
-  TensorView rows(const std::string& name, Range range) const {
-    return view(name).rows(range.begin, range.end);
-  }
-  TensorView columns(const std::string& name, Range range) const {
-    return view(name).slice(1, range.begin, range.end);
-  }
-
-  PackedWeight pack(std::initializer_list<TensorView> parts) {
-    return backend_.pack(std::span(parts.begin(), parts.size()));
-  }
-
-  WeightVector norm(const std::string& name) {
-    const TensorView from = view(name);
-    return upload(from.raw(), DType::bf16, from.size());
-  }
-
-  // The parts end to end, in fp32.
-  WeightVector bias(std::initializer_list<TensorView> parts) {
-    std::vector<float> values;
-    for (const TensorView& part : parts) {
-      const bf16* from = part.data<bf16>();
-      for (int64_t i = 0; i < part.size(); ++i) values.push_back(to_float(from[i]));
-    }
-    return upload(values.data(), DType::f32, static_cast<int64_t>(values.size()));
-  }
-
- private:
-  WeightVector upload(const void* from, DType dtype, int64_t n) {
-    WeightVector vector;
-    vector.data = backend_.allocate(n * dtype_bytes(dtype));
-    vector.view = vector.data.view(dtype, {n});
-    Stream stream = backend_.make_stream();
-    backend_.copy_from_host(vector.view, from, stream);
-    backend_.synchronize(stream);  // `from` may end with the caller
-    return vector;
-  }
-
-  const Checkpoint& checkpoint_;
-  Backend& backend_;
-};
 
 LayerWeights load_layer(WeightReader& reader, const ModelConfig& config, const Shard& shard,
                         int64_t number) {
@@ -155,7 +54,7 @@ void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
   const int64_t q = config.num_heads * config.head_dim;
   const int64_t kv = config.num_kv_heads * config.head_dim;
   TensorChecker checker(checkpoint);
-  checker.expect(kEmbedding, {config.vocab_size, hidden}, "vocab_size, hidden_size");
+  checker.expect(kEmbeddingTensor, {config.vocab_size, hidden}, "vocab_size, hidden_size");
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const std::string attention = layer_prefix(layer) + "self_attn.";
     const std::string mlp = layer_prefix(layer) + "mlp.";
@@ -186,10 +85,10 @@ void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
   }
   checker.expect(kNorm, {hidden}, "hidden_size");
   if (config.tie_word_embeddings) {
-    checker.ignore(kHead);
+    checker.ignore(kLmHeadTensor);
   } else {
     const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
-    checker.expect(kHead, {scored > 0 ? scored : config.vocab_size, hidden},
+    checker.expect(kLmHeadTensor, {scored > 0 ? scored : config.vocab_size, hidden},
                    scored > 0 ? "draft_token_ids, hidden_size" : "vocab_size, hidden_size");
   }
   checker.finish();
@@ -206,10 +105,10 @@ Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, co
     weights.layers.push_back(load_layer(reader, config, shard, layer));
     if (progress) progress(static_cast<double>(layer + 1) / steps);
   }
-  weights.embedding = reader.pack({reader.rows(kEmbedding, shard.vocab)});
+  weights.embedding = reader.pack({reader.rows(kEmbeddingTensor, shard.vocab)});
   weights.norm = reader.norm(kNorm);
   if (!config.tie_word_embeddings) {
-    weights.untied_head = reader.pack({reader.rows(kHead, shard.head)});
+    weights.untied_head = reader.pack({reader.rows(kLmHeadTensor, shard.head)});
   }
   if (progress) progress(1.0);
   return weights;

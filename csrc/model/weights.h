@@ -9,6 +9,7 @@
 #include "model/model_config.h"
 #include "model/safetensors.h"
 #include "model/shard.h"
+#include "model/weight_reader.h"
 
 namespace outrider {
 
@@ -16,12 +17,6 @@ namespace outrider {
 // every tensor, in its shape, in bfloat16, and no other. (Tied models may bring a copy of the
 // embedding as lm_head.weight, old ones the frequencies of RoPE; neither is read.)
 void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config);
-
-// A norm's weight (bf16) or a bias (f32), [n], on the backend; empty where there is none.
-struct WeightVector {
-  Buffer data;
-  TensorView view;
-};
 
 // Column-parallel: this rank's output rows. Row-parallel: its input columns; the partial products
 // are summed over the ranks, and rank 0 alone holds the bias, so that the sum has it once.

@@ -54,6 +54,11 @@ class LogitDrafter {
 
   // Forgets what it has seen of the slot from position `length` on.
   virtual void truncate(int64_t slot, int64_t length) = 0;
+
+  // The target's state behind which the slot's last token was drawn: bf16 [1, hidden], what
+  // entered its LM head. length: of the sequence, with that token.
+  virtual void take_state(int64_t /*slot*/, int64_t /*length*/, TensorView /*state*/,
+                          Stream& /*stream*/) {}
 };
 
 // `model`: a checkpoint with the target's vocabulary, whole on each rank (Chen et al. 2023, section

@@ -18,7 +18,7 @@ uint64_t key_of(Pass pass, int64_t rows, uint64_t parts) {
 }
 
 // Logit drafters that take part in one step, at most: rows are padded for each.
-constexpr int64_t kLogitDrafters = 2;
+constexpr int64_t kLogitDrafters = 3;
 
 bool drafts_with(const SequenceState& state, const SlotWork& work, const LogitDrafter* drafter) {
   return state.drafter == drafter && work.num_draft_tokens > 0;
@@ -91,6 +91,7 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   times_.exchange = verifier_.exchange_seconds();
   times_.verify = backend_.seconds_between(kTargetEnd, kVerified) - times_.exchange;
 
+  const TensorView states = target_.final_states(rows_.num_rows(), rows_.num_logit_rows());
   size_t verdict = 0, query = 0;
   for (size_t i = 0; i < work.size(); ++i) {
     SlotOutcome& outcome = outcomes_[i];
@@ -101,9 +102,16 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
     outcome.prompt_logprobs = next_queries(outcome.prompt_logprobs.size());
     if (!outcome.decoded) continue;
     outcome.logprobs = next_queries(outcome.logprobs.size());
-    outcome.verdict = verdicts[verdict++];
-    commit(slots[work[i].slot], work[i], verifier_.host_drafted() + place(static_cast<int64_t>(i)),
+    outcome.verdict = verdicts[verdict];
+    SequenceState& state = slots[work[i].slot];
+    commit(state, work[i], verifier_.host_drafted() + place(static_cast<int64_t>(i)),
            outcome.verdict);
+    if (state.drafter != nullptr && !outcome.verdict.non_finite) {
+      const int64_t row = to_verify_[verdict].first_row + outcome.verdict.num_accepted;
+      state.drafter->take_state(work[i].slot, static_cast<int64_t>(state.tokens.size()),
+                                states.rows(row, row + 1), stream);
+    }
+    ++verdict;
   }
   return outcomes_;
 }

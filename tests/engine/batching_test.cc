@@ -15,6 +15,7 @@ namespace {
 EngineOptions tiny_options() {
   return {.model = test_checkpoint("tiny"),
           .draft = test_checkpoint("tiny-draft"),
+          .draft_head = test_checkpoint("tiny-head"),
           .prefill_beside = 8};
 }
 
@@ -27,6 +28,8 @@ std::vector<Request> mixed_requests(int count) {
     const int lengths[] = {1, 17, 40, 130, 300};
     Request request =
         greedy_request(lengths[i % 5], i % 4, 10 + 7 * (i % 6), i % 5, drafters[i % 3]);
+    // What a head drafts of a preempted sequence begins a step later, which a sample shows.
+    if (i % 4 != 3 && i % 5 == 4) request.speculation.drafter = "head";
     if (i % 4 == 3) {
       request.sampling.temperature = 0.9f;
       request.sampling.top_p = i % 8 == 3 ? 0.8f : 1.0f;

@@ -25,7 +25,7 @@ EngineOptions tiny_options() {
 // among the drafts a poor one and the target itself, so that refusing and accepting both show.
 TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
   const std::map<std::string, std::vector<std::string>> drafters_of = {
-      {"tiny-draft", {"model", "random", "prompt_lookup"}},
+      {"tiny-draft", {"model", "random", "prompt_lookup", "head"}},
       {"tiny", {"model"}},
       {"tiny-trimmed", {"model"}}};
   for (const int ranks : {1, 2, 3}) {
@@ -35,6 +35,7 @@ TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
       for (const int chunk : {1, 7, 64, 1000}) {
         EngineOptions options = tiny_options();
         options.draft = test_checkpoint(draft);
+        options.draft_head = test_checkpoint("tiny-head");
         options.prefill_chunk = chunk;
         std::vector<Request> requests;
         for (const int k : {0, 1, 2, 4, 8}) {

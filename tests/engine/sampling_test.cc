@@ -107,6 +107,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   EngineOptions options;
   options.model = test_checkpoint("tiny-v64");
   options.draft = test_checkpoint(GetParam().draft);
+  options.draft_head = test_checkpoint("tiny-v64-head");
   options.max_positions = 64;
   const auto answers = run_requests(options, 1, requests);
 
@@ -150,7 +151,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
 
 // tiny-v64-draft is the target's first layer, so that a good part of what it drafts is accepted.
 // tiny-v64-trimmed knows two thirds of the tokens.
-const std::vector<std::string> kEveryArm = {"model", "random", "prompt_lookup", "off"};
+const std::vector<std::string> kEveryArm = {"model", "head", "random", "prompt_lookup", "off"};
 INSTANTIATE_TEST_SUITE_P(
     Processors, EngineSampling,
     ::testing::Values(Processing{"temperature_1", "tiny-v64-draft", kEveryArm, 1.0f, 0, 1.0f},

@@ -88,6 +88,22 @@ class DistillDraft(unittest.TestCase):
                 self.assertTrue(0 < line[alpha]['all'] < 1, line)
                 self.assertGreaterEqual(line['expected'][alpha]['speedup'], 1)
 
+    def test_a_head_learns_and_drafts(self):
+        work, output = self.root / 'kept_for_head', self.root / 'head'
+        run('generate', work, *GENERATE, '--keep-hidden')
+        head = [*TRAIN, '--kind', 'head']
+        lines = run('train', work, *head, '--train-tokens', '6000', '--evaluate-every', '10')
+        first, last = lines[1], lines[-1]
+        self.assertGreater(last['alpha_sampled']['all'], first['alpha_sampled']['all'])
+        self.assertEqual(len(last['alpha_by_depth']['alpha_sampled']), 3)
+        run('export', work, *head, '--output', output)
+        result = subprocess.run(
+            [PROGRAM, 'run', '--model', CHECKPOINT, '--draft-head', output, '--drafter', 'head',
+             '--raw', '--temperature', '1', '--max-tokens', '64', '--ignore-eos', '--format', 'json',
+             'abc'], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertGreater(json.loads(result.stdout)['speculation']['num_accepted_draft_tokens'], 0)
+
     def test_goes_on_where_it_was_killed(self):
         work = self.root / 'killed'
         run('generate', work, *GENERATE)

@@ -19,7 +19,9 @@ namespace {
 std::unique_ptr<Backend> make_device(int rank) { return make_cuda_backend(gpu_of_thread(rank)); }
 
 EngineOptions options(const char* draft = "tiny-draft") {
-  EngineOptions options{.model = test_checkpoint("tiny"), .draft = test_checkpoint(draft)};
+  EngineOptions options{.model = test_checkpoint("tiny"),
+                        .draft = test_checkpoint(draft),
+                        .draft_head = test_checkpoint("tiny-head")};
   options.prefill_beside = 16;  // whatever it costs: nobody waits, and measuring takes long here
   return options;
 }
@@ -50,7 +52,7 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
     with_draft.prefill_chunk = 30;
     std::vector<Request> requests;
     for (const int k : {0, 2, 8}) {
-      for (const std::string drafter : {"model", "random", "prompt_lookup"}) {
+      for (const std::string drafter : {"model", "head", "random", "prompt_lookup"}) {
         for (const int length : {1, 40}) {
           requests.push_back(greedy_request(length, length, 12, k, drafter));
         }
@@ -58,7 +60,7 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
     }
     collect(requests, with_draft);
     collect({requests[0]}, with_draft);   // alone
-    collect({requests[13]}, with_draft);  // the long prompt, K = 8, the model's drafts
+    collect({requests[17]}, with_draft);  // the long prompt, K = 8, the model's drafts
   }
   ASSERT_EQ(distinct.size(), 2u);
   for (const auto& [length, outputs] : distinct) {
@@ -97,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, CudaEngineRanks, testing::Values(2, 3));
 
 TEST(CudaEngine, SampledAnswersRepeat) {
   std::vector<Request> requests;
-  for (const std::string drafter : {"model", "random", "prompt_lookup"}) {
+  for (const std::string drafter : {"model", "head", "random", "prompt_lookup"}) {
     for (int repeat = 0; repeat < 2; ++repeat) {
       Request request = greedy_request(20, 3, 16, 3, drafter);
       request.sampling.temperature = 0.9f;

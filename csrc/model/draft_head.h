@@ -1,0 +1,67 @@
+// DraftHead: guesses the token after the next one from the target's own last state and the next
+// token: one layer without attention, under rows of the target's LM head. Whole on each rank.
+// Chen et al. 2023 (section 4) name such heads as drafts; Li et al. 2024 (EAGLE) feed the next
+// token.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/weight_reader.h"
+
+namespace outrider {
+
+struct DraftHeadConfig {
+  int64_t hidden_size = 0;  // the target's
+  int64_t intermediate_size = 0;
+  int64_t vocab_size = 0;  // the target's
+  float rms_norm_eps = 0;
+  std::vector<int32_t>
+      draft_token_ids;  // tokens that it scores, ascending; others are never drafted
+  std::string target;  // checkpoint_hash of the model that it was trained on; empty: any
+
+  // Reads config.json. Throws Error naming file and field.
+  static DraftHeadConfig load(const std::filesystem::path& directory);
+};
+
+class DraftHead {
+ public:
+  // target: the directory whose embedding and LM head it shares. max_rows: of a pass. Throws Error
+  // naming file and tensor, or where the head is for a model of another shape.
+  DraftHead(const std::filesystem::path& directory, const std::filesystem::path& target,
+            Backend& backend, int64_t max_rows);
+
+  const DraftHeadConfig& config() const { return config_; }
+  int64_t weight_bytes() const;  // read once a pass
+
+  // states: bf16 [rows, hidden]: what enters the target's LM head at the position before each
+  // token; comes to be the guess of what enters it at the token's own. tokens: i32 [rows]. logits:
+  // f32 [rows, vocab_size], of the tokens that follow.
+  void forward(TensorView states, TensorView tokens, TensorView logits, Stream& stream);
+
+ private:
+  Backend& backend_;
+  DraftHeadConfig config_;
+  int64_t max_rows_;
+  PackedWeight embedding_;   // [vocab, hidden]
+  WeightVector embed_norm_;  // [hidden]
+  PackedWeight embed_proj_;  // [hidden, hidden]
+  PackedWeight state_proj_;  // [hidden, hidden]
+  WeightVector ffn_norm_;    // [hidden]
+  PackedWeight gate_up_;     // [2 intermediate, hidden]
+  PackedWeight down_;        // [hidden, intermediate]
+  WeightVector norm_;        // [hidden]
+  PackedWeight lm_head_;     // [draft_token_ids, hidden]
+  Buffer head_rows_;         // i32 [vocab_size]: a token's row of lm_head_, or -1
+  // Of a pass:
+  Buffer residual_, partial_;  // f32 [max_rows, hidden]
+  Buffer normed_;              // bf16 [max_rows, hidden]
+  Buffer gate_up_out_;         // f32 [max_rows, 2 intermediate]
+  Buffer activated_;           // bf16 [max_rows, intermediate]
+  Buffer scored_;              // f32 [max_rows, draft_token_ids]
+};
+
+}  // namespace outrider

@@ -1,0 +1,77 @@
+#include "model/weight_reader.h"
+
+#include "core/error.h"
+#include "model/json_file.h"
+
+namespace outrider {
+
+void TensorChecker::expect(const std::string& name, std::initializer_list<int64_t> shape,
+                           const char* source) {
+  const StoredTensor* tensor = checkpoint_.find(name);
+  const std::string where = checkpoint_.path_of(name) + ": tensor " + name;
+  if (tensor == nullptr) throw Error(where + " is missing; expected as config.json says");
+  if (tensor->dtype != "BF16") {
+    throw Error(where + " has dtype " + tensor->dtype +
+                "; expected BF16 (another would change the numbers)");
+  }
+  const std::vector<int64_t> expected = shape;
+  if (tensor->shape != expected) {
+    throw Error(where + " has shape " + show_shape(tensor->shape) + "; expected " +
+                show_shape(expected) + " as config.json (" + source + ") says");
+  }
+  known_.insert(name);
+}
+
+void TensorChecker::finish() const {
+  for (const auto& [name, tensor] : checkpoint_.tensors()) {
+    if (!known_.contains(name) && !name.ends_with(".rotary_emb.inv_freq")) {
+      throw Error(checkpoint_.path_of(name) + ": tensor " + quote(name) +
+                  " is not of the model that config.json describes; expected no such tensor");
+    }
+  }
+}
+
+Buffer make_head_rows(const std::vector<int32_t>& tokens, int64_t vocab_size, Backend& backend) {
+  std::vector<int32_t> rows(vocab_size, -1);
+  int32_t row = 0;
+  for (const int32_t token : tokens) rows[token] = row++;
+  Buffer buffer = backend.allocate(rows.size() * sizeof(int32_t));
+  Stream stream = backend.make_stream();
+  backend.copy_from_host(buffer.view(DType::i32, {vocab_size}), rows.data(), stream);
+  backend.synchronize(stream);
+  return buffer;
+}
+
+TensorView WeightReader::view(const std::string& name) const {
+  const StoredTensor& tensor = *checkpoint_.find(name);
+  void* data = const_cast<void*>(tensor.data);
+  return tensor.shape.size() == 1
+             ? TensorView(data, DType::bf16, {tensor.shape[0]})
+             : TensorView(data, DType::bf16, {tensor.shape[0], tensor.shape[1]});
+}
+
+WeightVector WeightReader::norm(const std::string& name) const {
+  const TensorView from = view(name);
+  return upload(from.raw(), DType::bf16, from.size());
+}
+
+WeightVector WeightReader::bias(std::initializer_list<TensorView> parts) const {
+  std::vector<float> values;
+  for (const TensorView& part : parts) {
+    const bf16* from = part.data<bf16>();
+    for (int64_t i = 0; i < part.size(); ++i) values.push_back(to_float(from[i]));
+  }
+  return upload(values.data(), DType::f32, static_cast<int64_t>(values.size()));
+}
+
+WeightVector WeightReader::upload(const void* from, DType dtype, int64_t n) const {
+  WeightVector vector;
+  vector.data = backend_.allocate(n * dtype_bytes(dtype));
+  vector.view = vector.data.view(dtype, {n});
+  Stream stream = backend_.make_stream();
+  backend_.copy_from_host(vector.view, from, stream);
+  backend_.synchronize(stream);  // `from` may end with the caller
+  return vector;
+}
+
+}  // namespace outrider

@@ -1,0 +1,74 @@
+// Tensors of a checkpoint on their way to a backend: checked against what a config describes, then
+// taken out slice by slice.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/safetensors.h"
+#include "model/shard.h"
+
+namespace outrider {
+
+constexpr char kEmbeddingTensor[] = "model.embed_tokens.weight";
+constexpr char kLmHeadTensor[] = "lm_head.weight";
+
+// A norm's weight (bf16) or a bias (f32), [n], on the backend; empty where there is none.
+struct WeightVector {
+  Buffer data;
+  TensorView view;
+};
+
+// Checks tensors off against what a config describes.
+class TensorChecker {
+ public:
+  explicit TensorChecker(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  // source: the fields of config.json that the shape comes from, for the message. Throws Error
+  // where there is no such bf16 tensor.
+  void expect(const std::string& name, std::initializer_list<int64_t> shape, const char* source);
+  void ignore(const std::string& name) { known_.insert(name); }
+  // Throws Error for a tensor that nothing has asked for.
+  void finish() const;
+
+ private:
+  const Checkpoint& checkpoint_;
+  std::set<std::string, std::less<>> known_;
+};
+
+// i32 [vocab_size] on the backend: a token's row of an LM head that scores `tokens` alone, or -1.
+Buffer make_head_rows(const std::vector<int32_t>& tokens, int64_t vocab_size, Backend& backend);
+
+// Takes slices out of a checkpoint whose tensors have been checked.
+class WeightReader {
+ public:
+  WeightReader(const Checkpoint& checkpoint, Backend& backend)
+      : checkpoint_(checkpoint), backend_(backend) {}
+
+  // The tensor where it lies in the file: read-only, whatever TensorView allows.
+  TensorView view(const std::string& name) const;
+  TensorView rows(const std::string& name, Range range) const {
+    return view(name).rows(range.begin, range.end);
+  }
+  TensorView columns(const std::string& name, Range range) const {
+    return view(name).slice(1, range.begin, range.end);
+  }
+  PackedWeight pack(std::initializer_list<TensorView> parts) const {
+    return backend_.pack(std::span(parts.begin(), parts.size()));
+  }
+  WeightVector norm(const std::string& name) const;
+  // The parts end to end, in fp32.
+  WeightVector bias(std::initializer_list<TensorView> parts) const;
+
+ private:
+  WeightVector upload(const void* from, DType dtype, int64_t n) const;
+
+  const Checkpoint& checkpoint_;
+  Backend& backend_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,54 @@
+// `head`: a drafter that goes on from the target's own last state, with one layer and a trimmed LM
+// head. It has no cache: nothing is prefilled, and a preempted sequence loses one step's drafts.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "model/draft_head.h"
+#include "spec/drafter.h"
+
+namespace outrider {
+
+class HeadDrafter final : public LogitDrafter {
+ public:
+  // target: the directory of the model that it drafts for. Throws Error as DraftHead does.
+  HeadDrafter(const std::filesystem::path& directory, const std::filesystem::path& target,
+              Backend& backend, int64_t num_slots);
+
+  const DraftHead& head() const { return head_; }
+
+  void begin_step() override {}
+  int64_t num_seen(int64_t) const override { return INT64_MAX; }
+  void admit(int64_t slot, int64_t) override { lengths_[slot] = kNoState; }
+  void prefill(std::span<const DraftContext>, Stream&) override {}
+  // The sequences of a round are the first ones of the round before it; each one's target state
+  // was taken in the step that made its last token.
+  uint64_t prepare(std::span<const DraftContext> contexts, TensorView logits,
+                   Stream& stream) override;
+  void enqueue(Stream& stream) override;
+  void truncate(int64_t, int64_t) override {}
+  void take_state(int64_t slot, int64_t length, TensorView state, Stream& stream) override;
+
+ private:
+  static constexpr int64_t kNoState = -1;
+
+  // Of round `round` of a step.
+  int64_t first(int64_t round) const { return round * max_rows_; }
+
+  Backend& backend_;
+  int64_t max_rows_;  // of a round
+  DraftHead head_;
+  Buffer states_;  // bf16 [slots, hidden]: the target's, at the last position but one
+  std::vector<int64_t> lengths_;      // [slots]: of the sequence that the state belongs to
+  Buffer guesses_;                    // bf16 [max_rows, hidden]: of a round, then of the next
+  Staged<int32_t> slots_;             // [max_rows]
+  Staged<int32_t> tokens_;            // [rounds, max_rows]
+  Staged<TokenCopy> copies_;          // [rounds, max_rows]: of those that the device alone knows
+  int64_t round_ = 0, num_rows_ = 0;  // of `prepare`
+  TensorView logits_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,190 @@
+// DraftHead against its formula in plain loops, and what it refuses.
+#include "model/draft_head.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "core/float_environment.h"
+#include "kernels/distribution.h"
+#include "testing/checkpoints.h"
+#include "testing/one_line_error.h"
+#include "testing/read_file.h"
+#include "testing/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+using Vector = std::vector<double>;
+using Matrix = std::vector<Vector>;
+
+Matrix matrix(const Checkpoint& checkpoint, const std::string& name) {
+  const StoredTensor& tensor = *checkpoint.find(name);
+  const auto* data = static_cast<const bf16*>(tensor.data);
+  const int64_t width = tensor.shape.back();
+  Matrix rows(tensor.size() / width, Vector(width));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (int64_t j = 0; j < width; ++j) {
+      rows[i][j] = to_float(data[static_cast<int64_t>(i) * width + j]);
+    }
+  }
+  return rows;
+}
+
+Vector times(const Matrix& a, const Vector& x) {
+  Vector y(a.size(), 0);
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < x.size(); ++j) y[i] += a[i][j] * x[j];
+  }
+  return y;
+}
+
+Vector sum(Vector a, const Vector& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
+Vector normed(const Vector& x, const Vector& weight) {
+  double squares = 0;
+  for (const double v : x) squares += v * v;
+  Vector y = x;
+  for (size_t i = 0; i < x.size(); ++i) {
+    y[i] *= weight[i] / std::sqrt(squares / static_cast<double>(x.size()) + 1e-5);
+  }
+  return y;
+}
+
+// The state guessed behind `state` and `token`, in double.
+Vector next_state(const Checkpoint& head, const Vector& embedding, const Vector& state) {
+  const auto weight = [&](const char* name) { return matrix(head, std::string(name) + ".weight"); };
+  Vector x = sum(times(weight("embed_proj"), normed(embedding, weight("embed_norm")[0])),
+                 times(weight("state_proj"), state));
+  const Vector in = normed(x, weight("ffn_norm")[0]);
+  Vector gate = times(weight("gate_proj"), in);
+  const Vector up = times(weight("up_proj"), in);
+  for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+  return normed(sum(x, times(weight("down_proj"), gate)), weight("norm")[0]);
+}
+
+class DraftHeadTest : public ::testing::Test {
+ protected:
+  DraftHeadTest() { set_float_environment(); }
+
+  std::unique_ptr<DraftHead> make_head(int64_t max_rows = 8) {
+    return std::make_unique<DraftHead>(test_checkpoint("tiny-head"), test_checkpoint("tiny"),
+                                       *backend_, max_rows);
+  }
+
+  // Logits of each row, whose states are replaced.
+  std::vector<std::vector<float>> forward(DraftHead& head, std::vector<std::vector<bf16>>& states,
+                                          const std::vector<int32_t>& tokens) {
+    const auto rows = static_cast<int64_t>(tokens.size());
+    const int64_t hidden = head.config().hidden_size, vocab = head.config().vocab_size;
+    const Buffer state_memory = backend_->allocate(rows * hidden * sizeof(bf16));
+    const Buffer token_memory = backend_->allocate(rows * sizeof(int32_t));
+    const Buffer logit_memory = backend_->allocate(rows * vocab * sizeof(float));
+    const TensorView on_device = state_memory.view(DType::bf16, {rows, hidden});
+    const TensorView ids = token_memory.view(DType::i32, {rows});
+    const TensorView logits = logit_memory.view(DType::f32, {rows, vocab});
+    for (int64_t i = 0; i < rows; ++i) {
+      backend_->copy_from_host(on_device.rows(i, i + 1), states[i].data(), stream_);
+    }
+    backend_->copy_from_host(ids, tokens.data(), stream_);
+    head.forward(on_device, ids, logits, stream_);
+    std::vector<std::vector<float>> result(rows, std::vector<float>(vocab));
+    for (int64_t i = 0; i < rows; ++i) {
+      backend_->copy_to_host(result[i].data(), logits.rows(i, i + 1), stream_);
+      backend_->copy_to_host(states[i].data(), on_device.rows(i, i + 1), stream_);
+    }
+    backend_->synchronize(stream_);
+    return result;
+  }
+
+  std::vector<std::vector<bf16>> random_states(size_t rows) {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    std::vector<std::vector<bf16>> states(rows, std::vector<bf16>(64));
+    for (auto& state : states) {
+      for (bf16& x : state) x = to_bf16(normal(random));
+    }
+    return states;
+  }
+
+  std::unique_ptr<Backend> backend_ = make_cpu_backend();
+  Stream stream_ = backend_->make_stream();
+};
+
+TEST_F(DraftHeadTest, ComputesItsFormula) {
+  const auto head = make_head();
+  const Checkpoint weights(test_checkpoint("tiny-head")), target(test_checkpoint("tiny"));
+  const Matrix embedding = matrix(target, "model.embed_tokens.weight");
+  const std::vector<int32_t> tokens = {7, 0, 511};
+  auto states = random_states(3);
+  const auto before = states;
+  const auto logits = forward(*head, states, tokens);
+  for (size_t row = 0; row < 3; ++row) {
+    Vector state(64);
+    for (size_t i = 0; i < 64; ++i) state[i] = to_float(before[row][i]);
+    const Vector expected = next_state(weights, embedding[tokens[row]], state);
+    // Four roundings to bf16 (2^-9 each) on the way, of sums of a few times their size.
+    for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(to_float(states[row][i]), expected[i], 0.05);
+    size_t scored = 0;
+    for (int32_t token = 0; token < 512; ++token) {
+      if (scored < head->config().draft_token_ids.size() &&
+          head->config().draft_token_ids[scored] == token) {
+        ++scored;
+        double dot = 0;
+        for (size_t i = 0; i < 64; ++i) dot += expected[i] * embedding[token][i];
+        EXPECT_NEAR(logits[row][token], dot, 0.25) << "token " << token;
+      } else {
+        EXPECT_EQ(logits[row][token], kUnscoredLogit) << "token " << token;
+      }
+    }
+    EXPECT_EQ(scored, head->config().draft_token_ids.size());
+  }
+}
+
+TEST_F(DraftHeadTest, ARowDoesNotDependOnTheOthers) {
+  const auto head = make_head();
+  const std::vector<int32_t> tokens = {7, 0, 511, 44, 45};
+  auto together = random_states(5);
+  const auto logits = forward(*head, together, tokens);
+  for (size_t row = 0; row < 5; ++row) {
+    std::vector<std::vector<bf16>> alone = {random_states(5)[row]};
+    const auto own = forward(*head, alone, {tokens[row]});
+    EXPECT_EQ(std::memcmp(own[0].data(), logits[row].data(), 512 * sizeof(float)), 0) << row;
+    EXPECT_EQ(std::memcmp(alone[0].data(), together[row].data(), 64 * sizeof(bf16)), 0) << row;
+  }
+}
+
+TEST_F(DraftHeadTest, NamesWhatDoesNotFit) {
+  const TemporaryDirectory directory;
+  const auto source = test_checkpoint("tiny-head");
+  std::filesystem::copy(source / "model.safetensors", directory.path() / "model.safetensors");
+  const struct {
+    const char *field, *value, *expected;
+  } cases[] = {
+      {"model_type", "\"llama\"", "model_type is \"llama\"; expected \"outrider_draft_head\""},
+      {"hidden_size", "32", "hidden_size is 32; expected the target's, 64"},
+      {"vocab_size", "1024", "vocab_size is 1024; expected the target's, 512"},
+      {"intermediate_size", "95", "gate_proj.weight has shape"},
+      {"draft_token_ids", "[3, 3]", "draft_token_ids[1] is 3; expected more than"},
+      {"draft_token_ids", "[512]", "draft_token_ids[0] is 512"},
+      {"rms_norm_eps", "null", "rms_norm_eps"},
+  };
+  for (const auto& c : cases) {
+    nlohmann::json config = nlohmann::json::parse(read_file(source / "config.json"));
+    config[c.field] = nlohmann::json::parse(c.value);
+    directory.write("config.json", config.dump());
+    expect_one_line_error({directory.path().string(), c.expected}, [&] {
+      DraftHead(directory.path(), test_checkpoint("tiny"), *backend_, 8);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,87 @@
+"""A draft head in plain PyTorch, with the arithmetic of csrc/model/draft_head.h: from the target's
+last state and the next token to the state that the target will have there, scored by rows of the
+target's own LM head. Reads and writes what `serve --draft-head` takes.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import xxhash
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from distill_llama import Llama, rms_norm
+
+
+class DraftHead(nn.Module):
+    def __init__(self, target: Llama, target_head: Tensor) -> None:
+        """target_head: [head_rows, hidden], the rows that score; they are not trained."""
+        super().__init__()
+        hidden, ffn = target.shape.hidden_size, target.shape.intermediate_size
+        self.dtype, self.epsilon = target.dtype, target.shape.rms_norm_eps
+        self.register_buffer("embed_tokens", target.embed_tokens.detach(), persistent=False)
+        self.register_buffer("lm_head", target_head, persistent=False)
+
+        def normal(rows: int, columns: int, scale: float) -> nn.Parameter:
+            return nn.Parameter(torch.randn(rows, columns) * scale)
+
+        self.embed_norm = nn.Parameter(torch.ones(hidden))
+        self.embed_proj = normal(hidden, hidden, 0.02)
+        self.state_proj = nn.Parameter(0.5 * torch.eye(hidden))
+        self.ffn_norm = nn.Parameter(torch.ones(hidden))
+        self.gate_proj = normal(ffn, hidden, 0.02)
+        self.up_proj = normal(ffn, hidden, 0.02)
+        self.down_proj = normal(hidden, ffn, 0.005)
+        self.norm = nn.Parameter(target.norm.detach().float().clone())
+
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """states: [..., hidden], normed, at the position before each token; the guess of them at
+        the tokens' own."""
+        def linear(x: Tensor, weight: Tensor) -> Tensor:
+            return F.linear(x.to(self.dtype), weight.to(self.dtype)).float()
+
+        embedded = F.embedding(tokens, self.embed_tokens).float()
+        x = (linear(rms_norm(embedded, self.embed_norm, self.epsilon), self.embed_proj) +
+             linear(states, self.state_proj))
+        normed = rms_norm(x, self.ffn_norm, self.epsilon)
+        gated = F.silu(linear(normed, self.gate_proj)) * linear(normed, self.up_proj)
+        x = x + linear(gated, self.down_proj)
+        return rms_norm(x, self.norm, self.epsilon).to(self.dtype)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """f32 [..., head_rows]"""
+        return F.linear(states, self.lm_head).float()
+
+    def read_each_pass(self) -> int:
+        """Parameters that a pass over one row reads."""
+        return sum(p.numel() for p in self.parameters()) + self.lm_head.numel()
+
+
+def checkpoint_hash(directory: Path) -> str:
+    """What the server calls the hash of a checkpoint: csrc/model/checkpoint_hash.h."""
+    index = directory / "model.safetensors.index.json"
+    paths = [directory / "config.json", directory / "model.safetensors"]
+    if index.exists():
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        paths[1:] = [index, *(directory / name for name in sorted({*files}))]
+    value = 0
+    for path in paths:
+        value = xxhash.xxh3_64_intdigest(path.read_bytes(), value)
+    return f"{value:016x}"
+
+
+def save_head(head: DraftHead, token_ids: list[int], target_directory: Path,
+              directory: Path) -> None:
+    hidden, ffn = head.embed_proj.shape[0], head.gate_proj.shape[0]
+    config = {"model_type": "outrider_draft_head", "target": checkpoint_hash(target_directory),
+              "hidden_size": hidden, "intermediate_size": ffn,
+              "vocab_size": head.embed_tokens.shape[0], "rms_norm_eps": head.epsilon}
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config, indent=2)[:-2]  # the ids in one line, behind the others
+    text += f',\n  "draft_token_ids": {json.dumps(token_ids)}\n}}\n'
+    (directory / "config.json").write_text(text, encoding="utf-8")
+    tensors = {f"{name}.weight": parameter.detach().to("cpu", torch.bfloat16).contiguous()
+               for name, parameter in head.named_parameters()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
