@@ -32,6 +32,9 @@ void add_model_flags(CLI::App& command, EngineOptions& options) {
   command.add_option_function<std::string>(
       "--draft-head", [&options](const std::string& path) { options.draft_head = path; },
       "The directory of a draft head made for this model");
+  command.add_option_function<std::string>(
+      "--draft-counts", [&options](const std::string& path) { options.draft_counts = path; },
+      "A file of token counts: the drafters bigram and unigram");
   command
       .add_option("--prefill-chunk", options.prefill_chunk,
                   "Most prompt tokens in one step (default 256)")
@@ -49,7 +52,7 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
           [&options](const std::string& name) { options.drafter = drafter_from_name(name); },
           "Who drafts where a request names nobody (default: head with --draft-head, model with "
           "--draft, else prompt_lookup)")
-      ->check(CLI::IsMember({"head", "model", "prompt_lookup", "random"}));
+      ->check(CLI::IsMember({"bigram", "head", "model", "prompt_lookup", "random", "unigram"}));
   command.add_option_function<std::string>(
       "--lookahead",
       [&options](const std::string& text) {

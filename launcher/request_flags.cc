@@ -48,7 +48,9 @@ void RequestFlags::add_parameters_to(CLI::App& command) {
 
   command.add_option("--mode", mode_, "How to speculate: rejection, coupled or off")
       ->check(CLI::IsMember({"rejection", "coupled", "off"}));
-  command.add_option("--drafter", drafter_, "Who drafts: head, model, prompt_lookup or random");
+  command.add_option("--drafter", drafter_,
+                     "Who drafts: bigram, head, model, prompt_lookup, random or "
+                     "unigram");
   command.add_option("--num-speculative-tokens", num_speculative_tokens_,
                      "Draft exactly so many tokens a step, 0 … 15");
   command.add_option("--lenience", lenience_, "Not supported by the server yet");

@@ -14,6 +14,7 @@
 #include "core/stream.h"
 #include "core/tensor.h"
 #include "kernels/attention_types.h"
+#include "kernels/logit_table.h"
 #include "kernels/verify_types.h"
 
 namespace outrider {
@@ -96,6 +97,11 @@ class Backend {
   // y[r][v] = x[r][head_rows[v]]; a token of row -1 gets a logit of probability 0. x: f32 [rows,
   // m]; head_rows: i32 [vocab_size], each in [-1, m); y: f32 [rows, vocab_size]
   virtual void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) = 0;
+
+  // y[r] = the table's logits behind tokens[r]; other tokens get one of probability 0. tokens: i32
+  // [rows]; y: f32 [rows, vocab_size]; the table is memory of this backend
+  virtual void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
+                            Stream& stream) = 0;
 
   // Rotates q and k in place by position and writes k and v to their pages, rounded to bf16.
   // qkv: f32 [rows, (num_heads + 2 num_kv_heads) * head_dim]; cos, sin: f32 [max_positions,

@@ -91,6 +91,10 @@ OperationCost expand_logits_cost(int64_t rows, int64_t num_scored, int64_t vocab
           .launches = 1};
 }
 
+OperationCost table_logits_cost(int64_t rows, int64_t vocab_size) {
+  return {.activation_bytes = rows * vocab_size * kFloat, .launches = 1};
+}
+
 OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape) {
   const int64_t in_place = (shape.num_heads + shape.num_kv_heads) * shape.head_dim;
   const int64_t real = rows.sequences * rows.each;

@@ -43,6 +43,7 @@ OperationCost silu_mul_cost(int64_t rows, int64_t width);
 OperationCost add_cost(int64_t elements);
 OperationCost gather_rows_cost(int64_t rows, int64_t hidden);
 OperationCost expand_logits_cost(int64_t rows, int64_t num_scored, int64_t vocab_size);
+OperationCost table_logits_cost(int64_t rows, int64_t vocab_size);
 
 // Rows of a pass that attend: `each` neighbours in each of `sequences`, at positions `context` …,
 // and `padding` rows that are nobody's.

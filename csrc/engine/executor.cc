@@ -85,6 +85,7 @@ void check_files(const EngineOptions& options) {
   check_tensors(Checkpoint(options.model), config);
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   check_tokenizer(options.model, tokenizer, config);
+  if (options.draft_counts) CountTables::load(*options.draft_counts, config.vocab_size);
   if (options.draft_head) {
     check_target(*options.draft_head, DraftHeadConfig::load(*options.draft_head),
                  checkpoint_hash(options.model));
@@ -124,6 +125,15 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
                                                   options_.max_sequences);
     check_target(*options_.draft_head, head_drafter_->head().config(), model_hash_);
     draft_hash_ += checkpoint_hash(*options_.draft_head);
+  }
+  if (options_.draft_counts) {
+    const CountTables counts =
+        CountTables::load(*options_.draft_counts, target_.config().vocab_size);
+    unigram_drafter_ =
+        std::make_unique<TableDrafter>(counts.unigram, backend, options_.max_sequences);
+    bigram_drafter_ =
+        std::make_unique<TableDrafter>(counts.bigram, backend, options_.max_sequences);
+    draft_hash_ += file_hash(*options_.draft_counts);
   }
   check_whole_head(options_.model, target_.config());
   check_tokenizer(options_.model, tokenizer_, target_.config());
@@ -193,6 +203,7 @@ std::vector<DrafterKind> Executor::drafters() const {
   std::vector<DrafterKind> kinds = {DrafterKind::prompt_lookup, DrafterKind::random};
   if (model_drafter_ != nullptr) kinds.push_back(DrafterKind::model);
   if (head_drafter_ != nullptr) kinds.push_back(DrafterKind::head);
+  if (options_.draft_counts) kinds.insert(kinds.end(), {DrafterKind::bigram, DrafterKind::unigram});
   return kinds;
 }
 
@@ -204,6 +215,10 @@ LogitDrafter* Executor::logit_drafter(DrafterKind kind) {
       return &random_drafter_;
     case DrafterKind::head:
       return head_drafter_.get();
+    case DrafterKind::unigram:
+      return unigram_drafter_.get();
+    case DrafterKind::bigram:
+      return bigram_drafter_.get();
     case DrafterKind::prompt_lookup:
     case DrafterKind::none:
       return nullptr;

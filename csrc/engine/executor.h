@@ -20,13 +20,15 @@
 #include "model/tokenizer.h"
 #include "spec/head_drafter.h"
 #include "spec/speculative_step.h"
+#include "spec/table_drafter.h"
 
 namespace outrider {
 
 struct EngineOptions {
   std::filesystem::path model;
-  std::optional<std::filesystem::path> draft;       // a checkpoint with the target's vocabulary
-  std::optional<std::filesystem::path> draft_head;  // of the model: tools/distill_draft.py
+  std::optional<std::filesystem::path> draft;         // a checkpoint with the target's vocabulary
+  std::optional<std::filesystem::path> draft_counts;  // a file of tools/count_tokens.py
+  std::optional<std::filesystem::path> draft_head;    // of the model: tools/distill_draft.py
   std::optional<DrafterKind> drafter;  // where a request names none; unset: head, model or
                                        // prompt_lookup, the first there is
   int num_speculative_tokens = 4;      // K where a request gives none: --lookahead fixed:K
@@ -100,8 +102,9 @@ class Executor {
   Transformer target_;
   int64_t max_positions_;
   KvCache cache_;
-  std::unique_ptr<ModelDrafter> model_drafter_;  // where there is a draft
-  std::unique_ptr<HeadDrafter> head_drafter_;    // where there is a draft head
+  std::unique_ptr<ModelDrafter> model_drafter_;                     // where there is a draft
+  std::unique_ptr<HeadDrafter> head_drafter_;                       // where there is a draft head
+  std::unique_ptr<TableDrafter> unigram_drafter_, bigram_drafter_;  // where there are counts
   RandomDrafter random_drafter_;
   SpeculativeStep step_;
   std::string model_hash_, draft_hash_;

@@ -4,8 +4,8 @@
 namespace outrider {
 
 std::optional<DrafterKind> drafter_from_name(const std::string& name) {
-  for (const auto kind :
-       {DrafterKind::model, DrafterKind::head, DrafterKind::random, DrafterKind::prompt_lookup}) {
+  for (const auto kind : {DrafterKind::model, DrafterKind::head, DrafterKind::bigram,
+                          DrafterKind::unigram, DrafterKind::random, DrafterKind::prompt_lookup}) {
     if (name == drafter_name(kind)) return kind;
   }
   return std::nullopt;
@@ -19,6 +19,10 @@ std::string drafter_name(DrafterKind kind) {
       return "model";
     case DrafterKind::head:
       return "head";
+    case DrafterKind::bigram:
+      return "bigram";
+    case DrafterKind::unigram:
+      return "unigram";
     case DrafterKind::random:
       return "random";
     case DrafterKind::prompt_lookup:

@@ -14,9 +14,9 @@
 
 namespace outrider {
 
-enum class DrafterKind : int32_t { none, model, random, prompt_lookup, head };
+enum class DrafterKind : int32_t { none, model, random, prompt_lookup, head, unigram, bigram };
 
-// "model", "head", "random", "prompt_lookup"; nullopt for any other name.
+// "model", "head", "bigram", "unigram", "random", "prompt_lookup"; nullopt for any other name.
 std::optional<DrafterKind> drafter_from_name(const std::string& name);
 std::string drafter_name(DrafterKind kind);
 

@@ -9,9 +9,9 @@
 
 namespace outrider {
 
-std::string checkpoint_hash(const std::filesystem::path& directory) {
-  std::vector<std::filesystem::path> paths = Checkpoint(directory).paths();
-  paths.insert(paths.begin(), directory / "config.json");
+namespace {
+
+std::string hash_of(const std::vector<std::filesystem::path>& paths) {
   uint64_t hash = 0;
   for (const auto& path : paths) {
     const MappedFile file(path);
@@ -21,5 +21,15 @@ std::string checkpoint_hash(const std::filesystem::path& directory) {
   std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(hash));
   return hex;
 }
+
+}  // namespace
+
+std::string checkpoint_hash(const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> paths = Checkpoint(directory).paths();
+  paths.insert(paths.begin(), directory / "config.json");
+  return hash_of(paths);
+}
+
+std::string file_hash(const std::filesystem::path& path) { return hash_of({path}); }
 
 }  // namespace outrider

@@ -11,4 +11,7 @@ namespace outrider {
 // the file that cannot be read.
 std::string checkpoint_hash(const std::filesystem::path& directory);
 
+// The same of one file.
+std::string file_hash(const std::filesystem::path& path);
+
 }  // namespace outrider

@@ -1,5 +1,7 @@
 #include "spec/head_drafter.h"
 
+#include <algorithm>
+
 #include "core/digest.h"
 #include "core/error.h"
 
@@ -14,8 +16,7 @@ HeadDrafter::HeadDrafter(const std::filesystem::path& directory,
       lengths_(num_slots, kNoState),
       guesses_(backend.allocate(sizeof(bf16) * max_rows_ * head_.config().hidden_size)),
       slots_(backend, max_rows_),
-      tokens_(backend, kMaxDraftTokens * max_rows_),
-      copies_(backend, kMaxDraftTokens * max_rows_) {}
+      tokens_(backend, max_rows_) {}
 
 void HeadDrafter::take_state(int64_t slot, int64_t length, TensorView state, Stream& stream) {
   const auto num_slots = static_cast<int64_t>(lengths_.size());
@@ -27,42 +28,32 @@ void HeadDrafter::take_state(int64_t slot, int64_t length, TensorView state, Str
 uint64_t HeadDrafter::prepare(std::span<const DraftContext> contexts, TensorView logits,
                               Stream& stream) {
   round_ = contexts.front().num_drafted;
-  num_rows_ = logits.extent(0);
   logits_ = logits;
-  CHECK(num_rows_ <= max_rows_ && round_ < kMaxDraftTokens);
-  for (int64_t i = 0; i < num_rows_; ++i) {
-    const bool there = i < static_cast<int64_t>(contexts.size());
-    const int64_t at = first(round_) + i;
-    tokens_.host()[at] = there ? contexts[i].tokens.back() : 0;
-    copies_.host()[at] = {nullptr, tokens_.device() + at};
-    if (!there) continue;
-    if (round_ > 0) copies_.host()[at].from = contexts[i].drafted + round_ - 1;
-    CHECK(lengths_[contexts[i].slot] == static_cast<int64_t>(contexts[i].tokens.size()));
+  const int64_t rows = logits.extent(0);
+  tokens_.prepare(contexts, rows, stream);
+  for (const DraftContext& context : contexts) {
+    CHECK(lengths_[context.slot] == static_cast<int64_t>(context.tokens.size()));
   }
   if (round_ == 0) {
-    for (int64_t i = 0; i < num_rows_; ++i) {
-      const bool there = i < static_cast<int64_t>(contexts.size());
-      slots_.host()[i] = there ? static_cast<int32_t>(contexts[i].slot) : 0;
+    std::fill_n(slots_.host(), rows, 0);
+    for (size_t i = 0; i < contexts.size(); ++i) {
+      slots_.host()[i] = static_cast<int32_t>(contexts[i].slot);
     }
-    slots_.upload(0, num_rows_, stream);
+    slots_.upload(0, rows, stream);
   }
-  tokens_.upload(first(round_), num_rows_, stream);
-  copies_.upload(first(round_), num_rows_, stream);
-  const int64_t parts[] = {round_, num_rows_, reinterpret_cast<int64_t>(logits.raw())};
+  const int64_t parts[] = {round_, rows, reinterpret_cast<int64_t>(logits.raw())};
   return digest(parts, sizeof parts);
 }
 
 void HeadDrafter::enqueue(Stream& stream) {
-  const int64_t hidden = head_.config().hidden_size;
-  const TensorView guesses = guesses_.view(DType::bf16, {num_rows_, hidden});
+  const int64_t hidden = head_.config().hidden_size, rows = logits_.extent(0);
+  const TensorView guesses = guesses_.view(DType::bf16, {rows, hidden});
   if (round_ == 0) {
     const auto num_slots = static_cast<int64_t>(lengths_.size());
     backend_.gather_rows(states_.view(DType::bf16, {num_slots, hidden}),
-                         TensorView(slots_.device(), DType::i32, {num_rows_}), guesses, stream);
+                         TensorView(slots_.device(), DType::i32, {rows}), guesses, stream);
   }
-  backend_.copy_tokens(copies_.device() + first(round_), num_rows_, stream);
-  head_.forward(guesses, TensorView(tokens_.device() + first(round_), DType::i32, {num_rows_}),
-                logits_, stream);
+  head_.forward(guesses, tokens_.enqueue(stream), logits_, stream);
 }
 
 }  // namespace outrider

@@ -9,6 +9,7 @@
 
 #include "model/draft_head.h"
 #include "spec/drafter.h"
+#include "spec/round_tokens.h"
 
 namespace outrider {
 
@@ -35,19 +36,15 @@ class HeadDrafter final : public LogitDrafter {
  private:
   static constexpr int64_t kNoState = -1;
 
-  // Of round `round` of a step.
-  int64_t first(int64_t round) const { return round * max_rows_; }
-
   Backend& backend_;
   int64_t max_rows_;  // of a round
   DraftHead head_;
   Buffer states_;  // bf16 [slots, hidden]: the target's, at the last position but one
-  std::vector<int64_t> lengths_;      // [slots]: of the sequence that the state belongs to
-  Buffer guesses_;                    // bf16 [max_rows, hidden]: of a round, then of the next
-  Staged<int32_t> slots_;             // [max_rows]
-  Staged<int32_t> tokens_;            // [rounds, max_rows]
-  Staged<TokenCopy> copies_;          // [rounds, max_rows]: of those that the device alone knows
-  int64_t round_ = 0, num_rows_ = 0;  // of `prepare`
+  std::vector<int64_t> lengths_;  // [slots]: of the sequence that the state belongs to
+  Buffer guesses_;                // bf16 [max_rows, hidden]: of a round, then of the next
+  Staged<int32_t> slots_;         // [max_rows]
+  RoundTokens tokens_;
+  int64_t round_ = 0;  // of `prepare`
   TensorView logits_;
 };
 

@@ -18,7 +18,7 @@ uint64_t key_of(Pass pass, int64_t rows, uint64_t parts) {
 }
 
 // Logit drafters that take part in one step, at most: rows are padded for each.
-constexpr int64_t kLogitDrafters = 3;
+constexpr int64_t kLogitDrafters = 5;
 
 bool drafts_with(const SequenceState& state, const SlotWork& work, const LogitDrafter* drafter) {
   return state.drafter == drafter && work.num_draft_tokens > 0;

@@ -1,5 +1,7 @@
 #include "kernels/cpu/elementwise.h"
 
+#include <algorithm>
+
 #include "kernels/cpu/lanes_kernels.h"
 #include "kernels/cpu/multiversion.h"
 #include "kernels/distribution.h"
@@ -48,6 +50,15 @@ void expand_logits(const float* x, const int32_t* head_rows, float* y, int64_t r
   for (int64_t r = 0; r < rows; ++r) {
     OUTRIDER_DISPATCH(isa, expand_row,
                       (x + r * num_scored, head_rows, y + r * vocab_size, vocab_size));
+  }
+}
+
+void table_logits(const int32_t* tokens, const LogitTable& table, float* y, int64_t rows,
+                  int64_t vocab_size) {
+  for (int64_t r = 0; r < rows; ++r, y += vocab_size) {
+    std::fill_n(y, vocab_size, kUnscoredLogit);
+    const TableRow row = table.rows[tokens[r]];
+    for (int32_t i = row.begin; i < row.end; ++i) y[table.tokens[i]] = table.logits[i];
   }
 }
 

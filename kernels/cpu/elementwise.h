@@ -6,6 +6,7 @@
 
 #include "core/bf16.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/logit_table.h"
 
 namespace outrider::cpu {
 
@@ -31,5 +32,11 @@ void expand_logits(const float* x,            // [rows, num_scored]
                    const int32_t* head_rows,  // [vocab_size]: in [-1, num_scored)
                    float* y,                  // [rows, vocab_size]
                    int64_t rows, int64_t num_scored, int64_t vocab_size, Isa isa);
+
+// y[r] = the logits that a table holds behind token tokens[r]; kUnscoredLogit for tokens that it
+// does not list. Bound: rows * vocab_size * 4 bytes. Twin: ../cuda/elementwise.cu.
+void table_logits(const int32_t* tokens,  // [rows]: in [0, vocab_size)
+                  const LogitTable& table, float* y /* [rows, vocab_size] */, int64_t rows,
+                  int64_t vocab_size);
 
 }  // namespace outrider::cpu

@@ -63,6 +63,25 @@ __global__ void __launch_bounds__(kThreads)
   y[blockIdx.y * vocab_size + v] = row < 0 ? kUnscoredLogit : x[blockIdx.y * num_scored + row];
 }
 
+// Grid: pieces of a row of y by rows.
+__global__ void __launch_bounds__(kThreads)
+    table_kernel(const int32_t* tokens, LogitTable table, float* y, int64_t vocab_size) {
+  const int64_t v = grid_index();
+  if (v >= vocab_size) return;
+  const TableRow row = table.rows[tokens[blockIdx.y]];
+  int32_t begin = row.begin, end = row.end;  // the first entry of a token >= v lies in [begin, end]
+  while (begin < end) {
+    const int32_t middle = begin + (end - begin) / 2;
+    if (table.tokens[middle] < v) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  const bool listed = begin < row.end && table.tokens[begin] == v;
+  y[blockIdx.y * vocab_size + v] = listed ? table.logits[begin] : kUnscoredLogit;
+}
+
 }  // namespace
 
 void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden,
@@ -88,6 +107,12 @@ void expand_logits(const float* x, const int32_t* head_rows, float* y, int64_t r
                    int64_t num_scored, int64_t vocab_size, cudaStream_t stream) {
   const dim3 grid(blocks_of(vocab_size), static_cast<unsigned>(rows));
   launch(expand_kernel, grid, kThreads, 0, stream, x, head_rows, y, num_scored, vocab_size);
+}
+
+void table_logits(const int32_t* tokens, const LogitTable& table, float* y, int64_t rows,
+                  int64_t vocab_size, cudaStream_t stream) {
+  const dim3 grid(blocks_of(vocab_size), static_cast<unsigned>(rows));
+  launch(table_kernel, grid, kThreads, 0, stream, tokens, table, y, vocab_size);
 }
 
 }  // namespace outrider::cuda

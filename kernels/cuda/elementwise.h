@@ -6,6 +6,7 @@
 
 #include "core/bf16.h"
 #include "kernels/cuda/stream.h"
+#include "kernels/logit_table.h"
 
 namespace outrider::cuda {
 
@@ -39,5 +40,11 @@ void expand_logits(const float* x,            // [rows, num_scored]
                    const int32_t* head_rows,  // [vocab_size]: in [-1, num_scored)
                    float* y,                  // [rows, vocab_size]
                    int64_t rows, int64_t num_scored, int64_t vocab_size, cudaStream_t stream);
+
+// y[r] = the logits that a table holds behind token tokens[r]; kUnscoredLogit for tokens that it
+// does not list. Bound: rows * vocab_size * 4 bytes.
+void table_logits(const int32_t* tokens,  // [rows]: in [0, vocab_size)
+                  const LogitTable& table, float* y /* [rows, vocab_size] */, int64_t rows,
+                  int64_t vocab_size, cudaStream_t stream);
 
 }  // namespace outrider::cuda

@@ -11,8 +11,10 @@
 #include "engine/engine.h"
 #include "model/model_runner.h"
 #include "testing/checkpoints.h"
+#include "testing/count_file.h"
 #include "testing/engine_harness.h"
 #include "testing/g_test.h"
+#include "testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -108,6 +110,9 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   options.model = test_checkpoint("tiny-v64");
   options.draft = test_checkpoint(GetParam().draft);
   options.draft_head = test_checkpoint("tiny-v64-head");
+  const TemporaryDirectory directory;
+  directory.write("counts.safetensors", some_counts(kVocab));
+  options.draft_counts = directory.path() / "counts.safetensors";
   options.max_positions = 64;
   const auto answers = run_requests(options, 1, requests);
 
@@ -151,7 +156,8 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
 
 // tiny-v64-draft is the target's first layer, so that a good part of what it drafts is accepted.
 // tiny-v64-trimmed knows two thirds of the tokens.
-const std::vector<std::string> kEveryArm = {"model", "head", "random", "prompt_lookup", "off"};
+const std::vector<std::string> kEveryArm = {"model",  "head",          "bigram", "unigram",
+                                            "random", "prompt_lookup", "off"};
 INSTANTIATE_TEST_SUITE_P(
     Processors, EngineSampling,
     ::testing::Values(Processing{"temperature_1", "tiny-v64-draft", kEveryArm, 1.0f, 0, 1.0f},

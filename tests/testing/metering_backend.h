@@ -75,6 +75,10 @@ class MeteringBackend final : public Backend {
     cost_ += expand_logits_cost(y.extent(0), x.extent(1), y.extent(1));
   }
 
+  void table_logits(TensorView, const LogitTable&, TensorView y, Stream&) override {
+    cost_ += table_logits_cost(y.extent(0), y.extent(1));
+  }
+
   void rope_and_cache(TensorView, TensorView, TensorView, TensorView, TensorView, const RowMap& map,
                       const AttentionShape& shape, Stream&) override {
     const int32_t* positions = map.positions.data<int32_t>();

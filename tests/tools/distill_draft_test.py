@@ -104,6 +104,20 @@ class DistillDraft(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertGreater(json.loads(result.stdout)['speculation']['num_accepted_draft_tokens'], 0)
 
+    def test_counts_of_the_text_draft(self):
+        counts = self.root / 'counts.safetensors'
+        subprocess.run([PYTHON, SOURCE / 'tools' / 'count_tokens.py', '--work', self.whole,
+                        '--vocab-size', '512', '--output', counts], check=True, timeout=LIMIT_S)
+        for drafter in ('unigram', 'bigram'):
+            result = subprocess.run(
+                [PROGRAM, 'run', '--model', CHECKPOINT, '--draft-counts', counts, '--drafter',
+                 drafter, '--raw', '--temperature', '1', '--max-tokens', '200', '--ignore-eos',
+                 '--format', 'json', 'abc'],
+                capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertGreater(
+                json.loads(result.stdout)['speculation']['num_accepted_draft_tokens'], 0)
+
     def test_goes_on_where_it_was_killed(self):
         work = self.root / 'killed'
         run('generate', work, *GENERATE)

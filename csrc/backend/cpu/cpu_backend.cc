@@ -145,6 +145,12 @@ void CpuBackend::expand_logits(TensorView x, TensorView head_rows, TensorView y,
                      vocab_size, isa_);
 }
 
+void CpuBackend::table_logits(TensorView tokens, const LogitTable& table, TensorView y, Stream&) {
+  const int64_t rows = tokens.extent(0);
+  CHECK(has_shape(tokens, DType::i32, {rows}) && has_shape(y, DType::f32, {rows, -1}));
+  cpu::table_logits(tokens.data<int32_t>(), table, y.data<float>(), rows, y.extent(1));
+}
+
 void CpuBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                                 TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                                 Stream&) {

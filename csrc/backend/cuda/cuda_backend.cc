@@ -278,6 +278,14 @@ void CudaBackend::expand_logits(TensorView x, TensorView head_rows, TensorView y
                       x.extent(1), vocab_size, handle(stream));
 }
 
+void CudaBackend::table_logits(TensorView tokens, const LogitTable& table, TensorView y,
+                               Stream& stream) {
+  const int64_t rows = tokens.extent(0);
+  CHECK(has_shape(tokens, DType::i32, {rows}) && has_shape(y, DType::f32, {rows, -1}));
+  cuda::table_logits(tokens.data<int32_t>(), table, y.data<float>(), rows, y.extent(1),
+                     handle(stream));
+}
+
 void CudaBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                                  TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                                  Stream& stream) {

@@ -47,6 +47,8 @@ class CudaBackend final : public Backend {
   void add(TensorView x, TensorView y, Stream& stream) override;
   void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) override;
   void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
+  void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
+                    Stream& stream) override;
   void rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                       TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                       Stream& stream) override;

@@ -188,6 +188,37 @@ TEST_P(OperationsTest, ExpandLogitsIsExact) {
   }
 }
 
+// Rows of no entries, of one, of many, and two that share theirs.
+TEST_P(OperationsTest, TableLogitsAreTheTables) {
+  constexpr int64_t kVocab = 777;
+  const std::vector<TableRow> of_token = {{0, 0}, {0, 1}, {1, 70}, {1, 70}, {70, 71}};
+  std::vector<TableRow> rows(kVocab, {0, 0});
+  std::copy(of_token.begin(), of_token.end(), rows.begin());
+  std::vector<int32_t> listed = {0};
+  for (int32_t i = 0; i < 69; ++i) listed.push_back(i * 11 + i % 3);
+  listed.push_back(kVocab - 1);
+  const auto logits = random_f32(static_cast<int64_t>(listed.size()));
+  std::vector<int32_t> tokens = {4, 0, 2, 1, 3, 776, 2};
+  const auto count = static_cast<int64_t>(tokens.size());
+  std::vector<int32_t> flat;
+  for (const TableRow& row : rows) flat.insert(flat.end(), {row.begin, row.end});
+  const TensorView row_view = upload(flat, {2 * kVocab});
+  const TensorView token_view = upload(listed, {static_cast<int64_t>(listed.size())});
+  const TensorView logit_view = upload(logits, {static_cast<int64_t>(logits.size())});
+  const LogitTable table = {reinterpret_cast<const TableRow*>(row_view.data<int32_t>()),
+                            token_view.data<int32_t>(), logit_view.data<float>()};
+  const TensorView y = empty_f32({count, kVocab});
+  backend_->table_logits(upload(tokens, {count}), table, y, stream_);
+  const auto got = values<float>(y);
+  for (int64_t r = 0; r < count; ++r) {
+    const TableRow row = rows[tokens[r]];
+    std::vector<float> expected(kVocab, kUnscoredLogit);
+    for (int32_t i = row.begin; i < row.end; ++i) expected[listed[i]] = logits[i];
+    for (int64_t v = 0; v < kVocab; ++v)
+      ASSERT_EQ(got[r * kVocab + v], expected[v]) << r << ", " << v;
+  }
+}
+
 // Sequences of random rows, whose pages lie in scrambled order and hold NaN where nothing was
 // written.
 class AttentionOperationsTest : public OperationsTest {
