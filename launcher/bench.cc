@@ -53,6 +53,7 @@ int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on
   }
   die_with_parent();
   World world(nullptr, nullptr);
+  if (on.device == "cuda" && world.size() > 1) check_nccl_library();
   BenchDevice device = open_bench_device(on, {world.local_rank(), world.local_size()});
   if (on.gpus.share_gpus) let_nccl_share_devices(world.local_rank());
   run_decode_bench(options, device,

@@ -123,7 +123,10 @@ class Measuring:
                 env=dict(os.environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=errors)
         for line in process.stdout:
-            found = json.loads(line)
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # what a library prints is no result
             if "unavailable" in found:
                 process.wait()
                 raise Unavailable(found["unavailable"])

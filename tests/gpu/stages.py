@@ -172,9 +172,11 @@ class Stages(Measuring):
                 ("racecheck", "racecheck_hazards", r"RACECHECK SUMMARY: (\d+) hazard"))]
         if any(wrong):
             raise Failed(next(text for text in wrong if text))
+        if None in wrong:
+            raise Unavailable(f"no suite ended in the {SANITIZER_SECONDS} s of each tool")
 
-    def sanitize(self, record: Recorder, command, program, suites, figure, pattern) -> str:
-        """What is wrong; empty where nothing is."""
+    def sanitize(self, record: Recorder, command, program, suites, figure, pattern) -> str | None:
+        """What is wrong; empty where nothing is, None where nothing was seen to its end."""
         tool = command[-1]
         deadline = time.monotonic() + SANITIZER_SECONDS
         covered, count = [], 0
@@ -193,5 +195,5 @@ class Stages(Measuring):
                                  "end": output.splitlines()[-5:]})
             record.figure(figure, count)
         if not covered:
-            return f"{tool}: no suite ended in its {SANITIZER_SECONDS} s"
+            return None
         return f"{tool}: {count} found, see its results" if count > 0 else ""

@@ -65,6 +65,24 @@ TEST_F(EmulatedStream, ReadsPinnedMemoryLateAndPageableAtOnce) {
   EXPECT_THAT(pageable, ElementsAre(11, 12));
 }
 
+TEST_F(EmulatedStream, TimesNothingByEventsThatKeepNoTime) {
+  cudaEvent_t timed, untimed;
+  ASSERT_EQ(cudaEventCreate(&timed), cudaSuccess);
+  ASSERT_EQ(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming), cudaSuccess);
+  for (const cudaEvent_t event : {timed, untimed}) {
+    ASSERT_EQ(cudaEventRecord(event), cudaSuccess);
+    ASSERT_EQ(cudaEventSynchronize(event), cudaSuccess);
+  }
+  float ms = -1;
+  EXPECT_EQ(cudaEventElapsedTime(&ms, timed, timed), cudaSuccess);
+  EXPECT_EQ(ms, 0);
+  EXPECT_EQ(cudaEventElapsedTime(&ms, timed, untimed), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventElapsedTime(&ms, untimed, timed), cudaErrorInvalidResourceHandle);
+  for (const cudaEvent_t event : {timed, untimed}) {
+    EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
+  }
+}
+
 TEST_F(EmulatedStream, OrdersStreamsByEventsAlone) {
   launch(increase, 1, 2, 0, second_, x_.data(), 10);
   launch(scale, 1, 2, 0, first_, x_.data(), 2);

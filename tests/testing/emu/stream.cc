@@ -144,6 +144,7 @@ struct CUevent_st {
     std::shared_ptr<std::chrono::steady_clock::time_point> last;
   };
   std::shared_ptr<Time> time = std::make_shared<Time>();
+  bool timed = true;
 };
 
 struct CUgraph_st {
@@ -316,8 +317,9 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, cudaEventDefault);
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   *event = new CUevent_st;
+  (*event)->timed = (flags & cudaEventDisableTiming) == 0;
   return cudaSuccess;
 }
 
@@ -364,8 +366,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-  if (start->capture != nullptr || end->capture != nullptr || start->time->last == nullptr ||
-      end->time->last == nullptr) {
+  if (!start->timed || !end->timed || start->capture != nullptr || end->capture != nullptr ||
+      start->time->last == nullptr || end->time->last == nullptr) {
     return cudaErrorInvalidResourceHandle;
   }
   const auto from = *start->time->last, to = *end->time->last;
