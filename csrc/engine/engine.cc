@@ -77,27 +77,12 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
   limits_.default_drafter = executor.default_drafter();
 }
 
-Engine::~Engine() {
-  for (Submission* s = close_inbox(); s != nullptr;) delete std::exchange(s, s->next);
-}
-
-Engine::Submission* Engine::closed() {
-  static Submission mark;
-  return &mark;
-}
-
-Engine::Submission* Engine::close_inbox() {
-  Submission* const head = inbox_.exchange(closed());
-  return head == closed() ? nullptr : head;
-}
-
 void Engine::wake() {
   wakeups_.fetch_add(1);
   wakeups_.notify_one();
 }
 
 void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
-  const auto tokens = static_cast<int64_t>(request.prompt.size());
   auto submission = std::make_unique<Submission>();
   if (quarantine_ != nullptr) {
     submission->digest = quarantine_->digest_of(request);
@@ -111,25 +96,13 @@ void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
   submission->output->resume(request.emitted, *submission->end);
   submission->request = std::move(request);
   submission->sink = std::move(sink);
-  inbox_size_ += 1;
-  inbox_tokens_ += tokens;
-  Submission* head = inbox_.load();
-  do {
-    if (head == closed()) {
-      inbox_size_ -= 1;
-      inbox_tokens_ -= tokens;
-      std::string reason = "the server is shutting down";
-      {
-        const std::lock_guard lock(failure_mutex_);
-        reason = failure_.value_or(reason);
-      }
-      submission->sink->on_error(absl::UnavailableError(reason));
-      return;
-    }
-    submission->next = head;
-  } while (!inbox_.compare_exchange_weak(head, submission.get()));
-  submission.release();
-  wake();
+  if (inbox_.push(submission)) return wake();
+  std::string reason = "the server is shutting down";
+  {
+    const std::lock_guard lock(failure_mutex_);
+    reason = failure_.value_or(reason);
+  }
+  submission->sink->on_error(absl::UnavailableError(reason));
 }
 
 void Engine::stop() {
@@ -148,8 +121,8 @@ void Engine::fail(const std::string& reason) {
 EngineStats Engine::stats() const {
   const Delivery::Totals& totals = delivery_->totals();
   return {.num_requests_running = shared_stats_.running,
-          .num_requests_waiting = shared_stats_.waiting + inbox_size_,
-          .num_tokens_waiting = shared_stats_.waiting_tokens + inbox_tokens_,
+          .num_requests_waiting = shared_stats_.waiting + inbox_.size(),
+          .num_tokens_waiting = shared_stats_.waiting_tokens + inbox_.num_tokens(),
           .num_requests_finished = totals.num_requests_finished,
           .num_requests_failed = totals.num_requests_failed,
           .num_steps = shared_stats_.steps,
@@ -199,20 +172,7 @@ bool Engine::wait_for_work() {
 }
 
 void Engine::take_submissions() {
-  Submission* newest = inbox_.load(std::memory_order_relaxed);
-  if (newest == nullptr || newest == closed()) return;
-  newest = inbox_.exchange(nullptr);
-  Submission* oldest = nullptr;
-  while (newest != nullptr) {
-    Submission* const next = std::exchange(newest->next, oldest);
-    oldest = std::exchange(newest, next);
-  }
-  while (oldest != nullptr) {
-    const std::unique_ptr<Submission> submission(std::exchange(oldest, oldest->next));
-    inbox_size_ -= 1;
-    inbox_tokens_ -= static_cast<int64_t>(submission->request.prompt.size());
-    start(*submission);
-  }
+  for (const auto& submission : inbox_.take()) start(*submission);
 }
 
 int64_t Engine::max_tokens_of(const Request& request) const {
@@ -337,40 +297,17 @@ void Engine::step() {
   publish_stats();
   const auto executed = EngineClock::now();
   for (const SlotOutcome& outcome : executor_.execute(bytes)) apply(outcome);
-  observe_step(begin, executed);
+  observers_.observe({.step = plan.step,
+                      .begin = begin,
+                      .executed = executed,
+                      .end = EngineClock::now(),
+                      .times = executor_.step_times(),
+                      .kv_cache_usage = kv_cache_usage()});
 }
 
-// executed: when the step's plan was made and sent.
-void Engine::observe_step(EngineClock::time_point begin, EngineClock::time_point executed) {
-  const auto end = EngineClock::now();
-  const StepPhases& times = executor_.step_times();
-  if (EngineMetrics* const metrics = observers_.metrics; metrics != nullptr) {
-    const std::chrono::duration<double> all = end - begin;
-    metrics->step_phase(StepPhase::draft, times.draft);
-    metrics->step_phase(StepPhase::target, times.target);
-    metrics->step_phase(StepPhase::verify, times.verify);
-    metrics->step_phase(StepPhase::exchange, times.exchange);
-    metrics->step_phase(StepPhase::host,
-                        all.count() - times.draft - times.target - times.verify - times.exchange);
-    const SchedulerStats stats = scheduler_.stats();
-    metrics->set_kv_cache_usage(static_cast<double>(stats.pages_used) /
-                                static_cast<double>(stats.num_pages));
-  }
-  if (TraceWriter* const trace = observers_.trace; trace != nullptr) {
-    const uint64_t step = next_step_ - 1;
-    auto from = executed;
-    const auto span = [&](const char* name, double seconds) {
-      const auto to = from + std::chrono::duration_cast<EngineClock::duration>(
-                                 std::chrono::duration<double>(seconds));
-      trace->phase(name, step, from, to);
-      from = to;
-    };
-    trace->phase("plan", step, begin, executed);
-    span("draft", times.draft);
-    span("target", times.target);
-    span("verify", times.verify + times.exchange);
-    trace->phase("apply", step, from, end);
-  }
+double Engine::kv_cache_usage() const {
+  const SchedulerStats stats = scheduler_.stats();
+  return static_cast<double>(stats.pages_used) / static_cast<double>(stats.num_pages);
 }
 
 // What copy drafters add to the plan.
@@ -490,15 +427,13 @@ void Engine::publish_stats() {
 
 void Engine::fail_all(const absl::Status& status) {
   delivery_->push(delivered_);
-  for (Submission* s = close_inbox(); s != nullptr;) {
-    const std::unique_ptr<Submission> submission(std::exchange(s, s->next));
+  for (const auto& submission : inbox_.close()) {
     auto progress = std::make_shared<RequestProgress>();
     progress->sink = std::move(submission->sink);
     Delivered end{.answer = std::make_shared<Answer>(progress, *std::move(submission->output))};
     end.error = status;
     delivered_.push_back(std::move(end));
   }
-  inbox_size_ = inbox_tokens_ = 0;
   for (auto& [id, sequence] : sequences_) {
     scheduler_.remove(id);
     Delivered end{.answer = std::move(sequence.answer)};

@@ -14,11 +14,11 @@
 #include "comm/control_channel.h"
 #include "engine/delivery.h"
 #include "engine/executor.h"
-#include "engine/metrics.h"
+#include "engine/inbox.h"
 #include "engine/quarantine.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
-#include "engine/trace.h"
+#include "engine/step_observers.h"
 #include "model/tokenizer.h"
 
 namespace outrider {
@@ -39,19 +39,12 @@ struct EngineStats {
   int64_t prefix_cache_queries = 0, prefix_cache_hits = 0;  // tokens
 };
 
-// Who hears of each step; null for nobody. They outlive the engine.
-struct StepObservers {
-  EngineMetrics* metrics = nullptr;
-  TraceWriter* trace = nullptr;
-};
-
 class Engine {
  public:
   // control: the connection to the other ranks; null where this rank is alone. quarantine: of the
   // job's earlier starts; null where nobody starts it again. They outlive the engine.
   Engine(Executor& executor, ControlServer* control, StepObservers observers = {},
          Quarantine* quarantine = nullptr);
-  ~Engine();
 
   // Thread-safe; takes no lock and never waits for a step. The request was validated against
   // limits(). Refused (sink->on_error) with UNAVAILABLE once the engine is stopping, and with
@@ -74,14 +67,6 @@ class Engine {
   EngineStats stats() const;  // thread-safe; takes no lock and allocates nothing
 
  private:
-  struct Submission {
-    Request request;
-    std::shared_ptr<RequestSink> sink;
-    std::optional<OutputStream> output;  // each answer's at its start: behind emitted tokens
-    std::optional<TokenEnd> end;         // likewise
-    Digest128 digest;                    // the quarantine's; unset where there is none
-    Submission* next = nullptr;
-  };
   // A sequence from its submission to its end.
   struct Sequence {
     std::shared_ptr<Answer> answer;
@@ -107,12 +92,10 @@ class Engine {
   void note_admissions(StepPlan& plan);
   void apply(const SlotOutcome& outcome);
   void fail_non_finite(int64_t id, const SlotOutcome& outcome);
-  void observe_step(EngineClock::time_point begin, EngineClock::time_point executed);
+  double kv_cache_usage() const;
   void publish_stats();
   // Every request ends with `status`.
   void fail_all(const absl::Status& status);
-  static Submission* closed();  // the inbox's head once nothing is taken any more
-  Submission* close_inbox();
   void wake();
 
   Executor& executor_;
@@ -135,9 +118,7 @@ class Engine {
   std::vector<Delivered> delivered_;   // of the last step, until the next is published
   const EngineClock::time_point epoch_ = EngineClock::now();
 
-  // A stack that submit() pushes to and the engine takes whole; closed at the end.
-  std::atomic<Submission*> inbox_ = nullptr;
-  std::atomic<int64_t> inbox_size_ = 0, inbox_tokens_ = 0;
+  Inbox inbox_;
   std::atomic<uint32_t> wakeups_ = 0;
   std::atomic<bool> stopping_ = false;
   mutable std::mutex failure_mutex_;
