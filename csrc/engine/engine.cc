@@ -43,7 +43,7 @@ SchedulerLimits scheduler_limits(const Executor& executor) {
           .max_rows = options.max_rows,
           .prefill_chunk = options.prefill_chunk,
           .prefill_beside = options.prefill_beside,
-          .costs = executor.step_costs(),
+          .costs = executor.tables().target,
           .prefill_slowdown = kPrefillSlowdown,
           .prefill_ms = kPrefillMs,
           .prefix_cache = options.prefix_cache};
@@ -69,6 +69,7 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
       fingerprint_(executor.numerics_fingerprint()),
       prefix_salt_(draw_seed()),
       scheduler_(scheduler_limits(executor)),
+      lookahead_(executor.options().lookahead, executor.tables()),
       delivery_(std::in_place) {
   limits_.vocab_size = executor.config().vocab_size;
   limits_.max_positions = executor.max_positions();
@@ -133,7 +134,8 @@ EngineStats Engine::stats() const {
           .kv_pages_used = shared_stats_.pages_used,
           .kv_pages = executor_.num_pages(),
           .prefix_cache_queries = shared_stats_.prefix_queries,
-          .prefix_cache_hits = shared_stats_.prefix_hits};
+          .prefix_cache_hits = shared_stats_.prefix_hits,
+          .drafters = shared_stats_.drafters.get()};
 }
 
 void Engine::run() {
@@ -189,10 +191,14 @@ void Engine::start(Submission& submission) {
   const auto prompt_length = static_cast<int64_t>(request.prompt.size());
   const int64_t max_tokens = max_tokens_of(request);
   const SpeculationParams& speculation = request.speculation;
-  const int lookahead =
-      speculation.off
-          ? 0
-          : speculation.num_speculative_tokens.value_or(executor_.options().num_speculative_tokens);
+  const LookaheadPolicy& policy = executor_.options().lookahead;
+  // What is drawn from a seed repeats only with a fixed K; greedy answers are the same for any.
+  const bool repeats =
+      sampling.seed.has_value() && processors_of(sampling).mode == VerifyMode::rejection;
+  const int lookahead = speculation.off
+                            ? 0
+                            : speculation.num_speculative_tokens.value_or(
+                                  repeats ? std::min(policy.fixed, policy.most()) : policy.most());
   const DrafterKind drafter = lookahead == 0        ? DrafterKind::none
                               : speculation.drafter ? *drafter_from_name(*speculation.drafter)
                                                     : limits_.default_drafter;
@@ -201,6 +207,8 @@ void Engine::start(Submission& submission) {
                                : processors_of(sampling).mode == VerifyMode::greedy
                                    ? SpeculationMode::greedy
                                    : SpeculationMode::rejection;
+  const bool exact = speculation.num_speculative_tokens.has_value() || repeats;
+  const double objective_ms = speculation.tpot_slo_ms.value_or(executor_.options().tpot_slo_ms);
   auto progress = std::make_shared<RequestProgress>();
   progress->sink = std::move(submission.sink);
   progress->choices_left = sampling.n;
@@ -216,6 +224,8 @@ void Engine::start(Submission& submission) {
     completion.index = choice;
     completion.prompt_tokens = prompt_length;
     completion.speculation.drafter = drafter;
+    completion.speculation.draft_cost = lookahead_.draft_cost(drafter);
+    completion.speculation.tpot_slo_ms = objective_ms;
     completion.mode = mode;
     completion.seed = seed;
     completion.numerics_fingerprint = fingerprint_;
@@ -233,22 +243,21 @@ void Engine::start(Submission& submission) {
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
-    scheduler_.add(
-        {.id = id,
-         .request = first_id,
-         .choice = choice,
-         .order = arrival - kSecondsPerPriority * request.priority,
-         .prompt = tokens,
-         .max_length = prompt_length + max_tokens,
-         .processors = processors_of(sampling),
-         .seed = seed,
-         .drafter = drafter,
-         .lookahead = lookahead,
-         .lookahead_is_exact = speculation.num_speculative_tokens.has_value() ||
-                               (sampling.seed.has_value() && mode == SpeculationMode::rejection),
-         .max_draft_positions = executor_.max_draft_positions(drafter),
-         .prompt_logits = sampling.prompt_logprobs.has_value(),
-         .salt = prefix_salt_});
+    lookahead_.add(id, drafter, exact, objective_ms);
+    scheduler_.add({.id = id,
+                    .request = first_id,
+                    .choice = choice,
+                    .order = arrival - kSecondsPerPriority * request.priority,
+                    .prompt = tokens,
+                    .max_length = prompt_length + max_tokens,
+                    .processors = processors_of(sampling),
+                    .seed = seed,
+                    .drafter = drafter,
+                    .lookahead = lookahead,
+                    .lookahead_is_exact = exact,
+                    .max_draft_positions = executor_.max_draft_positions(drafter),
+                    .prompt_logits = sampling.prompt_logprobs.has_value(),
+                    .salt = prefix_salt_});
   }
 }
 
@@ -277,6 +286,7 @@ void Engine::drop_ended() {
 
 void Engine::end_sequence(int64_t id, bool well) {
   scheduler_.remove(id);
+  lookahead_.remove(id);
   const auto at = sequences_.find(id);
   RequestProgress& request = *at->second.answer->request;
   if (--request.sequences_left == 0 && request.begun && quarantine_ != nullptr) {
@@ -287,7 +297,8 @@ void Engine::end_sequence(int64_t id, bool well) {
 
 void Engine::step() {
   const auto begin = EngineClock::now();
-  StepPlan plan = scheduler_.plan();
+  const bool chosen = executor_.options().lookahead.kind != LookaheadPolicy::Kind::fixed;
+  StepPlan plan = scheduler_.plan(chosen ? &lookahead_ : nullptr);
   plan.step = next_step_++;
   note_admissions(plan);
   propose(plan);
@@ -296,7 +307,9 @@ void Engine::step() {
   delivery_->push(delivered_);
   publish_stats();
   const auto executed = EngineClock::now();
+  decoded_.clear();
   for (const SlotOutcome& outcome : executor_.execute(bytes)) apply(outcome);
+  account_for_step(std::chrono::duration<double, std::milli>(EngineClock::now() - begin).count());
   observers_.observe({.step = plan.step,
                       .begin = begin,
                       .executed = executed,
@@ -318,7 +331,7 @@ void Engine::propose(StepPlan& plan) {
     if (sequences_.at(id).answer->completion.speculation.drafter != DrafterKind::prompt_lookup) {
       continue;
     }
-    work.proposed = prompt_lookup(scheduler_.tokens(id), work.num_draft_tokens);
+    work.proposed = lookahead_.propose(id, scheduler_.tokens(id), work.num_draft_tokens);
     work.num_draft_tokens = static_cast<int32_t>(work.proposed.size());
   }
 }
@@ -379,6 +392,13 @@ void Engine::apply(const SlotOutcome& outcome) {
   item.num_accepted = verdict.num_accepted;
   item.alpha_sum = verdict.alpha_sum;
   item.alpha_rows = verdict.alpha_rows;
+  decoded_.push_back({.id = id,
+                      .position = static_cast<int64_t>(state.size()) - verdict.num_accepted - 1,
+                      .num_drafted = outcome.num_drafted,
+                      .num_accepted = verdict.num_accepted,
+                      .num_emitted = static_cast<int>(item.tokens.size()),
+                      .alpha_sum = verdict.alpha_sum,
+                      .alpha_rows = verdict.alpha_rows});
   delivered_.push_back(std::move(item));
   if (observers_.metrics != nullptr) {
     observers_.metrics->verified(outcome.num_drafted, verdict.num_accepted);
@@ -386,6 +406,12 @@ void Engine::apply(const SlotOutcome& outcome) {
 
   scheduler_.commit(id, tokens);
   if (ended) end_sequence(id, true);
+}
+
+void Engine::account_for_step(double ms) {
+  const TimedStep timed = lookahead_.observe(decoded_, scheduler_.prefill_rows(),
+                                             {ms, 1e3 * executor_.step_times().draft});
+  for (Delivered& item : delivered_) item.timed = timed;
 }
 
 // One request's bad luck ends that request; that of several at once means that something is broken
@@ -423,6 +449,7 @@ void Engine::publish_stats() {
   shared_stats_.pages_used = stats.pages_used;
   shared_stats_.prefix_queries = stats.prefix_queries;
   shared_stats_.prefix_hits = stats.prefix_hits;
+  shared_stats_.drafters.set(lookahead_.reports());
 }
 
 void Engine::fail_all(const absl::Status& status) {

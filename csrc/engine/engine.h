@@ -2,6 +2,7 @@
 // executes it and hands the tokens to delivery.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -15,9 +16,11 @@
 #include "engine/delivery.h"
 #include "engine/executor.h"
 #include "engine/inbox.h"
+#include "engine/lookahead_planner.h"
 #include "engine/quarantine.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
+#include "engine/shared_reports.h"
 #include "engine/step_observers.h"
 #include "model/tokenizer.h"
 
@@ -37,6 +40,7 @@ struct EngineStats {
   int64_t num_preemptions = 0;
   int64_t kv_pages_used = 0, kv_pages = 0;
   int64_t prefix_cache_queries = 0, prefix_cache_hits = 0;  // tokens
+  std::array<DrafterReport, kNumDrafterKinds> drafters;     // by DrafterKind
 };
 
 class Engine {
@@ -91,6 +95,8 @@ class Engine {
   // What the scheduler need not know of those that are admitted.
   void note_admissions(StepPlan& plan);
   void apply(const SlotOutcome& outcome);
+  // The step has taken so long: what Lookahead learns from it, and each of its answers hears.
+  void account_for_step(double ms);
   void fail_non_finite(int64_t id, const SlotOutcome& outcome);
   double kv_cache_usage() const;
   void publish_stats();
@@ -106,6 +112,7 @@ class Engine {
   std::string fingerprint_;
   const uint64_t prefix_salt_;  // no client can foresee the prefix cache's keys
   Scheduler scheduler_;
+  LookaheadPlanner lookahead_;
   std::unordered_map<int64_t, Sequence> sequences_;
   int64_t next_id_ = 0;
   int64_t tokens_waiting_ = 0;  // of prompts that were never admitted
@@ -114,8 +121,9 @@ class Engine {
     uint64_t step;
     Digest128 request;
   };
-  std::vector<NonFinite> non_finite_;  // the latest requests that failed for it
-  std::vector<Delivered> delivered_;   // of the last step, until the next is published
+  std::vector<NonFinite> non_finite_;      // the latest requests that failed for it
+  std::vector<Delivered> delivered_;       // of the last step, until the next is published
+  std::vector<LookaheadOutcome> decoded_;  // by the step under way
   const EngineClock::time_point epoch_ = EngineClock::now();
 
   Inbox inbox_;
@@ -127,6 +135,7 @@ class Engine {
   struct SharedStats {
     std::atomic<int64_t> running = 0, waiting = 0, waiting_tokens = 0, steps = 0, preemptions = 0;
     std::atomic<int64_t> pages_used = 0, prefix_queries = 0, prefix_hits = 0;
+    SharedReports drafters;
   };
   SharedStats shared_stats_;
   std::optional<Delivery> delivery_;  // ends first: it speaks of all the others

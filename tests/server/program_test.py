@@ -73,6 +73,8 @@ class CommandLine(unittest.TestCase):
         self.refuses(['serve', '--model', 'x', '--port', '70000'], '--port')
         self.refuses(['serve', '--model', 'x', '--lookahead', 'fixed:16'], '--lookahead', '15')
         self.refuses(['serve', '--model', 'x', '--lookahead', '4'], '--lookahead', 'fixed:K')
+        self.refuses(['serve', '--model', 'x', '--lookahead', 'table:8=1,4=2'], '--lookahead', 'table')
+        self.refuses(['serve', '--model', 'x', '--tpot-slo', '0'], '--tpot-slo')
         self.refuses(['serve', '--model', 'x', '--drafter', 'nobody'], '--drafter')
         self.refuses(['launch', '--ranks', '0', '--', 'serve'], '--ranks')
         self.refuses(['theory', '--alpha', '1.5'], '--alpha')
