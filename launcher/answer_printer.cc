@@ -56,13 +56,23 @@ std::string coloured(const v1::Chunk& chunk) {
 std::string summary(const v1::Complete& complete) {
   const v1::SpeculationStats& s = complete.speculation();
   const double seconds = complete.timings().total_ms() / 1e3;
-  return absl::StrFormat(
+  std::string text = absl::StrFormat(
       "accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step, drafter %s; %d tokens in "
       "%.2f s (%.1f a second), the first after %.0f ms",
       s.num_accepted_draft_tokens(), s.num_draft_tokens(), 100 * s.draft_acceptance_rate(),
       s.mean_acceptance_length(), s.drafter(), complete.completion_tokens(), seconds,
       seconds > 0 ? static_cast<double>(complete.completion_tokens()) / seconds : 0,
       complete.timings().ttft_ms());
+  if (s.num_draft_tokens() > 0) {
+    text += absl::StrFormat(
+        "\nalpha %.2f, c %.3f: %.2f times as fast as without drafts, predicted %.2f", s.alpha(),
+        s.draft_cost(), s.measured_speedup(), s.predicted_speedup());
+  }
+  if (s.has_tpot_slo_ms()) {
+    text += absl::StrFormat("\nthe objective of %g ms a token was %s", s.tpot_slo_ms(),
+                            s.tpot_slo_missed() ? "missed" : "met");
+  }
+  return text;
 }
 
 namespace {
@@ -106,6 +116,13 @@ nlohmann::ordered_json to_json(const v1::GenerateOnceResponse& answer) {
         {"acceptance_by_position",
          std::vector<double>(s.acceptance_by_position().begin(), s.acceptance_by_position().end())},
         {"alpha", s.alpha()},
+        {"draft_cost", s.draft_cost()},
+        {"predicted_speedup", s.predicted_speedup()},
+        {"measured_speedup", s.measured_speedup()},
+        {"steps_by_lookahead",
+         std::vector<int64_t>(s.steps_by_lookahead().begin(), s.steps_by_lookahead().end())},
+        {"tpot_slo_ms", s.has_tpot_slo_ms() ? nlohmann::ordered_json(s.tpot_slo_ms()) : nullptr},
+        {"tpot_slo_missed", s.tpot_slo_missed()},
         {"mode", s.mode()},
         {"drafter", s.drafter()},
         {"seed", s.seed()},

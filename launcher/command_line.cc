@@ -80,6 +80,7 @@ Action parse_command_line(const std::vector<std::string>& arguments, int& exit_c
   add_run_command(app, action);
   add_inspect_command(app, action);
   add_plan_command(app, action);
+  add_theory_command(app, action);
   add_bench_command(app, action);
   add_loadtest_command(app, action);
   app.require_subcommand(1);

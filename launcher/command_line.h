@@ -24,6 +24,7 @@ void add_bench_command(CLI::App& app, Action& action);
 void add_loadtest_command(CLI::App& app, Action& action);
 void add_inspect_command(CLI::App& app, Action& action);
 void add_plan_command(CLI::App& app, Action& action);
+void add_theory_command(CLI::App& app, Action& action);
 
 // arguments: without the program's name. Prints help or what is wrong (naming the nearest right
 // flag) and sets `exit_code`; then there is no action.

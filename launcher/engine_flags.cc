@@ -11,15 +11,15 @@
 namespace outrider {
 namespace {
 
-// "fixed:K" to K. Throws CLI::ValidationError.
-int read_lookahead(const std::string& text) {
-  int k = -1;
-  char rest = 0;
-  if (std::sscanf(text.c_str(), "fixed:%d%c", &k, &rest) != 1 || k < 0 || k > kMaxDraftTokens) {
-    throw CLI::ValidationError("--lookahead", "is " + text + "; expected fixed:K with K in 0 … " +
-                                                  std::to_string(kMaxDraftTokens));
-  }
-  return k;
+// Throws CLI::ValidationError.
+LookaheadPolicy read_lookahead(const std::string& text) {
+  const auto policy = parse_lookahead(text);
+  if (policy) return *policy;
+  throw CLI::ValidationError(
+      "--lookahead", "is " + text +
+                         "; expected adaptive, fixed:K, table or table:BATCH=K,… with rising "
+                         "batches and K in 0 … " +
+                         std::to_string(kMaxDraftTokens));
 }
 
 }  // namespace
@@ -55,10 +55,14 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
       ->check(CLI::IsMember({"bigram", "head", "model", "prompt_lookup", "random", "unigram"}));
   command.add_option_function<std::string>(
       "--lookahead",
-      [&options](const std::string& text) {
-        options.num_speculative_tokens = read_lookahead(text);
-      },
-      "fixed:K drafts K tokens a step where a request gives no number (default fixed:4)");
+      [&options](const std::string& text) { options.lookahead = read_lookahead(text); },
+      "How many tokens are drafted where a request gives no number: adaptive (default) by what "
+      "pays, fixed:K, or table:1=4,8=2,… by how many answers share a step");
+  command
+      .add_option("--tpot-slo", options.tpot_slo_ms,
+                  "Milliseconds that a token behind the first shall take at most, where a request "
+                  "gives none: adaptive lookahead plans no longer steps (default: no objective)")
+      ->check(CLI::PositiveNumber);
 }
 
 void add_batching_flags(CLI::App& command, EngineOptions& options) {

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "kernels/verify_types.h"
 #include "model/weights.h"
+#include "spec/theory.h"
 
 namespace outrider {
 namespace {

@@ -53,6 +53,8 @@ void RequestFlags::add_parameters_to(CLI::App& command) {
                      "unigram");
   command.add_option("--num-speculative-tokens", num_speculative_tokens_,
                      "Draft exactly so many tokens a step, 0 … 15");
+  command.add_option("--tpot-slo", tpot_slo_ms_,
+                     "Milliseconds that a token behind the first shall take at most");
   command.add_option("--lenience", lenience_, "Not supported by the server yet");
 }
 
@@ -110,6 +112,7 @@ v1::GenerateRequest RequestFlags::parameters() const {
   if (num_speculative_tokens_) {
     speculation.set_num_speculative_tokens(*num_speculative_tokens_);
   }
+  if (tpot_slo_ms_) speculation.set_tpot_slo_ms(*tpot_slo_ms_);
   if (lenience_) speculation.set_lenience(*lenience_);
   return request;
 }

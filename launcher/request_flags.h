@@ -44,6 +44,7 @@ class RequestFlags {
   std::optional<std::string> mode_, drafter_;
   std::optional<int32_t> num_speculative_tokens_;
   std::optional<float> lenience_;
+  std::optional<double> tpot_slo_ms_;
 };
 
 }  // namespace outrider

@@ -61,7 +61,7 @@ struct ServeOptions {
 // Options that every rank must share, as text.
 std::string shared_settings(const EngineOptions& options) {
   return std::to_string(options.drafter ? static_cast<int>(*options.drafter) : -1) + " " +
-         std::to_string(options.num_speculative_tokens) + " " +
+         options.lookahead.text() + " " + std::to_string(options.tpot_slo_ms) + " " +
          std::to_string(options.max_positions) + " " + std::to_string(options.max_sequences) + " " +
          std::to_string(options.max_rows) + " " + std::to_string(options.prefill_chunk) + " " +
          std::to_string(options.prefill_beside) + " " + std::to_string(options.kv_cache_tokens);
@@ -162,7 +162,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
                                 .chat_template = std::move(chat_template)});
   end.serving(engine, server, [&liveness] { return liveness.peer_gone(); });
   process.signals.on_stop([&end](StopRequest request) { end.request(request); });
-  if (const StepCosts& costs = executor.step_costs(); costs.known()) {
+  if (const StepCosts& costs = executor.tables().target; costs.known()) {
     spdlog::info(
         "a step takes {:.1f} ms for 1 row, {:.1f} for 8, {:.1f} for 32; 1000 tokens before "
         "a sequence's rows {:.2f} more, and {:.2f} for each row",

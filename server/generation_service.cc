@@ -164,7 +164,9 @@ grpc::ServerUnaryReactor* GenerationService::GetServerInfo(grpc::CallbackServerC
     reactor->Finish(to_grpc(not_serving()));
   } else {
     *response = serving_->server_info;
-    *response->mutable_stats() = to_proto(serving_->engine.stats());
+    const EngineStats stats = serving_->engine.stats();
+    *response->mutable_stats() = to_proto(stats);
+    add_drafter_stats(stats, *response);
     reactor->Finish(grpc::Status::OK);
   }
   return reactor;

@@ -1,8 +1,6 @@
 // See response_conversion.h.
 #include "server/response_conversion.h"
 
-#include <absl/strings/str_cat.h>
-
 #include "core/version.h"
 
 namespace outrider {
@@ -91,6 +89,13 @@ v1::Complete to_proto(const Completion& completion) {
   speculation.set_drafter(drafter_name(stats.drafter));
   speculation.set_seed(completion.seed);
   speculation.set_numerics_fingerprint(completion.numerics_fingerprint);
+  speculation.set_predicted_speedup(stats.speedup.predicted(stats.alpha()));
+  speculation.set_measured_speedup(stats.speedup.measured());
+  speculation.set_draft_cost(stats.draft_cost);
+  const auto& steps = stats.speedup.steps;
+  speculation.mutable_steps_by_lookahead()->Add(steps.begin(), steps.end());
+  if (stats.tpot_slo_ms > 0) speculation.set_tpot_slo_ms(stats.tpot_slo_ms);
+  speculation.set_tpot_slo_missed(stats.tpot_slo_missed);
   return proto;
 }
 
@@ -122,7 +127,9 @@ v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& en
   proto.set_numerics(numerics_name(model.numerics));
   for (const DrafterKind kind : limits.drafters) proto.add_drafters(drafter_name(kind));
   proto.set_default_drafter(drafter_name(limits.default_drafter));
-  proto.set_lookahead(absl::StrCat("fixed:", engine.executor().options().num_speculative_tokens));
+  proto.set_lookahead(engine.executor().options().lookahead.text());
+  const double objective_ms = engine.executor().options().tpot_slo_ms;
+  if (objective_ms > 0) proto.set_tpot_slo_ms(objective_ms);
   proto.set_numerics_fingerprint(engine.executor().numerics_fingerprint());
 
   v1::ServerLimits& out = *proto.mutable_limits();
@@ -135,6 +142,22 @@ v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& en
   out.set_max_logprobs(limits.max_logprobs);
   out.set_max_kv_tokens(limits.max_kv_tokens);
   return proto;
+}
+
+void add_drafter_stats(const EngineStats& stats, v1::GetServerInfoResponse& proto) {
+  for (const std::string& name : proto.drafters()) {
+    const DrafterReport& report = stats.drafters[static_cast<int>(*drafter_from_name(name))];
+    v1::DrafterStats& out = *proto.add_drafter_stats();
+    out.set_drafter(name);
+    out.set_num_drafts(report.num_drafts);
+    out.set_num_draft_tokens(report.num_draft_tokens);
+    out.set_num_accepted_draft_tokens(report.num_accepted_draft_tokens);
+    out.set_alpha(report.alpha);
+    out.set_draft_cost(report.draft_cost);
+    out.set_predicted_speedup(report.predicted_speedup);
+    out.set_measured_speedup(report.measured_speedup);
+    out.set_loss_budget_ms(report.budget_ms);
+  }
 }
 
 v1::ServerStats to_proto(const EngineStats& stats) {

@@ -14,5 +14,7 @@ v1::GetModelInfoResponse model_info(const ServedModel& model, const ModelConfig&
 // What does not change while it serves; the limits of the server itself are left to the caller.
 v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& engine);
 v1::ServerStats to_proto(const EngineStats& stats);
+// For each drafter that `proto` names.
+void add_drafter_stats(const EngineStats& stats, v1::GetServerInfoResponse& proto);
 
 }  // namespace outrider

@@ -105,6 +105,10 @@ struct Server::Impl {
   std::string metrics_text() {
     const EngineStats stats = service.engine_stats().value_or(EngineStats{});
     metrics.set_requests(stats.num_requests_running, stats.num_requests_waiting);
+    for (int d = 0; d < kNumDrafterKinds; ++d) {
+      const auto kind = static_cast<DrafterKind>(d);
+      if (kind != DrafterKind::none) metrics.set_drafter(drafter_name(kind), stats.drafters[d]);
+    }
     return metrics.text();
   }
 

@@ -109,6 +109,7 @@ void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {
     stats.alpha_sum += item.alpha_sum;
     stats.alpha_rows += item.alpha_rows;
   }
+  stats.speedup.add(item.num_drafted, num_emitted, item.timed);
   answer.completion.completion_tokens += num_emitted;
   totals_.num_draft_tokens += drafted;
   totals_.num_accepted_draft_tokens += accepted;
@@ -120,12 +121,16 @@ void Delivery::complete(Answer& answer, FinishReason reason, EngineClock::time_p
   Completion& completion = answer.completion;
   const bool any = completion.completion_tokens > 0;
   completion.finish_reason = reason;
+  const int64_t gaps = completion.completion_tokens - 1;  // between tokens that were made here
   completion.completion_tokens = answer.output.num_tokens();
   completion.timings = {.queue_ms = ms_between(answer.received, answer.started),
                         .prefill_ms = ms_between(answer.started, any ? answer.first_token : at),
                         .decode_ms = any ? ms_between(answer.first_token, answer.last_token) : 0,
                         .total_ms = ms_between(answer.received, at),
                         .ttft_ms = any ? ms_between(answer.received, answer.first_token) : 0};
+  SpeculationStats& stats = completion.speculation;
+  stats.tpot_slo_missed =
+      stats.tpot_slo_ms > 0 && gaps > 0 && completion.timings.decode_ms > stats.tpot_slo_ms * gaps;
   answer.over = true;
   completion.last = --request.choices_left == 0;
   if (completion.last) {

@@ -61,6 +61,7 @@ struct Delivered {
   int num_drafted = 0, num_accepted = 0;
   double alpha_sum = 0;
   int alpha_rows = 0;
+  TimedStep timed;
   bool finished_already = false;  // a resumed answer that was complete
   bool cancelled = false;
   std::optional<absl::Status> error;

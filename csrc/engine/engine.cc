@@ -43,7 +43,7 @@ SchedulerLimits scheduler_limits(const Executor& executor) {
           .max_rows = options.max_rows,
           .prefill_chunk = options.prefill_chunk,
           .prefill_beside = options.prefill_beside,
-          .costs = executor.step_costs(),
+          .costs = executor.tables().target,
           .prefill_slowdown = kPrefillSlowdown,
           .prefill_ms = kPrefillMs,
           .prefix_cache = options.prefix_cache};
@@ -69,6 +69,7 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
       fingerprint_(executor.numerics_fingerprint()),
       prefix_salt_(draw_seed()),
       scheduler_(scheduler_limits(executor)),
+      lookahead_(executor.options().lookahead, executor.tables()),
       delivery_(std::in_place) {
   limits_.vocab_size = executor.config().vocab_size;
   limits_.max_positions = executor.max_positions();
@@ -77,27 +78,12 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
   limits_.default_drafter = executor.default_drafter();
 }
 
-Engine::~Engine() {
-  for (Submission* s = close_inbox(); s != nullptr;) delete std::exchange(s, s->next);
-}
-
-Engine::Submission* Engine::closed() {
-  static Submission mark;
-  return &mark;
-}
-
-Engine::Submission* Engine::close_inbox() {
-  Submission* const head = inbox_.exchange(closed());
-  return head == closed() ? nullptr : head;
-}
-
 void Engine::wake() {
   wakeups_.fetch_add(1);
   wakeups_.notify_one();
 }
 
 void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
-  const auto tokens = static_cast<int64_t>(request.prompt.size());
   auto submission = std::make_unique<Submission>();
   if (quarantine_ != nullptr) {
     submission->digest = quarantine_->digest_of(request);
@@ -111,25 +97,13 @@ void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
   submission->output->resume(request.emitted, *submission->end);
   submission->request = std::move(request);
   submission->sink = std::move(sink);
-  inbox_size_ += 1;
-  inbox_tokens_ += tokens;
-  Submission* head = inbox_.load();
-  do {
-    if (head == closed()) {
-      inbox_size_ -= 1;
-      inbox_tokens_ -= tokens;
-      std::string reason = "the server is shutting down";
-      {
-        const std::lock_guard lock(failure_mutex_);
-        reason = failure_.value_or(reason);
-      }
-      submission->sink->on_error(absl::UnavailableError(reason));
-      return;
-    }
-    submission->next = head;
-  } while (!inbox_.compare_exchange_weak(head, submission.get()));
-  submission.release();
-  wake();
+  if (inbox_.push(submission)) return wake();
+  std::string reason = "the server is shutting down";
+  {
+    const std::lock_guard lock(failure_mutex_);
+    reason = failure_.value_or(reason);
+  }
+  submission->sink->on_error(absl::UnavailableError(reason));
 }
 
 void Engine::stop() {
@@ -148,8 +122,8 @@ void Engine::fail(const std::string& reason) {
 EngineStats Engine::stats() const {
   const Delivery::Totals& totals = delivery_->totals();
   return {.num_requests_running = shared_stats_.running,
-          .num_requests_waiting = shared_stats_.waiting + inbox_size_,
-          .num_tokens_waiting = shared_stats_.waiting_tokens + inbox_tokens_,
+          .num_requests_waiting = shared_stats_.waiting + inbox_.size(),
+          .num_tokens_waiting = shared_stats_.waiting_tokens + inbox_.num_tokens(),
           .num_requests_finished = totals.num_requests_finished,
           .num_requests_failed = totals.num_requests_failed,
           .num_steps = shared_stats_.steps,
@@ -160,7 +134,8 @@ EngineStats Engine::stats() const {
           .kv_pages_used = shared_stats_.pages_used,
           .kv_pages = executor_.num_pages(),
           .prefix_cache_queries = shared_stats_.prefix_queries,
-          .prefix_cache_hits = shared_stats_.prefix_hits};
+          .prefix_cache_hits = shared_stats_.prefix_hits,
+          .drafters = shared_stats_.drafters.get()};
 }
 
 void Engine::run() {
@@ -199,20 +174,7 @@ bool Engine::wait_for_work() {
 }
 
 void Engine::take_submissions() {
-  Submission* newest = inbox_.load(std::memory_order_relaxed);
-  if (newest == nullptr || newest == closed()) return;
-  newest = inbox_.exchange(nullptr);
-  Submission* oldest = nullptr;
-  while (newest != nullptr) {
-    Submission* const next = std::exchange(newest->next, oldest);
-    oldest = std::exchange(newest, next);
-  }
-  while (oldest != nullptr) {
-    const std::unique_ptr<Submission> submission(std::exchange(oldest, oldest->next));
-    inbox_size_ -= 1;
-    inbox_tokens_ -= static_cast<int64_t>(submission->request.prompt.size());
-    start(*submission);
-  }
+  for (const auto& submission : inbox_.take()) start(*submission);
 }
 
 int64_t Engine::max_tokens_of(const Request& request) const {
@@ -229,10 +191,14 @@ void Engine::start(Submission& submission) {
   const auto prompt_length = static_cast<int64_t>(request.prompt.size());
   const int64_t max_tokens = max_tokens_of(request);
   const SpeculationParams& speculation = request.speculation;
-  const int lookahead =
-      speculation.off
-          ? 0
-          : speculation.num_speculative_tokens.value_or(executor_.options().num_speculative_tokens);
+  const LookaheadPolicy& policy = executor_.options().lookahead;
+  // What is drawn from a seed repeats only with a fixed K; greedy answers are the same for any.
+  const bool repeats =
+      sampling.seed.has_value() && processors_of(sampling).mode == VerifyMode::rejection;
+  const int lookahead = speculation.off
+                            ? 0
+                            : speculation.num_speculative_tokens.value_or(
+                                  repeats ? std::min(policy.fixed, policy.most()) : policy.most());
   const DrafterKind drafter = lookahead == 0        ? DrafterKind::none
                               : speculation.drafter ? *drafter_from_name(*speculation.drafter)
                                                     : limits_.default_drafter;
@@ -241,6 +207,8 @@ void Engine::start(Submission& submission) {
                                : processors_of(sampling).mode == VerifyMode::greedy
                                    ? SpeculationMode::greedy
                                    : SpeculationMode::rejection;
+  const bool exact = speculation.num_speculative_tokens.has_value() || repeats;
+  const double objective_ms = speculation.tpot_slo_ms.value_or(executor_.options().tpot_slo_ms);
   auto progress = std::make_shared<RequestProgress>();
   progress->sink = std::move(submission.sink);
   progress->choices_left = sampling.n;
@@ -256,6 +224,8 @@ void Engine::start(Submission& submission) {
     completion.index = choice;
     completion.prompt_tokens = prompt_length;
     completion.speculation.drafter = drafter;
+    completion.speculation.draft_cost = lookahead_.draft_cost(drafter);
+    completion.speculation.tpot_slo_ms = objective_ms;
     completion.mode = mode;
     completion.seed = seed;
     completion.numerics_fingerprint = fingerprint_;
@@ -273,22 +243,21 @@ void Engine::start(Submission& submission) {
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
-    scheduler_.add(
-        {.id = id,
-         .request = first_id,
-         .choice = choice,
-         .order = arrival - kSecondsPerPriority * request.priority,
-         .prompt = tokens,
-         .max_length = prompt_length + max_tokens,
-         .processors = processors_of(sampling),
-         .seed = seed,
-         .drafter = drafter,
-         .lookahead = lookahead,
-         .lookahead_is_exact = speculation.num_speculative_tokens.has_value() ||
-                               (sampling.seed.has_value() && mode == SpeculationMode::rejection),
-         .max_draft_positions = executor_.max_draft_positions(drafter),
-         .prompt_logits = sampling.prompt_logprobs.has_value(),
-         .salt = prefix_salt_});
+    lookahead_.add(id, drafter, exact, objective_ms);
+    scheduler_.add({.id = id,
+                    .request = first_id,
+                    .choice = choice,
+                    .order = arrival - kSecondsPerPriority * request.priority,
+                    .prompt = tokens,
+                    .max_length = prompt_length + max_tokens,
+                    .processors = processors_of(sampling),
+                    .seed = seed,
+                    .drafter = drafter,
+                    .lookahead = lookahead,
+                    .lookahead_is_exact = exact,
+                    .max_draft_positions = executor_.max_draft_positions(drafter),
+                    .prompt_logits = sampling.prompt_logprobs.has_value(),
+                    .salt = prefix_salt_});
   }
 }
 
@@ -317,6 +286,7 @@ void Engine::drop_ended() {
 
 void Engine::end_sequence(int64_t id, bool well) {
   scheduler_.remove(id);
+  lookahead_.remove(id);
   const auto at = sequences_.find(id);
   RequestProgress& request = *at->second.answer->request;
   if (--request.sequences_left == 0 && request.begun && quarantine_ != nullptr) {
@@ -327,7 +297,8 @@ void Engine::end_sequence(int64_t id, bool well) {
 
 void Engine::step() {
   const auto begin = EngineClock::now();
-  StepPlan plan = scheduler_.plan();
+  const bool chosen = executor_.options().lookahead.kind != LookaheadPolicy::Kind::fixed;
+  StepPlan plan = scheduler_.plan(chosen ? &lookahead_ : nullptr);
   plan.step = next_step_++;
   note_admissions(plan);
   propose(plan);
@@ -336,41 +307,20 @@ void Engine::step() {
   delivery_->push(delivered_);
   publish_stats();
   const auto executed = EngineClock::now();
+  decoded_.clear();
   for (const SlotOutcome& outcome : executor_.execute(bytes)) apply(outcome);
-  observe_step(begin, executed);
+  account_for_step(std::chrono::duration<double, std::milli>(EngineClock::now() - begin).count());
+  observers_.observe({.step = plan.step,
+                      .begin = begin,
+                      .executed = executed,
+                      .end = EngineClock::now(),
+                      .times = executor_.step_times(),
+                      .kv_cache_usage = kv_cache_usage()});
 }
 
-// executed: when the step's plan was made and sent.
-void Engine::observe_step(EngineClock::time_point begin, EngineClock::time_point executed) {
-  const auto end = EngineClock::now();
-  const StepPhases& times = executor_.step_times();
-  if (EngineMetrics* const metrics = observers_.metrics; metrics != nullptr) {
-    const std::chrono::duration<double> all = end - begin;
-    metrics->step_phase(StepPhase::draft, times.draft);
-    metrics->step_phase(StepPhase::target, times.target);
-    metrics->step_phase(StepPhase::verify, times.verify);
-    metrics->step_phase(StepPhase::exchange, times.exchange);
-    metrics->step_phase(StepPhase::host,
-                        all.count() - times.draft - times.target - times.verify - times.exchange);
-    const SchedulerStats stats = scheduler_.stats();
-    metrics->set_kv_cache_usage(static_cast<double>(stats.pages_used) /
-                                static_cast<double>(stats.num_pages));
-  }
-  if (TraceWriter* const trace = observers_.trace; trace != nullptr) {
-    const uint64_t step = next_step_ - 1;
-    auto from = executed;
-    const auto span = [&](const char* name, double seconds) {
-      const auto to = from + std::chrono::duration_cast<EngineClock::duration>(
-                                 std::chrono::duration<double>(seconds));
-      trace->phase(name, step, from, to);
-      from = to;
-    };
-    trace->phase("plan", step, begin, executed);
-    span("draft", times.draft);
-    span("target", times.target);
-    span("verify", times.verify + times.exchange);
-    trace->phase("apply", step, from, end);
-  }
+double Engine::kv_cache_usage() const {
+  const SchedulerStats stats = scheduler_.stats();
+  return static_cast<double>(stats.pages_used) / static_cast<double>(stats.num_pages);
 }
 
 // What copy drafters add to the plan, and what a draft head cannot do yet.
@@ -382,7 +332,7 @@ void Engine::propose(StepPlan& plan) {
     const DrafterKind drafter = sequence.answer->completion.speculation.drafter;
     if (drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
     if (drafter != DrafterKind::prompt_lookup) continue;
-    work.proposed = prompt_lookup(scheduler_.tokens(id), work.num_draft_tokens);
+    work.proposed = lookahead_.propose(id, scheduler_.tokens(id), work.num_draft_tokens);
     work.num_draft_tokens = static_cast<int32_t>(work.proposed.size());
   }
 }
@@ -445,6 +395,13 @@ void Engine::apply(const SlotOutcome& outcome) {
   item.num_accepted = verdict.num_accepted;
   item.alpha_sum = verdict.alpha_sum;
   item.alpha_rows = verdict.alpha_rows;
+  decoded_.push_back({.id = id,
+                      .position = static_cast<int64_t>(state.size()) - verdict.num_accepted - 1,
+                      .num_drafted = outcome.num_drafted,
+                      .num_accepted = verdict.num_accepted,
+                      .num_emitted = static_cast<int>(item.tokens.size()),
+                      .alpha_sum = verdict.alpha_sum,
+                      .alpha_rows = verdict.alpha_rows});
   delivered_.push_back(std::move(item));
   if (observers_.metrics != nullptr) {
     observers_.metrics->verified(outcome.num_drafted, verdict.num_accepted);
@@ -452,6 +409,12 @@ void Engine::apply(const SlotOutcome& outcome) {
 
   scheduler_.commit(id, tokens);
   if (ended) end_sequence(id, true);
+}
+
+void Engine::account_for_step(double ms) {
+  const TimedStep timed = lookahead_.observe(decoded_, scheduler_.prefill_rows(),
+                                             {ms, 1e3 * executor_.step_times().draft});
+  for (Delivered& item : delivered_) item.timed = timed;
 }
 
 // One request's bad luck ends that request; that of several at once means that something is broken
@@ -489,19 +452,18 @@ void Engine::publish_stats() {
   shared_stats_.pages_used = stats.pages_used;
   shared_stats_.prefix_queries = stats.prefix_queries;
   shared_stats_.prefix_hits = stats.prefix_hits;
+  shared_stats_.drafters.set(lookahead_.reports());
 }
 
 void Engine::fail_all(const absl::Status& status) {
   delivery_->push(delivered_);
-  for (Submission* s = close_inbox(); s != nullptr;) {
-    const std::unique_ptr<Submission> submission(std::exchange(s, s->next));
+  for (const auto& submission : inbox_.close()) {
     auto progress = std::make_shared<RequestProgress>();
     progress->sink = std::move(submission->sink);
     Delivered end{.answer = std::make_shared<Answer>(progress, *std::move(submission->output))};
     end.error = status;
     delivered_.push_back(std::move(end));
   }
-  inbox_size_ = inbox_tokens_ = 0;
   for (auto& [id, sequence] : sequences_) {
     scheduler_.remove(id);
     Delivered end{.answer = std::move(sequence.answer)};

@@ -2,6 +2,7 @@
 // executes it and hands the tokens to delivery.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -14,11 +15,13 @@
 #include "comm/control_channel.h"
 #include "engine/delivery.h"
 #include "engine/executor.h"
-#include "engine/metrics.h"
+#include "engine/inbox.h"
+#include "engine/lookahead_planner.h"
 #include "engine/quarantine.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
-#include "engine/trace.h"
+#include "engine/shared_reports.h"
+#include "engine/step_observers.h"
 #include "model/tokenizer.h"
 
 namespace outrider {
@@ -37,12 +40,7 @@ struct EngineStats {
   int64_t num_preemptions = 0;
   int64_t kv_pages_used = 0, kv_pages = 0;
   int64_t prefix_cache_queries = 0, prefix_cache_hits = 0;  // tokens
-};
-
-// Who hears of each step; null for nobody. They outlive the engine.
-struct StepObservers {
-  EngineMetrics* metrics = nullptr;
-  TraceWriter* trace = nullptr;
+  std::array<DrafterReport, kNumDrafterKinds> drafters;     // by DrafterKind
 };
 
 class Engine {
@@ -51,7 +49,6 @@ class Engine {
   // job's earlier starts; null where nobody starts it again. They outlive the engine.
   Engine(Executor& executor, ControlServer* control, StepObservers observers = {},
          Quarantine* quarantine = nullptr);
-  ~Engine();
 
   // Thread-safe; takes no lock and never waits for a step. The request was validated against
   // limits(). Refused (sink->on_error) with UNAVAILABLE once the engine is stopping, and with
@@ -74,14 +71,6 @@ class Engine {
   EngineStats stats() const;  // thread-safe; takes no lock and allocates nothing
 
  private:
-  struct Submission {
-    Request request;
-    std::shared_ptr<RequestSink> sink;
-    std::optional<OutputStream> output;  // each answer's at its start: behind emitted tokens
-    std::optional<TokenEnd> end;         // likewise
-    Digest128 digest;                    // the quarantine's; unset where there is none
-    Submission* next = nullptr;
-  };
   // A sequence from its submission to its end.
   struct Sequence {
     std::shared_ptr<Answer> answer;
@@ -107,13 +96,13 @@ class Engine {
   // What the scheduler need not know of those that are admitted.
   void note_admissions(StepPlan& plan);
   void apply(const SlotOutcome& outcome);
+  // The step has taken so long: what Lookahead learns from it, and each of its answers hears.
+  void account_for_step(double ms);
   void fail_non_finite(int64_t id, const SlotOutcome& outcome);
-  void observe_step(EngineClock::time_point begin, EngineClock::time_point executed);
+  double kv_cache_usage() const;
   void publish_stats();
   // Every request ends with `status`.
   void fail_all(const absl::Status& status);
-  static Submission* closed();  // the inbox's head once nothing is taken any more
-  Submission* close_inbox();
   void wake();
 
   Executor& executor_;
@@ -124,6 +113,7 @@ class Engine {
   std::string fingerprint_;
   const uint64_t prefix_salt_;  // no client can foresee the prefix cache's keys
   Scheduler scheduler_;
+  LookaheadPlanner lookahead_;
   std::unordered_map<int64_t, Sequence> sequences_;
   int64_t next_id_ = 0;
   int64_t tokens_waiting_ = 0;  // of prompts that were never admitted
@@ -132,13 +122,12 @@ class Engine {
     uint64_t step;
     Digest128 request;
   };
-  std::vector<NonFinite> non_finite_;  // the latest requests that failed for it
-  std::vector<Delivered> delivered_;   // of the last step, until the next is published
+  std::vector<NonFinite> non_finite_;      // the latest requests that failed for it
+  std::vector<Delivered> delivered_;       // of the last step, until the next is published
+  std::vector<LookaheadOutcome> decoded_;  // by the step under way
   const EngineClock::time_point epoch_ = EngineClock::now();
 
-  // A stack that submit() pushes to and the engine takes whole; closed at the end.
-  std::atomic<Submission*> inbox_ = nullptr;
-  std::atomic<int64_t> inbox_size_ = 0, inbox_tokens_ = 0;
+  Inbox inbox_;
   std::atomic<uint32_t> wakeups_ = 0;
   std::atomic<bool> stopping_ = false;
   mutable std::mutex failure_mutex_;
@@ -147,6 +136,7 @@ class Engine {
   struct SharedStats {
     std::atomic<int64_t> running = 0, waiting = 0, waiting_tokens = 0, steps = 0, preemptions = 0;
     std::atomic<int64_t> pages_used = 0, prefix_queries = 0, prefix_hits = 0;
+    SharedReports drafters;
   };
   SharedStats shared_stats_;
   std::optional<Delivery> delivery_;  // ends first: it speaks of all the others

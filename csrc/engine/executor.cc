@@ -145,7 +145,13 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
   }
   for (SequenceState& slot : slots_) slot.tokens.reserve(max_positions_ + kMaxDraftTokens + 1);
   work_.reserve(slots_.size());
-  if (options_.prefill_beside == 0) step_costs_ = measure_step_costs();
+  if (options_.prefill_beside == 0 || options_.lookahead.kind == LookaheadPolicy::Kind::adaptive) {
+    const FloatEnvironment float_environment;
+    tables_.target = measure_step_costs();
+    for (const DrafterKind kind : drafters()) {
+      tables_.draft[static_cast<int>(kind)] = measure_draft_costs(kind);
+    }
+  }
 }
 
 int64_t Executor::num_draft_pages() const {
@@ -154,42 +160,75 @@ int64_t Executor::num_draft_pages() const {
 
 // Of a pass over rows of slot 0 from `position` on, whatever they and the pages hold: nobody reads
 // either.
-double Executor::measure_ms(int64_t rows, int64_t position) {
-  return 1e3 * step_.measure_target(rows, position, stream_);
+double Executor::measure_ms(int64_t rows, int64_t num_logits, int64_t position) {
+  return 1e3 * step_.measure_target(rows, num_logits, position, stream_);
 }
 
 // The ranks take every pass together, so what is measured never decides what comes next.
 StepCosts Executor::measure_step_costs() {
-  const FloatEnvironment float_environment;
   std::vector<int32_t> pages(std::min(
       {cache_.num_pages(), cache_.max_pages_per_slot(), PagePool::pages_for(kCostContext)}));
   std::iota(pages.begin(), pages.end(), 0);
   cache_.set_pages(0, 0, pages, stream_);
   const int64_t far = cache_.capacity(0) - kCostRows;
-  const int64_t most = std::min({options_.max_rows, options_.prefill_chunk, cache_.capacity(0)});
+  const int64_t most =
+      std::min({options_.max_rows, std::max(options_.prefill_chunk, kMaxDraftTokens + int64_t{2}),
+                cache_.capacity(0)});
   StepCosts costs;
   for (int64_t rows = 1; rows <= most; rows = rows < 16 ? rows + (rows < 4 ? 1 : 4) : rows * 2) {
     costs.steps.push_back({rows, kUnmeasured});
   }
   // Behind a long context: one row, and several.
   StepCosts::Point one{1, kUnmeasured}, several{std::min(kCostRows, most), kUnmeasured};
+  double all_logits = kUnmeasured;  // of several rows
   // Noise only ever adds, and comes in bursts: the least of some rounds over all of them counts.
   for (int round = 0; round < kCostRounds; ++round) {
     const auto measure = [&](StepCosts::Point& point, int64_t position) {
       if (round > 0 && point.rows >= kManyCostRows) return;  // these take long
-      point.ms = std::min(point.ms, measure_ms(point.rows, position));
+      point.ms = std::min(point.ms, measure_ms(point.rows, 1, position));
     };
     for (StepCosts::Point& point : costs.steps) measure(point, 0);
+    all_logits = std::min(all_logits, measure_ms(several.rows, several.rows, 0));
     if (far <= 0) continue;
     measure(one, far);
     measure(several, far);
   }
   cache_.set_pages(0, 0, {}, stream_);
-  // More rows never take less.
-  for (size_t i = costs.steps.size() - 1; i-- > 0;) {
-    costs.steps[i].ms = std::min(costs.steps[i].ms, costs.steps[i + 1].ms);
-  }
+  costs.keep_rising();
   if (far > 0 && several.rows > 1) costs.set_context(one, several, far);
+  if (several.rows > 1) {
+    costs.ms_per_logit_row = std::max(0.0, all_logits - costs.rows_ms(several.rows)) /
+                             static_cast<double>(several.rows - 1);
+  }
+  return costs;
+}
+
+// Of a round over so many sequences. Every rank drafts for itself, and all of them do it now.
+StepCosts Executor::measure_draft_costs(DrafterKind kind) {
+  LogitDrafter* const drafter = logit_drafter(kind);
+  if (drafter == nullptr) return {};
+  const auto share_pages = [&](bool given) {
+    if (kind != DrafterKind::model) return;
+    KvCache& cache = model_drafter_->cache();
+    for (int64_t slot = 0; slot < options_.max_sequences; ++slot) {
+      const auto page = static_cast<int32_t>(slot % cache.num_pages());
+      cache.set_pages(slot, 0, std::span(&page, given ? 1 : 0), stream_);
+    }
+  };
+  share_pages(true);
+  StepCosts costs;
+  for (int64_t n = 1; n <= std::min(options_.max_sequences, kManyCostRows); n *= 2) {
+    costs.steps.push_back({n, kUnmeasured});
+  }
+  for (int round = 0; round < kCostRounds; ++round) {
+    for (StepCosts::Point& point : costs.steps) {
+      point.ms = std::min(point.ms, 1e3 * step_.measure_draft(*drafter, point.rows, stream_));
+    }
+  }
+  share_pages(false);
+  costs.keep_rising();
+  const StepCosts::Point last = costs.steps.back();
+  if (costs.steps.size() == 1) costs.steps.push_back({2, 2 * last.ms});
   return costs;
 }
 

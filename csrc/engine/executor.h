@@ -15,10 +15,11 @@
 #include "comm/communicator.h"
 #include "comm/step_progress.h"
 #include "engine/request.h"
-#include "engine/step_costs.h"
 #include "engine/step_plan.h"
+#include "engine/step_pricing.h"
 #include "model/tokenizer.h"
 #include "spec/head_drafter.h"
+#include "spec/lookahead.h"
 #include "spec/speculative_step.h"
 #include "spec/table_drafter.h"
 
@@ -26,19 +27,20 @@ namespace outrider {
 
 struct EngineOptions {
   std::filesystem::path model;
-  std::optional<std::filesystem::path> draft;         // a checkpoint with the target's vocabulary
+  std::optional<std::filesystem::path> draft;  // a checkpoint with the target's vocabulary
   std::optional<std::filesystem::path> draft_counts;  // a file of tools/count_tokens.py
   std::optional<std::filesystem::path> draft_head;    // of the model: tools/distill_draft.py
   std::optional<DrafterKind> drafter;  // where a request names none; unset: head, model or
                                        // prompt_lookup, the first there is
-  int num_speculative_tokens = 4;      // K where a request gives none: --lookahead fixed:K
-  int64_t max_positions = 0;           // longest prompt and answer; 0: what the model allows
-  int64_t max_sequences = 64;          // that run at once
-  int64_t max_rows = 512;              // rows of a step: prompt rows, and K + 1 a decoding sequence
-  int64_t prefill_chunk = 256;         // most prompt rows of a step
-  int64_t prefill_beside = 0;          // the same while somebody decodes; 0: measured at the start
-  int64_t kv_cache_tokens = 0;         // positions of the KV cache; 0: what 1 GiB a rank holds
-  bool prefix_cache = true;            // prompts that begin alike share pages
+  LookaheadPolicy lookahead;  // K where a request gives none
+  double tpot_slo_ms = 0;     // that a step shall take at most, where a request gives none; 0: none
+  int64_t max_positions = 0;  // longest prompt and answer; 0: what the model allows
+  int64_t max_sequences = 64;   // that run at once
+  int64_t max_rows = 512;       // rows of a step: prompt rows, and K + 1 a decoding sequence
+  int64_t prefill_chunk = 256;  // most prompt rows of a step
+  int64_t prefill_beside = 0;   // the same while somebody decodes; 0: measured at the start
+  int64_t kv_cache_tokens = 0;  // positions of the KV cache; 0: what 1 GiB a rank holds
+  bool prefix_cache = true;     // prompts that begin alike share pages
   std::function<void(const std::string& what, double done)>
       progress;  // loading, 0 … 1; may be empty
 };
@@ -63,8 +65,9 @@ class Executor {
   // each work of the plan, in its order; valid until the next call.
   std::span<const SlotOutcome> execute(std::span<const uint8_t> plan);
 
-  // Measured at the start; nothing is known where prefill_beside is given.
-  const StepCosts& step_costs() const { return step_costs_; }
+  // Measured at the start; unknown where nobody wants to know: prefill_beside is given, and the
+  // lookahead is not adaptive.
+  const LookaheadTables& tables() const { return tables_; }
   const StepPhases& step_times() const { return step_.times(); }
   int64_t num_pages() const { return cache_.num_pages(); }
   int64_t num_draft_pages() const;  // 0: no drafter has a cache
@@ -90,8 +93,9 @@ class Executor {
 
  private:
   void admit(const Admission& admission);
-  double measure_ms(int64_t rows, int64_t position);
+  double measure_ms(int64_t rows, int64_t num_logits, int64_t position);
   StepCosts measure_step_costs();
+  StepCosts measure_draft_costs(DrafterKind kind);
   LogitDrafter* logit_drafter(DrafterKind kind);
 
   EngineOptions options_;
@@ -112,7 +116,7 @@ class Executor {
   std::vector<SequenceState> slots_;
   std::vector<uint64_t> token_digests_;  // [slots]: of the tokens, chained as they come
   std::vector<SlotWork> work_;           // of the step
-  StepCosts step_costs_;
+  LookaheadTables tables_;
 };
 
 }  // namespace outrider

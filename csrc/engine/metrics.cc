@@ -67,6 +67,11 @@ prometheus::Gauge& EngineMetrics::gauge(const std::string& name, const std::stri
   return prometheus::BuildGauge().Name(kPrefix + name).Help(help).Register(registry_).Add({});
 }
 
+prometheus::Family<prometheus::Gauge>& EngineMetrics::drafter_gauge(const std::string& name,
+                                                                    const std::string& help) {
+  return prometheus::BuildGauge().Name(kPrefix + name).Help(help).Register(registry_);
+}
+
 EngineMetrics::EngineMetrics()
     : num_drafts_(counter("spec_decode_num_drafts_total",
                           "Decode steps of a sequence that verified drafted tokens")),
@@ -83,6 +88,14 @@ EngineMetrics::EngineMetrics()
                    .Name(kPrefix + "rank_up")
                    .Help("1 while the rank takes part, 0 once it is lost")
                    .Register(registry_)),
+      alpha_(drafter_gauge("spec_decode_alpha",
+                           "Measured probability that a drafted token is accepted")),
+      draft_cost_(drafter_gauge("spec_decode_draft_cost",
+                                "A drafted token's time over a plain step's of one sequence")),
+      speedup_(drafter_gauge("spec_decode_speedup",
+                             "Times as fast as without drafts, predicted and measured")),
+      loss_budget_(drafter_gauge("spec_decode_loss_budget_seconds",
+                                 "What the drafter may lose before it is put aside")),
       ttft_(kPrefix + "time_to_first_token_seconds", "From a request's arrival to its first token",
             one_two_five(-3, 2)),
       itl_(kPrefix + "inter_token_latency_seconds",
@@ -174,6 +187,14 @@ void EngineMetrics::failed(absl::StatusCode code) {
 void EngineMetrics::set_requests(int64_t running, int64_t waiting) {
   running_.Set(static_cast<double>(running));
   waiting_.Set(static_cast<double>(waiting));
+}
+
+void EngineMetrics::set_drafter(const std::string& drafter, const DrafterReport& report) {
+  alpha_.Add({{"drafter", drafter}}).Set(report.alpha);
+  draft_cost_.Add({{"drafter", drafter}}).Set(report.draft_cost);
+  speedup_.Add({{"drafter", drafter}, {"kind", "predicted"}}).Set(report.predicted_speedup);
+  speedup_.Add({{"drafter", drafter}, {"kind", "measured"}}).Set(report.measured_speedup);
+  loss_budget_.Add({{"drafter", drafter}}).Set(report.budget_ms / 1e3);
 }
 
 void EngineMetrics::set_rank_up(int rank, bool up) {

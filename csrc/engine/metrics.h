@@ -55,6 +55,8 @@ class EngineMetrics {
   // --- State.
 
   void set_requests(int64_t running, int64_t waiting);
+  // The next allocates for a drafter that it has not seen yet.
+  void set_drafter(const std::string& drafter, const DrafterReport& report);
   // Allocates for a rank that it has not seen yet.
   void set_rank_up(int rank, bool up);
 
@@ -64,6 +66,8 @@ class EngineMetrics {
  private:
   prometheus::Counter& counter(const std::string& name, const std::string& help);
   prometheus::Gauge& gauge(const std::string& name, const std::string& help);
+  prometheus::Family<prometheus::Gauge>& drafter_gauge(const std::string& name,
+                                                       const std::string& help);
 
   prometheus::Registry registry_;
   prometheus::Counter &num_drafts_, &num_draft_tokens_, &num_accepted_tokens_;
@@ -73,6 +77,7 @@ class EngineMetrics {
   std::array<prometheus::Counter*, 17> errors_;  // by absl::StatusCode
   prometheus::Gauge &running_, &waiting_, &kv_cache_usage_;
   prometheus::Family<prometheus::Gauge>& rank_up_;
+  prometheus::Family<prometheus::Gauge>&alpha_, &draft_cost_, &speedup_, &loss_budget_;
   HistogramFamily ttft_, itl_, tpot_, e2e_, queue_time_, step_seconds_, lookahead_;
 };
 

@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "kernels/verify_types.h"
+#include "spec/speedup.h"
 
 namespace outrider {
 
 enum class DrafterKind : int32_t { none, model, random, prompt_lookup, head, unigram, bigram };
+constexpr int kNumDrafterKinds = 7;
 
 // "model", "head", "bigram", "unigram", "random", "prompt_lookup"; nullopt for any other name.
 std::optional<DrafterKind> drafter_from_name(const std::string& name);
@@ -40,6 +42,7 @@ struct SpeculationParams {
   bool off = false;                               // K = 0 whatever the server's policy
   std::optional<std::string> drafter;             // unset: the server's default
   std::optional<int32_t> num_speculative_tokens;  // exactly this K; unset: the server's policy
+  std::optional<double> tpot_slo_ms;  // that a step shall take at most; unset: the server's
 };
 
 struct Request {
@@ -94,10 +97,24 @@ struct SpeculationStats {
   std::array<int64_t, kMaxDraftTokens> accepted_per_position{};
   double alpha_sum = 0;
   int64_t alpha_rows = 0;
+  SpeedupRecord speedup;
+  double draft_cost = 0;   // c: a round of the drafter for one sequence, in plain steps
+  double tpot_slo_ms = 0;  // the objective; 0: none
+  bool tpot_slo_missed = false;
 
   double mean_acceptance_length() const;  // emitted tokens a decode step, the extra one counts
   double draft_acceptance_rate() const;   // accepted over drafted; 0 where nothing was drafted
   double alpha() const;                   // measured over verified rows; 0 where there were none
+};
+
+// What a drafter has done since the start.
+struct DrafterReport {
+  int64_t num_drafts = 0;  // steps of a sequence that drafted at least one token
+  int64_t num_draft_tokens = 0, num_accepted_draft_tokens = 0;
+  double alpha = 0;
+  double draft_cost = 0;  // as above
+  double predicted_speedup = 1, measured_speedup = 1;
+  double budget_ms = 0;  // that it may lose yet
 };
 
 struct Completion {

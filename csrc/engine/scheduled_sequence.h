@@ -61,9 +61,10 @@ struct ScheduledSequence {
   int32_t slot = kNoSlot;    // kNoSlot: waits
   uint64_t last_served = 0;  // the step in which it last decoded, or was admitted
   CacheShare target, draft;
-  PlannedWork work;         // decode stays set until the step is committed
-  bool in_step = false;     // whether there is any work
-  bool considered = false;  // when the decodes of the step were planned
+  PlannedWork work;                            // decode stays set until the step is committed
+  bool in_step = false;                        // whether there is any work
+  bool considered = false;                     // when the decodes of the step were planned
+  int64_t chosen_lookahead = kMaxDraftTokens;  // K at most, of the step that is planned
 
   bool exact() const { return spec.lookahead_is_exact; }
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
@@ -87,7 +88,10 @@ struct ScheduledSequence {
   bool draft_caught_up() const {
     return !needs_draft_cache() || length() - draft.num_cached <= kMaxDraftTokens + 1;
   }
-  int64_t lookahead_now() const { return draft_caught_up() ? usable_lookahead() : 0; }
+  int64_t lookahead_now() const {
+    if (!draft_caught_up()) return 0;
+    return exact() ? usable_lookahead() : std::min(usable_lookahead(), chosen_lookahead);
+  }
   bool ready_to_decode() const {
     return target.num_cached == length() - 1 && (!exact() || draft_caught_up());
   }

@@ -80,7 +80,8 @@ void Scheduler::remove(int64_t id) {
   sequences_.erase(id);
 }
 
-StepPlan Scheduler::plan() {
+StepPlan Scheduler::plan(LookaheadChooser* chooser) {
+  chooser_ = chooser;
   for (ScheduledSequence* s : running_) {
     CHECK(!s->work.decode && s->length() < s->spec.max_length);
     publish(*s);
@@ -119,11 +120,13 @@ void Scheduler::plan_decodes() {
     return s.exact() ? 1 + s.lookahead_now() : 1;
   };
   for (ScheduledSequence* s : running_) {
+    s->chosen_lookahead = kMaxDraftTokens;
     if (!s->ready_to_decode()) continue;
     ready.push_back(s);
     s->considered = true;
     owed += least(*s);
   }
+  if (chooser_ != nullptr) choose_lookahead(ready);
   const bool prompts_wait =
       ready.size() < running_.size() || (!waiting_.empty() && !free_slots_.empty());
   rows_.all -= prompts_wait;
@@ -139,6 +142,29 @@ void Scheduler::plan_decodes() {
     if (s->slot != ScheduledSequence::kNoSlot) decode(*s, k);
   }
   rows_.all += prompts_wait;
+}
+
+void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
+  choices_.clear();
+  for (const ScheduledSequence* s : ready) {
+    choices_.push_back({.id = s->spec.id,
+                        .exact = s->exact(),
+                        .tokens = s->tokens,
+                        .num_draft_tokens = static_cast<int32_t>(s->lookahead_now())});
+  }
+  chooser_->choose(choices_);
+  for (size_t i = 0; i < ready.size(); ++i) {
+    const int32_t k = choices_[i].num_draft_tokens;
+    CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now()));
+    ready[i]->chosen_lookahead = k;
+  }
+}
+
+bool Scheduler::may_catch_up(const ScheduledSequence& s) const {
+  if (chooser_ == nullptr || s.exact()) return true;
+  return chooser_->may_catch_up({.id = s.spec.id,
+                                 .rows = s.length() - 1 - s.draft.num_cached,
+                                 .tokens_left = s.spec.max_length - s.length()});
 }
 
 void Scheduler::decode(ScheduledSequence& s, int64_t num_draft_tokens) {
@@ -247,11 +273,12 @@ void Scheduler::take_prefill_rows(int64_t rows, int64_t position) {
 
 void Scheduler::plan_prefill(ScheduledSequence& s) {
   const int64_t last = s.length() - 1;  // the last token is a decode row
-  const auto feed = [&](CacheShare& share, int64_t end) {
+  const auto feed = [&](CacheShare& share, int64_t end, int64_t& taken) {
     const int64_t begin = share.num_cached;
     if (end == begin) return;
     share.feed(end);
     take_prefill_rows(end - begin, begin);
+    taken += end - begin;
     s.in_step = true;
   };
 
@@ -265,13 +292,15 @@ void Scheduler::plan_prefill(ScheduledSequence& s) {
     s.work.prompt_logits = end > s.target.num_cached;
     s.prompt_logits_done = end;
   }
-  feed(s.target, end);
-  if (!s.draft_caught_up() && find_draft_room(s)) {
-    feed(s.draft, std::min(last, s.draft.num_cached + prefill_room(s.draft.num_cached)));
+  feed(s.target, end, rows_.taken.target);
+  if (!s.draft_caught_up() && may_catch_up(s) && find_draft_room(s)) {
+    feed(s.draft, std::min(last, s.draft.num_cached + prefill_room(s.draft.num_cached)),
+         rows_.taken.draft);
   }
 
   // Nobody is preempted for a sequence that has just got so far: it has its room, or waits.
   if (s.considered || !s.ready_to_decode()) return;
+  if (chooser_ != nullptr) s.chosen_lookahead = 0;
   int64_t k = s.lookahead_now();
   if (!s.exact()) k = std::clamp<int64_t>(rows_.all - 1, 0, k);
   if (k > 0 && s.needs_draft_cache() && !draft_pool_.reserve(s.draft.table, s.draft_positions(k))) {

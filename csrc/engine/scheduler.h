@@ -56,6 +56,37 @@ struct SequenceSpec {
   uint64_t salt = 0;  // of the prefix cache
 };
 
+// A sequence that can decode in the step that is planned.
+struct DecodeChoice {
+  int64_t id = 0;
+  bool exact = false;               // its K is not to be chosen
+  std::span<const int32_t> tokens;  // prompt and emitted
+  int32_t num_draft_tokens = 0;     // K at most; chosen: 0 … that
+};
+
+// A sequence whose drafter has not seen the last `rows` positions.
+struct CatchUp {
+  int64_t id = 0;
+  int64_t rows = 0;
+  int64_t tokens_left = 0;  // that the sequence may yet emit
+};
+
+// Who decides what the sequences draft whose K is not exact.
+class LookaheadChooser {
+ public:
+  virtual ~LookaheadChooser() = default;
+  // Once for all that are ready when a step's decodes are planned. What comes later to a step
+  // drafts nothing. Rows or pages may leave them less.
+  virtual void choose(std::span<DecodeChoice> step) = 0;
+  // Whether a drafter's cache is worth its rows now.
+  virtual bool may_catch_up(const CatchUp& catch_up) = 0;
+};
+
+// Rows of a step that are no decode rows.
+struct PrefillRows {
+  int64_t target = 0, draft = 0;
+};
+
 struct SchedulerStats {
   int64_t num_running = 0, num_waiting = 0;
   int64_t pages_used = 0, num_pages = 0;
@@ -79,7 +110,10 @@ class Scheduler {
   // The next step; empty work where there is nothing to do. `proposed` of copy drafters is left to
   // the caller, who may also lower their num_draft_tokens. After it, commit() is called for each
   // sequence of the plan that decodes, or remove().
-  StepPlan plan();
+  // chooser: null: every sequence drafts its `lookahead` where it can.
+  StepPlan plan(LookaheadChooser* chooser = nullptr);
+  // Of the last plan.
+  PrefillRows prefill_rows() const { return rows_.taken; }
 
   // `tokens` were emitted for a decoding sequence: accepted drafts and the extra one.
   void commit(int64_t id, std::span<const int32_t> tokens);
@@ -103,6 +137,7 @@ class Scheduler {
     double prefill_ms = 0;
     bool by_costs = false;  // whether that is a limit
     bool any_prefill = false;
+    PrefillRows taken;
   };
 
   ScheduledSequence& find(int64_t id) const;
@@ -112,6 +147,8 @@ class Scheduler {
   // The parts of plan(), in this order.
   void publish(ScheduledSequence& s);
   void plan_decodes();
+  void choose_lookahead(std::span<ScheduledSequence* const> ready);
+  bool may_catch_up(const ScheduledSequence& s) const;
   void limit_prefill();
   int64_t prefill_room(int64_t position) const;
   void take_prefill_rows(int64_t rows, int64_t position);
@@ -140,6 +177,8 @@ class Scheduler {
   std::vector<ScheduledSequence*> slots_;  // null: free
   std::vector<int32_t> free_slots_;        // a stack
   RowsLeft rows_;                          // of the step that is planned
+  LookaheadChooser* chooser_ = nullptr;    // likewise
+  std::vector<DecodeChoice> choices_;      // likewise
   uint64_t step_ = 0;
   SchedulerStats counts_;  // prefix_* and num_preemptions
 };

@@ -4,6 +4,10 @@
 
 namespace outrider {
 
+void StepCosts::keep_rising() {
+  for (size_t i = steps.size() - 1; i-- > 0;) steps[i].ms = std::min(steps[i].ms, steps[i + 1].ms);
+}
+
 void StepCosts::set_context(const Point& one, const Point& several, int64_t position) {
   const auto added = [&](const Point& point) {
     return std::max(0.0, point.ms - rows_ms(point.rows)) / static_cast<double>(position);

@@ -17,7 +17,11 @@ struct StepCosts {
   // What a long context adds, for each position before a sequence's rows: once for all of them (its
   // keys and values are read), and for each row (they are computed with).
   double ms_per_position = 0, ms_per_row_position = 0;
+  // What logits of a row cost: `steps` has those of one row alone.
+  double ms_per_logit_row = 0;
 
+  // More rows never take less: a longer time is taken to be noise.
+  void keep_rising();
   // From what passes over one row and over several take behind `position`; steps are known.
   void set_context(const Point& one, const Point& several, int64_t position);
 
@@ -25,6 +29,10 @@ struct StepCosts {
 
   // Of `rows` rows of a short context: between the measured points, and beyond them.
   double rows_ms(int64_t rows) const;
+  // The same, all with logits.
+  double decode_ms(int64_t rows) const {
+    return rows_ms(rows) + ms_per_logit_row * static_cast<double>(rows - 1);
+  }
   // What the context of a sequence adds where its `rows` rows begin at `position`.
   double context_ms(int64_t rows, int64_t position) const;
   // What such rows add to a step that has `others` rows already.

@@ -152,6 +152,10 @@ absl::Status validate_speculation(const SpeculationParams& speculation, const Li
     return unexpected("speculation.num_speculative_tokens", *k,
                       "0 or unset where speculation.mode is off");
   }
+  const auto& objective_ms = speculation.tpot_slo_ms;
+  if (objective_ms.has_value() && !(*objective_ms > 0 && std::isfinite(*objective_ms))) {
+    return unexpected("speculation.tpot_slo_ms", *objective_ms, "a number above 0");
+  }
   return absl::OkStatus();
 }
 

@@ -121,9 +121,15 @@ class RandomDrafter final : public LogitDrafter {
   Buffer zeros_;       // f32 [vocab_size]: equal logits, so that processors leave them uniform
 };
 
+// What a copy drafter proposes; its q is one-hot.
+struct CopiedDraft {
+  std::vector<int32_t> tokens;
+  int matched = 0;  // how many of the context's last tokens stood before the copied ones; 0: none
+};
+
 // `prompt_lookup`: copies what followed the latest earlier occurrence of the context's last tokens
 // (the longest match of at most 4 tokens; Leviathan et al. 2023, section 3.6). A copy drafter: runs
-// on rank 0's host, its q is one-hot. Returns at most k tokens, none where nothing matches.
-std::vector<int32_t> prompt_lookup(std::span<const int32_t> tokens, int k);
+// on rank 0's host. At most k tokens, none where nothing matches.
+CopiedDraft prompt_lookup(std::span<const int32_t> tokens, int k);
 
 }  // namespace outrider

@@ -4,7 +4,7 @@
 
 namespace outrider {
 
-std::vector<int32_t> prompt_lookup(std::span<const int32_t> tokens, int k) {
+CopiedDraft prompt_lookup(std::span<const int32_t> tokens, int k) {
   constexpr int64_t kLongestMatch = 4;
   const auto length = static_cast<int64_t>(tokens.size());
   int64_t best_match = 0, best_end = 0;
@@ -23,7 +23,8 @@ std::vector<int32_t> prompt_lookup(std::span<const int32_t> tokens, int k) {
   }
   if (best_match == 0) return {};
   const auto from = tokens.begin() + best_end;
-  return {from, from + std::min<int64_t>(k, length - best_end)};
+  return {.tokens = {from, from + std::min<int64_t>(k, length - best_end)},
+          .matched = static_cast<int>(best_match)};
 }
 
 }  // namespace outrider

@@ -116,16 +116,37 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   return outcomes_;
 }
 
-double SpeculativeStep::measure_target(int64_t rows, int64_t position, Stream& stream) {
+double SpeculativeStep::measure_target(int64_t rows, int64_t num_logits, int64_t position,
+                                       Stream& stream) {
   rows_.begin_step();
-  for (int64_t i = 0; i < rows; ++i) rows_.add(0, 0, position + i, i == 0);
+  for (int64_t i = 0; i < rows; ++i) rows_.add(0, 0, position + i, i < num_logits);
   rows_.upload(stream);
   backend_.mark(kTargetBegin, stream);
   target_.forward(rows_.batch(stream), cache_,
-                  target_logits_.view(DType::f32, {1, target_.shard().vocab.size()}), stream);
+                  target_logits_.view(DType::f32, {num_logits, target_.shard().vocab.size()}),
+                  stream);
   backend_.mark(kTargetEnd, stream);
   backend_.synchronize(stream);
   return backend_.seconds_between(kTargetBegin, kTargetEnd);
+}
+
+double SpeculativeStep::measure_draft(LogitDrafter& drafter, int64_t sequences, Stream& stream) {
+  std::vector<SequenceState> slots(sequences);
+  std::vector<SlotWork> work(sequences);
+  for (int64_t i = 0; i < sequences; ++i) {
+    slots[i] = {.tokens = {0}, .processors = {.mode = VerifyMode::rejection}, .drafter = &drafter};
+    work[i] = {.slot = i, .decode = true, .num_draft_tokens = 1};
+    drafter.truncate(i, 0);
+    drafter.take_state(i, 1, target_.final_states(1, 1), stream);
+  }
+  drafter.begin_step();
+  draft_rows_used_ = 0;
+  backend_.mark(kStepBegin, stream);
+  draft_with(&drafter, slots, work, stream);
+  backend_.mark(kDrafted, stream);
+  backend_.synchronize(stream);
+  for (int64_t i = 0; i < sequences; ++i) drafter.truncate(i, 0);
+  return backend_.seconds_between(kStepBegin, kDrafted);
 }
 
 // Rows, verification and queries of one slot, and its outcome with the sizes of what will come.
@@ -213,7 +234,9 @@ static void for_each_drafter(std::span<SequenceState> slots, std::span<const Slo
 
 void SpeculativeStep::prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,
                                      Stream& stream) {
-  const auto prefills = [](const SlotWork& w) { return w.draft_prefill_end > 0; };
+  const auto prefills = [&](const SlotWork& w) {
+    return w.draft_prefill_end > slots[w.slot].drafter->num_seen(w.slot);
+  };
   for_each_drafter(
       slots, work, [](const SlotWork&) { return true; },
       [](LogitDrafter* drafter) { drafter->begin_step(); });

@@ -69,12 +69,6 @@ StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelCon
   return cost;
 }
 
-double expected_tokens(double alpha, int num_draft_tokens) {
-  double tokens = 0, accepted = 1;
-  for (int i = 0; i <= num_draft_tokens; ++i, accepted *= alpha) tokens += accepted;
-  return tokens;
-}
-
 MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const ModelConfig* draft,
                        const ServerShape& server) {
   MemoryCost cost;

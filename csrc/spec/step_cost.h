@@ -28,10 +28,6 @@ struct StepCost {
 StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelConfig* draft,
                    const StepShape& shape);
 
-// E[tokens of a step] for K drafted tokens, each accepted with probability alpha, independently:
-// (1 - alpha^(K + 1)) / (1 - alpha). Leviathan et al. 2023, equation 1. alpha: 0 … 1.
-double expected_tokens(double alpha, int num_draft_tokens);
-
 // A server's sizes: engine/executor.h, EngineOptions.
 struct ServerShape {
   int64_t max_sequences = 0;

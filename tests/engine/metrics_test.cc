@@ -127,6 +127,11 @@ TEST(EngineMetrics, ShowsStepsAndState) {
   metrics.set_rank_up(0, true);
   metrics.set_rank_up(1, true);
   metrics.set_rank_up(1, false);
+  metrics.set_drafter("model", {.alpha = 0.7,
+                                .draft_cost = 0.2,
+                                .predicted_speedup = 1.6,
+                                .measured_speedup = 1.5,
+                                .budget_ms = 40});
   const std::string text = metrics.text();
   EXPECT_EQ(value(text, "outrider_step_seconds_count{phase=\"target\"}"), 2);
   EXPECT_EQ(value(text, "outrider_step_seconds_count{phase=\"exchange\"}"), 1);
@@ -138,6 +143,14 @@ TEST(EngineMetrics, ShowsStepsAndState) {
   EXPECT_EQ(value(text, "outrider_prefix_cache_hits_total"), 48);
   EXPECT_EQ(value(text, "outrider_num_requests_running"), 3);
   EXPECT_EQ(value(text, "outrider_num_requests_waiting"), 7);
+  EXPECT_EQ(value(text, "outrider_spec_decode_alpha{drafter=\"model\"}"), 0.7);
+  EXPECT_EQ(value(text, "outrider_spec_decode_draft_cost{drafter=\"model\"}"), 0.2);
+  const auto speedup = [&](const std::string& kind) {
+    return value(text, "outrider_spec_decode_speedup{drafter=\"model\",kind=\"" + kind + "\"}");
+  };
+  EXPECT_EQ(speedup("predicted"), 1.6);
+  EXPECT_EQ(speedup("measured"), 1.5);
+  EXPECT_EQ(value(text, "outrider_spec_decode_loss_budget_seconds{drafter=\"model\"}"), 0.04);
   EXPECT_EQ(value(text, "outrider_rank_up{rank=\"0\"}"), 1);
   EXPECT_EQ(value(text, "outrider_rank_up{rank=\"1\"}"), 0);
 }
@@ -165,8 +178,9 @@ std::set<std::string> names_in(const std::string& text) {
 TEST(EngineMetrics, AreTheOnesOfTheDashboardAndTheDocuments) {
   EngineMetrics metrics;
   metrics.set_rank_up(0, true);
+  metrics.set_drafter("model", {});
   const std::set<std::string> names = names_in(metrics.text());
-  EXPECT_EQ(names.size(), 19u);
+  EXPECT_EQ(names.size(), 23u);
   EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/grafana-dashboard.json")),
             names);
   EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/monitoring.md")), names);

@@ -7,7 +7,9 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -97,6 +99,33 @@ struct Coverage {
   int64_t draft_catch_ups = 0, shared_pages = 0, sequences = 0;
 };
 
+// Chooses anything that it may.
+class AnyLookahead final : public LookaheadChooser {
+ public:
+  explicit AnyLookahead(uint64_t seed) : random_(seed) {}
+
+  void choose(std::span<DecodeChoice> step) override {
+    chosen.clear();
+    for (DecodeChoice& choice : step) {
+      if (choice.exact) continue;
+      choice.num_draft_tokens = static_cast<int32_t>(random_() % (choice.num_draft_tokens + 1));
+      chosen[choice.id] = choice.num_draft_tokens;
+    }
+  }
+  bool may_catch_up(const CatchUp& catch_up) override {
+    REQUIRE(catch_up.rows > kMaxDraftTokens && catch_up.tokens_left > 0);
+    const bool may = random_() % 2 == 0;
+    if (!may) refused.insert(catch_up.id);
+    return may;
+  }
+
+  std::map<int64_t, int64_t> chosen;  // of the last step
+  std::set<int64_t> refused;          // likewise
+
+ private:
+  std::mt19937_64 random_;
+};
+
 class Trace {
  public:
   explicit Trace(uint64_t seed)
@@ -105,7 +134,9 @@ class Trace {
         scheduler_(limits_),
         target_(limits_.num_slots, limits_.num_pages),
         draft_(limits_.num_slots, limits_.num_draft_pages),
-        at_(limits_.num_slots, -1) {}
+        at_(limits_.num_slots, -1) {
+    if (below(2) == 0) chooser_.emplace(random_());
+  }
 
   // Returns a digest of every plan.
   uint64_t run(Coverage& coverage) {
@@ -239,7 +270,8 @@ class Trace {
   void step(Coverage& coverage) {
     ++clock_;
     const int64_t preemptions = scheduler_.stats().num_preemptions;
-    const auto bytes = scheduler_.plan().serialise();
+    if (chooser_) chooser_->refused.clear();
+    const auto bytes = scheduler_.plan(chooser_ ? &*chooser_ : nullptr).serialise();
     digest_ = digest(bytes.data(), bytes.size(), digest_);
     const StepPlan plan = StepPlan::parse(bytes);
     // Who was preempted? Perhaps to be admitted again at once, where it now shares another's pages.
@@ -299,6 +331,9 @@ class Trace {
         answer.prompt_logits = w.prefill_end;
         prompt_logits += w.prefill_end - target_from;
       }
+      if (chooser_ && chooser_->refused.count(at_[w.slot]) > 0) {
+        REQUIRE(w.draft_prefill_end <= draft_from);
+      }
       target_.feed(w.slot, w.prefill_end, answer.content, target_users);
       draft_.feed(w.slot, w.draft_prefill_end, answer.content, draft_users);
       if (!w.decode) {
@@ -317,6 +352,10 @@ class Trace {
       REQUIRE(w.prefill_end == length - 1 && length < answer.spec.max_length);
       REQUIRE(answer.spec.lookahead_is_exact ? k == answer.usable_lookahead()
                                              : k <= answer.usable_lookahead());
+      if (chooser_ && !answer.spec.lookahead_is_exact) {
+        const auto chosen = chooser_->chosen.find(at_[w.slot]);
+        REQUIRE(k <= (chosen == chooser_->chosen.end() ? 0 : chosen->second));
+      }
       coverage.cuts += k < answer.usable_lookahead();
       if (answer.spec.prompt_logits && answer.spec.choice == 0) {
         REQUIRE(answer.prompt_logits == static_cast<int64_t>(answer.spec.prompt.size()) - 1);
@@ -333,6 +372,8 @@ class Trace {
                       std::count(at_.begin(), at_.end(), int64_t{-1});
     REQUIRE(rows <= limits_.max_rows && prompt_logits <= kMaxPromptLogitRows);
     REQUIRE(prefill_rows <= limits_.prefill_chunk);
+    const PrefillRows told = scheduler_.prefill_rows();
+    REQUIRE(told.target + told.draft == prefill_rows);
     check_prefill(cost, prefill_rows);
     ++coverage.steps;
     for (const PlannedWork& w : plan.work) {
@@ -423,6 +464,7 @@ class Trace {
   std::mt19937_64 random_;
   bool narrow_ = false;
   SchedulerLimits limits_;
+  std::optional<AnyLookahead> chooser_;
   Scheduler scheduler_;
   CacheModel target_, draft_;
   std::vector<int64_t> at_;  // [slots]: ids; -1: free

@@ -44,6 +44,14 @@ class CommandLine(unittest.TestCase):
             self.assertEqual(result.returncode, 0)
             self.assertIn('--help', result.stdout)
 
+    def test_theory(self):
+        # (1 - 0.8^6) / (1 - 0.8) = 3.68928, over 1 + 5 * 0.05
+        table = outrider('theory', '--alpha', '0.5,0.8', '--k', '5', '--c', '0.05', '--table').stdout
+        self.assertIn('| 0.8 | 5 | 0.05 | 3.689 | 2.951 | 1.694 |\n', table)
+        report = outrider('theory', '--alpha', '0.8', '--c', '0.05', '--max-k', '9').stdout
+        self.assertIn('\n   5          3.689     2.951       1.694\n', report)
+        self.assertIn('best K of 0 to 9: 8, 3.092 times as fast\n', report)
+
     def test_wrong_flags_name_the_nearest(self):
         self.refuses(['generate', '--tempreature', '1', 'x'], '--tempreature', '--temperature')
         self.refuses(['generate', '--max_tokens', '1', 'x'], '--max-tokens')
@@ -65,8 +73,14 @@ class CommandLine(unittest.TestCase):
         self.refuses(['serve', '--model', 'x', '--port', '70000'], '--port')
         self.refuses(['serve', '--model', 'x', '--lookahead', 'fixed:16'], '--lookahead', '15')
         self.refuses(['serve', '--model', 'x', '--lookahead', '4'], '--lookahead', 'fixed:K')
+        self.refuses(['serve', '--model', 'x', '--lookahead', 'table:8=1,4=2'], '--lookahead', 'table')
+        self.refuses(['serve', '--model', 'x', '--tpot-slo', '0'], '--tpot-slo')
         self.refuses(['serve', '--model', 'x', '--drafter', 'nobody'], '--drafter')
         self.refuses(['launch', '--ranks', '0', '--', 'serve'], '--ranks')
+        self.refuses(['theory', '--alpha', '1.5'], '--alpha')
+        self.refuses(['theory', '--alpha', '0.5', '--k', '65'], '--k')
+        self.refuses(['theory', '--alpha', '0.5', '--k', '3', '--max-k', '4'], '--max-k')
+        self.refuses(['theory', '--c', '0.1'], '--alpha')
 
     def test_the_environment_and_a_file_give_flags(self):
         where = dict(os.environ, OUTRIDER_PORT='1')

@@ -257,7 +257,9 @@ TEST(Server, SaysWhatItServes) {
   EXPECT_EQ(info.num_ranks(), 1);
   EXPECT_FALSE(info.version().empty());
   EXPECT_EQ(info.default_drafter(), "prompt_lookup");
-  EXPECT_EQ(info.lookahead(), "fixed:4");
+  EXPECT_EQ(info.lookahead(), "adaptive");
+  ASSERT_EQ(info.drafter_stats_size(), info.drafters_size());
+  EXPECT_EQ(info.drafter_stats(0).drafter(), "prompt_lookup");
   EXPECT_EQ(info.limits().max_positions(), 2048);
   EXPECT_EQ(info.limits().max_speculative_tokens(), 15);
   EXPECT_EQ(info.limits().max_waiting_requests(), 1024);

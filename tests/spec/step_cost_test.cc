@@ -143,12 +143,6 @@ TEST(StepCost, MemoryIsWhatAServerTakes) {
   });
 }
 
-TEST(StepCost, ExpectedTokens) {
-  EXPECT_EQ(expected_tokens(0.0, 4), 1.0);
-  EXPECT_EQ(expected_tokens(1.0, 4), 5.0);
-  EXPECT_NEAR(expected_tokens(0.8, 5), (1 - std::pow(0.8, 6)) / (1 - 0.8), 1e-12);
-}
-
 TEST(StepCost, KvTokensAreWhatIsLeft) {
   MemoryCost cost;
   cost.weights = 1000;

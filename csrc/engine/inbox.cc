@@ -1,0 +1,61 @@
+#include "engine/inbox.h"
+
+#include <algorithm>
+
+namespace outrider {
+
+namespace {
+
+int64_t prompt_tokens(const Submission& submission) {
+  return static_cast<int64_t>(submission.request.prompt.size());
+}
+
+}  // namespace
+
+Submission* Inbox::closed() {
+  static Submission mark;
+  return &mark;
+}
+
+bool Inbox::push(std::unique_ptr<Submission>& submission) {
+  const int64_t tokens = prompt_tokens(*submission);
+  size_ += 1;
+  num_tokens_ += tokens;
+  Submission* head = head_.load();
+  do {
+    if (head == closed()) {
+      size_ -= 1;
+      num_tokens_ -= tokens;
+      return false;
+    }
+    submission->next = head;
+  } while (!head_.compare_exchange_weak(head, submission.get()));
+  submission.release();
+  return true;
+}
+
+Inbox::Submissions Inbox::take() {
+  Submission* const newest = head_.load(std::memory_order_relaxed);
+  if (newest == nullptr || newest == closed()) return {};
+  return unwind(head_.exchange(nullptr));
+}
+
+Inbox::Submissions Inbox::close() {
+  Submission* const newest = head_.exchange(closed());
+  return newest == closed() ? Submissions() : unwind(newest);
+}
+
+Inbox::Submissions Inbox::unwind(Submission* newest) {
+  Submissions submissions;
+  while (newest != nullptr) {
+    Submission* const next = newest->next;
+    submissions.emplace_back(newest);
+    size_ -= 1;
+    num_tokens_ -= prompt_tokens(*newest);
+    newest = next;
+  }
+  std::reverse(submissions.begin(), submissions.end());
+  return submissions;
+}
+
+}  // namespace outrider

@@ -1,0 +1,395 @@
+#include "engine/lookahead_planner.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+#include "spec/drafter.h"
+
+namespace outrider {
+
+namespace {
+
+// Observations of a position that count in full: of a server's drafter, and of one sequence.
+constexpr double kServerWindow = 256, kSequenceWindow = 32;
+// A plain step is taken after so many others, so that what one costs stays known, and first of all.
+constexpr int64_t kPlainEvery = 64;
+constexpr int64_t kPlainFirst = 3;
+constexpr int kPlainPatience = 4;  // prompts may stand in the way
+// A drafter that is not worth its time is tried again after so many steps.
+constexpr int64_t kTryEvery = 64;
+// By its tokens: what a budget is counted in, and what it costs at least, of a plain step.
+constexpr int kBudgetTokens = 4;
+constexpr double kLeastCost = 0.02;
+// A step that took more than so many times what drafting adds to it was held up by something else.
+constexpr double kMostOverrun = 4;
+
+bool drafts_by_copying(DrafterKind kind) { return kind == DrafterKind::prompt_lookup; }
+
+double accepted_of(const Hazard& hazard, int num_tokens) {
+  double accepted = 0, all_before = 1;
+  for (int i = 0; i < num_tokens; ++i) accepted += all_before *= hazard[i];
+  return accepted;
+}
+
+}  // namespace
+
+LookaheadPlanner::LookaheadPlanner(LookaheadPolicy policy, LookaheadTables tables)
+    : policy_(std::move(policy)), pricing_(std::move(tables)) {
+  CHECK(policy_.kind != LookaheadPolicy::Kind::adaptive || pricing_.known());
+  for (Drafter& drafter : drafters_) {
+    drafter.counts.assign(kClasses, AcceptanceCounts(kServerWindow));
+  }
+  costs_.drafters.resize(kNumDrafterKinds);
+}
+
+void LookaheadPlanner::add(int64_t id, DrafterKind drafter, bool exact, double max_step_ms) {
+  sequences_.emplace(id,
+                     Sequence{.drafter = drafter,
+                              .exact = exact,
+                              .max_step_ms = max_step_ms,
+                              .counts = std::vector(kClasses, AcceptanceCounts(kSequenceWindow))});
+}
+
+void LookaheadPlanner::forget_removed() {
+  for (const int64_t id : removed_) sequences_.erase(id);
+  removed_.clear();
+}
+
+void LookaheadPlanner::choose(std::span<DecodeChoice> step) {
+  forget_removed();
+  for (const DecodeChoice& choice : step) sequences_.at(choice.id).proposed.clear();
+  if (policy_.kind == LookaheadPolicy::Kind::adaptive) return choose_adaptively(step);
+  if (policy_.kind == LookaheadPolicy::Kind::fixed) return;
+  const int32_t k = policy_.from_table(static_cast<int>(step.size()));
+  for (DecodeChoice& choice : step) {
+    if (!choice.exact) choice.num_draft_tokens = std::min(choice.num_draft_tokens, k);
+  }
+}
+
+void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
+  if (step.empty()) return;
+  for (Drafter& drafter : drafters_) {
+    drafter.num_sequences = 0;
+    drafter.tried = -1;
+  }
+  DecodeShape base;
+  costs_.tokens = 0;
+  costs_.max_ms = std::numeric_limits<double>::infinity();
+  for (const DecodeChoice& choice : step) {
+    const Sequence& sequence = sequences_.at(choice.id);
+    const auto position = static_cast<int64_t>(choice.tokens.size());
+    const int k = choice.exact ? choice.num_draft_tokens : 0;
+    base.add(pricing_.target(), position, sequence.drafter, k);
+    costs_.tokens += 1 + accepted_of(hazard_of_sequence(sequence), k);
+    if (sequence.max_step_ms > 0) {
+      costs_.max_ms = std::min(costs_.max_ms, sequence.max_step_ms);
+    }
+    if (!choice.exact) ++of(sequence.drafter).num_sequences;
+  }
+  last_base_ = base;
+  set_budgets(base);
+  const bool plain = wants_plain_step();
+
+  candidates_.clear();
+  places_.clear();
+  int64_t most_drafted = 0;
+  for (size_t i = 0; i < step.size(); ++i) {
+    DecodeChoice& choice = step[i];
+    if (choice.exact) continue;
+    Sequence& sequence = sequences_.at(choice.id);
+    int most = std::exchange(choice.num_draft_tokens, 0);
+    // A drafter whose budget is spent is not even asked.
+    if (most == 0 || plain || of(sequence.drafter).budget.left_ms() == 0) continue;
+    if (drafts_by_copying(sequence.drafter)) {
+      choice.num_draft_tokens = most;
+      if (!find_proposal(sequence, choice)) most = 0;
+      most = std::min(most, static_cast<int>(sequence.proposed.size()));
+      choice.num_draft_tokens = 0;
+      if (most == 0) continue;
+    }
+    candidates_.push_back(
+        {.drafter = static_cast<int>(sequence.drafter),
+         .max_tokens = most,
+         .row_ms = pricing_.row_context_ms(static_cast<int64_t>(choice.tokens.size())),
+         .hazard = hazard_of_sequence(sequence)});
+    places_.push_back(i);
+    most_drafted += most;
+  }
+  if (plain || candidates_.empty()) return;
+  fill_costs(base, most_drafted);
+  chosen_.assign(candidates_.size(), 0);
+  const LookaheadChoice& choice = search_.choose(candidates_, costs_, chosen_);
+  int64_t num_drafted = 0;
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    step[places_[i]].num_draft_tokens = chosen_[i];
+    num_drafted += chosen_[i];
+  }
+  try_idle_drafters(step, num_drafted, choice.ms);
+}
+
+// What a plain step takes is known from plain steps alone.
+bool LookaheadPlanner::wants_plain_step() {
+  const bool wanted =
+      steps_since_plain_ >= kPlainEvery || pricing_.num_plain_observed() < kPlainFirst;
+  if (!wanted) return false;
+  if (++plain_asked_ > kPlainEvery) plain_asked_ = 0;
+  return plain_asked_ <= kPlainPatience;
+}
+
+void LookaheadPlanner::set_budgets(const DecodeShape& base) {
+  const double plain_ms = pricing_.step_ms(base);
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    const int n = drafters_[d].num_sequences;
+    if (n == 0) continue;
+    DecodeShape drafting = base;
+    drafting.drafted_rows += kBudgetTokens * n;
+    const double added = pricing_.step_ms(drafting) - plain_ms +
+                         kBudgetTokens * pricing_.round_ms(static_cast<DrafterKind>(d), n);
+    drafters_[d].budget.set_cost(std::max(added, kLeastCost * plain_ms));
+  }
+}
+
+bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& choice) {
+  CopiedDraft draft = prompt_lookup(choice.tokens, choice.num_draft_tokens);
+  sequence.proposed = std::move(draft.tokens);
+  sequence.draft_class = std::clamp(draft.matched - 1, 0, kClasses - 1);
+  return !sequence.proposed.empty();
+}
+
+Hazard LookaheadPlanner::hazard_of_sequence(const Sequence& sequence) const {
+  const int i = sequence.draft_class;
+  return hazard_of(sequence.counts[i], hazard_of(of(sequence.drafter).counts[i]));
+}
+
+void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted) {
+  costs_.step_ms.clear();
+  DecodeShape shape = base;
+  double ms = 0;
+  for (int64_t r = 0; r <= most_drafted; ++r, ++shape.drafted_rows) {
+    ms = std::max(ms, pricing_.step_ms(shape) + pricing_.draft_ms(base));
+    costs_.step_ms.push_back(ms);
+  }
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    LookaheadCosts::Drafter& costs = costs_.drafters[d];
+    const auto kind = static_cast<DrafterKind>(d);
+    costs.round_ms.clear();
+    costs.drafting = base.drafting[d];
+    costs.max_added_ms = drafters_[d].budget.left_ms();
+    if (pricing_.drafts_free(kind)) continue;
+    const int most = drafters_[d].num_sequences + costs.drafting[0];
+    for (int n = 0; n <= most; ++n) costs.round_ms.push_back(pricing_.round_ms(kind, n));
+  }
+}
+
+// One token of the likeliest sequence: texts change.
+void LookaheadPlanner::try_idle_drafters(std::span<DecodeChoice> step, int64_t num_drafted,
+                                         double ms) {
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    Drafter& drafter = drafters_[d];
+    if (!drafter.try_again && drafter.idle_steps < kTryEvery) continue;
+    size_t best = candidates_.size();
+    bool drafts = false;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      if (candidates_[i].drafter != d) continue;
+      drafts |= chosen_[i] > 0;
+      if (best == candidates_.size() || candidates_[i].hazard[0] > candidates_[best].hazard[0]) {
+        best = i;
+      }
+    }
+    if (drafts || best == candidates_.size()) continue;
+    if (num_drafted + 1 >= static_cast<int64_t>(costs_.step_ms.size())) return;
+    const double added = costs_.step_ms[num_drafted + 1] - costs_.step_ms[num_drafted] +
+                         candidates_[best].row_ms +
+                         pricing_.round_ms(static_cast<DrafterKind>(d), 1);
+    if (added > drafter.budget.left_ms()) continue;
+    if (costs_.step_ms[0] <= costs_.max_ms && ms + added > costs_.max_ms) continue;
+    step[places_[best]].num_draft_tokens = 1;
+    drafter.tried = step[places_[best]].id;
+    drafter.try_again = false;
+    ++num_drafted;
+    ms += added;
+  }
+}
+
+bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
+  if (policy_.kind != LookaheadPolicy::Kind::adaptive) return true;
+  const Sequence& sequence = sequences_.at(catch_up.id);
+  Drafter& drafter = of(sequence.drafter);
+  DecodeShape base = last_base_;
+  if (base.sequences == 0) base.add(pricing_.target(), 0, sequence.drafter, 0);
+  if (!drafter.budget.has_started()) {
+    drafter.num_sequences = std::max(drafter.num_sequences, 1);
+    set_budgets(base);
+  }
+  const double cost = pricing_.round_ms(sequence.drafter, catch_up.rows);
+  if (cost > drafter.budget.left_ms()) return false;
+
+  // What a step of this sequence's gains if it drafts, the others as they are.
+  const int most =
+      static_cast<int>(std::clamp<int64_t>(catch_up.tokens_left - 1, 0, policy_.most()));
+  candidates_.assign(1, {.drafter = static_cast<int>(sequence.drafter),
+                         .max_tokens = most,
+                         .hazard = hazard_of_sequence(sequence)});
+  chosen_.assign(1, 0);
+  costs_.tokens = static_cast<double>(base.sequences);
+  costs_.max_ms =
+      sequence.max_step_ms > 0 ? sequence.max_step_ms : std::numeric_limits<double>::infinity();
+  drafter.num_sequences = std::max(drafter.num_sequences, 1);
+  fill_costs(base, most);
+  const LookaheadChoice& choice = search_.choose(candidates_, costs_, chosen_);
+  const double plain_ms = costs_.step_ms[0] / costs_.tokens;  // of a token
+  const double gained = choice.tokens * plain_ms - choice.ms;
+  const double steps =
+      static_cast<double>(catch_up.tokens_left) / (1 + choice.tokens - costs_.tokens);
+  if (gained * steps > cost) return true;
+  if (drafter.idle_steps < kTryEvery && !drafter.try_again) return false;
+  if (drafter.catching_up < 0) drafter.catching_up = catch_up.id;
+  return drafter.catching_up == catch_up.id;
+}
+
+std::vector<int32_t> LookaheadPlanner::propose(int64_t id, std::span<const int32_t> tokens, int k) {
+  Sequence& sequence = sequences_.at(id);
+  if (sequence.proposed.empty()) {
+    find_proposal(sequence, {.id = id, .tokens = tokens, .num_draft_tokens = k});
+  }
+  if (static_cast<int>(sequence.proposed.size()) > k) sequence.proposed.resize(k);
+  return sequence.proposed;
+}
+
+LookaheadPlanner::Account LookaheadPlanner::account_of(
+    std::span<const LookaheadOutcome> outcomes) const {
+  Account account;
+  const StepCosts& target = pricing_.target();
+  int64_t num_adaptive_rows = 0;
+  for (const LookaheadOutcome& outcome : outcomes) {
+    const Sequence& sequence = sequences_.at(outcome.id);
+    const auto d = static_cast<int>(sequence.drafter);
+    account.all.add(target, outcome.position, sequence.drafter, outcome.num_drafted);
+    account.plain.add(target, outcome.position, sequence.drafter, 0);
+    account.base.add(target, outcome.position, sequence.drafter,
+                     sequence.exact ? outcome.num_drafted : 0);
+    const int accepted = outcome.num_emitted - 1;
+    if (sequence.exact) {
+      account.accepted_exact += accepted;
+      continue;
+    }
+    ++account.sequences[d];
+    account.rows[d] += outcome.num_drafted;
+    account.accepted[d] += accepted;
+    num_adaptive_rows += outcome.num_drafted;
+  }
+  if (num_adaptive_rows == 0) return account;
+  const double rows_ms =
+      std::max(0.0, pricing_.step_ms(account.all) - pricing_.step_ms(account.base));
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    const auto kind = static_cast<DrafterKind>(d);
+    const double share = static_cast<double>(account.rows[d]) / num_adaptive_rows;
+    account.added_ms[d] = share * rows_ms + pricing_.draft_ms(account.all, kind) -
+                          pricing_.draft_ms(account.base, kind);
+  }
+  return account;
+}
+
+TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
+                                    const PrefillRows& prefill, const StepDurations& durations) {
+  TimedStep timed;
+  if (pricing_.known()) {
+    const Account account = account_of(outcomes);
+    if (policy_.kind == LookaheadPolicy::Kind::adaptive) settle(account, prefill, durations);
+    if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
+      pricing_.observe(account.all, durations.ms, durations.draft_ms);
+      const bool plain = account.all.drafted_rows == 0;
+      steps_since_plain_ = plain ? 0 : steps_since_plain_ + 1;
+      if (plain) plain_asked_ = 0;
+      timed = {.plain_ms = pricing_.step_ms(account.plain),
+               .expected_ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all),
+               .ms = durations.ms};
+    }
+  }
+  learn(outcomes);
+  for (const LookaheadOutcome& outcome : outcomes) {
+    Sequence& sequence = sequences_.at(outcome.id);
+    of(sequence.drafter).speedup.add(outcome.num_drafted, outcome.num_emitted, timed);
+    sequence.proposed.clear();
+  }
+  forget_removed();
+  return timed;
+}
+
+// Budgets gain by what plain steps take, and pay what drafting took beyond its tokens' worth.
+// Beside prompts, whose time nobody knows so well, it is what drafting should have taken that they
+// pay.
+void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill,
+                              const StepDurations& durations) {
+  const double plain_ms = pricing_.step_ms(account.plain);
+  const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
+  std::array<double, kNumDrafterKinds> added = account.added_ms;
+  added[static_cast<int>(DrafterKind::model)] +=
+      pricing_.round_ms(DrafterKind::model, prefill.draft);
+  double expected = 0;
+  for (const double ms : added) expected += ms;
+  double taken = expected;
+  if (prefill.target == 0) {
+    taken = std::min(durations.ms - base_ms, kMostOverrun * expected);
+  }
+  const double token_ms =
+      account.base.sequences == 0
+          ? 0
+          : base_ms / static_cast<double>(account.base.sequences + account.accepted_exact);
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    Drafter& drafter = drafters_[d];
+    if (!drafter.budget.has_started()) continue;
+    if (account.sequences[d] > 0) {
+      drafter.budget.earn(plain_ms * account.sequences[d] /
+                          static_cast<double>(account.plain.sequences));
+      drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
+      if (account.rows[d] > 0) drafter.catching_up = -1;
+    }
+    if (added[d] > 0) {
+      drafter.budget.charge(taken * added[d] / expected - account.accepted[d] * token_ms);
+    }
+  }
+}
+
+void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
+  for (const LookaheadOutcome& outcome : outcomes) {
+    if (outcome.num_drafted == 0) continue;
+    Sequence& sequence = sequences_.at(outcome.id);
+    Drafter& drafter = of(sequence.drafter);
+    const int i = sequence.draft_class;
+    sequence.counts[i].observe(outcome.num_drafted, outcome.num_accepted);
+    drafter.counts[i].observe(outcome.num_drafted, outcome.num_accepted);
+    drafter.alpha_sum += outcome.alpha_sum;
+    drafter.alpha_rows += outcome.alpha_rows;
+    ++drafter.totals.num_drafts;
+    drafter.totals.num_draft_tokens += outcome.num_drafted;
+    drafter.totals.num_accepted_draft_tokens += outcome.num_accepted;
+    if (drafter.tried == outcome.id) drafter.try_again = outcome.num_accepted > 0;
+  }
+}
+
+double LookaheadPlanner::draft_cost(DrafterKind kind) const {
+  if (!pricing_.known()) return 0;
+  DecodeShape plain;
+  plain.add(pricing_.target(), 0, kind, 0);
+  return pricing_.round_ms(kind, 1) / pricing_.step_ms(plain);
+}
+
+std::array<DrafterReport, kNumDrafterKinds> LookaheadPlanner::reports() const {
+  std::array<DrafterReport, kNumDrafterKinds> reports;
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    const Drafter& drafter = drafters_[d];
+    DrafterReport& report = reports[d] = drafter.totals;
+    if (drafter.alpha_rows > 0) {
+      report.alpha = drafter.alpha_sum / static_cast<double>(drafter.alpha_rows);
+    }
+    report.draft_cost = draft_cost(static_cast<DrafterKind>(d));
+    report.predicted_speedup = drafter.speedup.predicted(report.alpha);
+    report.measured_speedup = drafter.speedup.measured();
+    report.budget_ms = drafter.budget.left_ms();
+  }
+  return reports;
+}
+
+}  // namespace outrider

@@ -1,0 +1,126 @@
+// LookaheadPlanner: rank 0's side of Lookahead: who may draft how much, from what steps took and
+// what was accepted. Told of times, it reads no clock.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/request.h"
+#include "engine/scheduler.h"
+#include "engine/step_pricing.h"
+#include "spec/acceptance.h"
+#include "spec/lookahead.h"
+#include "spec/loss_budget.h"
+#include "spec/speedup.h"
+
+namespace outrider {
+
+// What a step did for a sequence that decoded in it.
+struct LookaheadOutcome {
+  int64_t id = 0;
+  int64_t position = 0;  // its length before
+  int num_drafted = 0;
+  int num_accepted = 0;  // by the target
+  int num_emitted = 0;   // with the extra token, up to the answer's end
+  double alpha_sum = 0;
+  int alpha_rows = 0;
+};
+
+struct StepDurations {
+  double ms = 0;        // of the whole step
+  double draft_ms = 0;  // of them, by drafters on the device
+};
+
+class LookaheadPlanner final : public LookaheadChooser {
+ public:
+  LookaheadPlanner(LookaheadPolicy policy, LookaheadTables tables);
+
+  // exact: its K is not this planner's to choose. max_step_ms: the objective; 0: none.
+  void add(int64_t id, DrafterKind drafter, bool exact, double max_step_ms);
+  // Still known to the next observe().
+  void remove(int64_t id) { removed_.push_back(id); }
+
+  void choose(std::span<DecodeChoice> step) override;
+  bool may_catch_up(const CatchUp& catch_up) override;
+
+  // At most k tokens that prompt_lookup has for the sequence: what k was chosen by, where it was.
+  std::vector<int32_t> propose(int64_t id, std::span<const int32_t> tokens, int k);
+
+  // The planned step was carried out. Returns what it took, for each of its sequences.
+  TimedStep observe(std::span<const LookaheadOutcome> outcomes, const PrefillRows& prefill,
+                    const StepDurations& durations);
+
+  std::array<DrafterReport, kNumDrafterKinds> reports() const;
+  double draft_cost(DrafterKind kind) const;
+
+ private:
+  // Copied drafts are judged by how many tokens matched, others alike.
+  static constexpr int kClasses = 4;
+
+  struct Sequence {
+    DrafterKind drafter;
+    bool exact;
+    double max_step_ms;
+    std::vector<AcceptanceCounts> counts;  // [kClasses]
+    int draft_class = 0;
+    std::vector<int32_t> proposed;  // for the step that is planned
+  };
+  struct Drafter {
+    std::vector<AcceptanceCounts> counts;  // [kClasses]
+    LossBudget budget;
+    int num_sequences = 0;     // of the step that is planned, which it may draft for
+    int64_t idle_steps = 0;    // in which it had sequences and drafted nothing
+    bool try_again = false;    // the last try was accepted
+    int64_t tried = -1;        // the sequence that the step tries it with
+    int64_t catching_up = -1;  // the one whose cache is fed for a try
+    double alpha_sum = 0;
+    int64_t alpha_rows = 0;
+    SpeedupRecord speedup;
+    DrafterReport totals;
+  };
+  // What a step comes to whose adaptive sequences draft nothing, and what drafting adds to it.
+  struct Account {
+    DecodeShape all, base, plain;
+    std::array<double, kNumDrafterKinds> added_ms{};  // by adaptive drafting
+    std::array<int, kNumDrafterKinds> sequences{};    // adaptive ones
+    std::array<int, kNumDrafterKinds> rows{};         // that they drafted
+    std::array<int, kNumDrafterKinds> accepted{};     // … and emitted
+    int accepted_exact = 0;
+  };
+
+  Drafter& of(DrafterKind kind) { return drafters_[static_cast<int>(kind)]; }
+  const Drafter& of(DrafterKind kind) const { return drafters_[static_cast<int>(kind)]; }
+  void forget_removed();
+
+  void choose_adaptively(std::span<DecodeChoice> step);
+  bool wants_plain_step();
+  void fill_costs(const DecodeShape& base, int64_t most_drafted);
+  void set_budgets(const DecodeShape& base);
+  bool find_proposal(Sequence& sequence, const DecodeChoice& choice);
+  Hazard hazard_of_sequence(const Sequence& sequence) const;
+  void try_idle_drafters(std::span<DecodeChoice> step, int64_t num_drafted, double ms);
+
+  Account account_of(std::span<const LookaheadOutcome> outcomes) const;
+  void learn(std::span<const LookaheadOutcome> outcomes);
+  void settle(const Account& account, const PrefillRows& prefill, const StepDurations& durations);
+
+  LookaheadPolicy policy_;
+  StepPricing pricing_;
+  std::array<Drafter, kNumDrafterKinds> drafters_;  // by DrafterKind
+  std::unordered_map<int64_t, Sequence> sequences_;
+  std::vector<int64_t> removed_;
+  int64_t steps_since_plain_ = 0;
+  int plain_asked_ = 0;
+  DecodeShape last_base_;
+
+  LookaheadSearch search_;
+  LookaheadCosts costs_;
+  std::vector<LookaheadSequence> candidates_;
+  std::vector<size_t> places_;  // [candidates]: among the choices
+  std::vector<int> chosen_;     // [candidates]
+};
+
+}  // namespace outrider

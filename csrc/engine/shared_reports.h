@@ -1,0 +1,57 @@
+// SharedReports: drafters' reports, written by the engine's thread and read by any other, without a
+// lock: numbers of one moment may stand beside those of the next.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "engine/request.h"
+
+namespace outrider {
+
+class SharedReports {
+ public:
+  using Reports = std::array<DrafterReport, kNumDrafterKinds>;
+
+  void set(const Reports& reports) {
+    for (int d = 0; d < kNumDrafterKinds; ++d) {
+      const DrafterReport& from = reports[d];
+      Shared& to = shared_[d];
+      to.num_drafts = from.num_drafts;
+      to.num_draft_tokens = from.num_draft_tokens;
+      to.num_accepted_draft_tokens = from.num_accepted_draft_tokens;
+      to.alpha = from.alpha;
+      to.draft_cost = from.draft_cost;
+      to.predicted_speedup = from.predicted_speedup;
+      to.measured_speedup = from.measured_speedup;
+      to.budget_ms = from.budget_ms;
+    }
+  }
+
+  Reports get() const {
+    Reports reports;
+    for (int d = 0; d < kNumDrafterKinds; ++d) {
+      const Shared& from = shared_[d];
+      reports[d] = {.num_drafts = from.num_drafts,
+                    .num_draft_tokens = from.num_draft_tokens,
+                    .num_accepted_draft_tokens = from.num_accepted_draft_tokens,
+                    .alpha = from.alpha,
+                    .draft_cost = from.draft_cost,
+                    .predicted_speedup = from.predicted_speedup,
+                    .measured_speedup = from.measured_speedup,
+                    .budget_ms = from.budget_ms};
+    }
+    return reports;
+  }
+
+ private:
+  struct Shared {
+    std::atomic<int64_t> num_drafts = 0, num_draft_tokens = 0, num_accepted_draft_tokens = 0;
+    std::atomic<double> alpha = 0, draft_cost = 0;
+    std::atomic<double> predicted_speedup = 1, measured_speedup = 1, budget_ms = 0;
+  };
+  std::array<Shared, kNumDrafterKinds> shared_;  // by DrafterKind
+};
+
+}  // namespace outrider

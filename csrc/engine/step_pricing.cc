@@ -1,0 +1,85 @@
+#include "engine/step_pricing.h"
+
+#include <algorithm>
+
+namespace outrider {
+
+namespace {
+
+// A row costs something, whatever a noisy table says: of a step of one row.
+constexpr double kLeastRow = 0.005;
+
+}  // namespace
+
+void DecodeShape::add(const StepCosts& target, int64_t position, DrafterKind drafter,
+                      int num_drafted) {
+  ++sequences;
+  drafted_rows += num_drafted;
+  const double plain_ms = target.context_ms(1, position);
+  context_ms += plain_ms;
+  drafted_context_ms += target.context_ms(1 + num_drafted, position) - plain_ms;
+  for (int i = 0; i < num_drafted; ++i) ++drafting[static_cast<int>(drafter)][i];
+}
+
+double StepPricing::plain_table_ms(const DecodeShape& shape) const {
+  return shape.sequences == 0 ? 0 : target().decode_ms(shape.sequences) + shape.context_ms;
+}
+
+double StepPricing::added_table_ms(const DecodeShape& shape) const {
+  if (shape.drafted_rows == 0) return 0;
+  const double rows_ms = target().decode_ms(shape.sequences + shape.drafted_rows) -
+                         target().decode_ms(shape.sequences);
+  const double least = kLeastRow * target().rows_ms(1) * static_cast<double>(shape.drafted_rows);
+  return std::max(rows_ms, least) + shape.drafted_context_ms;
+}
+
+double StepPricing::step_ms(const DecodeShape& shape, int64_t prefill_rows) const {
+  const int64_t rows = shape.sequences + shape.drafted_rows;
+  double ms =
+      fit_.plain_factor() * plain_table_ms(shape) + fit_.added_factor() * added_table_ms(shape);
+  if (prefill_rows > 0) {
+    const double before = rows == 0 ? 0 : target().rows_ms(rows);
+    ms += fit_.plain_factor() * (target().rows_ms(rows + prefill_rows) - before);
+  }
+  return ms;
+}
+
+double StepPricing::round_ms(DrafterKind kind, int64_t rows) const {
+  if (rows == 0 || drafts_free(kind)) return 0;
+  return draft_fits_[static_cast<int>(kind)].plain_factor() * table(kind).rows_ms(rows);
+}
+
+double StepPricing::draft_ms(const DecodeShape& shape, DrafterKind kind) const {
+  double ms = 0;
+  for (const int n : shape.drafting[static_cast<int>(kind)]) ms += round_ms(kind, n);
+  return ms;
+}
+
+double StepPricing::draft_ms(const DecodeShape& shape) const {
+  double ms = 0;
+  for (int d = 0; d < kNumDrafterKinds; ++d) ms += draft_ms(shape, static_cast<DrafterKind>(d));
+  return ms;
+}
+
+double StepPricing::row_context_ms(int64_t position) const {
+  return fit_.added_factor() * target().ms_per_row_position * static_cast<double>(position);
+}
+
+void StepPricing::observe(const DecodeShape& shape, double ms, double draft_ms) {
+  fit_.observe(plain_table_ms(shape), added_table_ms(shape), ms - draft_ms);
+  // A drafter that was alone: whose time it was is known.
+  int alone = -1, drafters = 0;
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    if (shape.drafting[d][0] == 0 || !tables_.draft[d].known()) continue;
+    alone = d;
+    ++drafters;
+  }
+  if (drafters != 1) return;
+  double rounds = 0;
+  for (const int n : shape.drafting[alone]) {
+    if (n > 0) rounds += tables_.draft[alone].rows_ms(n);
+  }
+  draft_fits_[alone].observe(rounds, 0, draft_ms);
+}
+
+}  // namespace outrider

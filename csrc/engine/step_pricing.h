@@ -1,0 +1,64 @@
+// StepPricing: what a step is expected to take: tables measured at the start, kept current by the
+// steps themselves.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "engine/cost_fit.h"
+#include "engine/request.h"
+#include "engine/step_costs.h"
+
+namespace outrider {
+
+// Measured at the start.
+struct LookaheadTables {
+  StepCosts target;
+  std::array<StepCosts, kNumDrafterKinds> draft;  // of a round over so many rows; unknown: free
+};
+
+// The decode rows of a step.
+struct DecodeShape {
+  int64_t sequences = 0;
+  int64_t drafted_rows = 0;
+  // That the table has for the sequences' contexts, and for those of the drafted rows.
+  double context_ms = 0, drafted_context_ms = 0;
+  // [drafter][i]: sequences that draft at least i + 1 tokens.
+  std::array<std::array<int, kMaxDraftTokens>, kNumDrafterKinds> drafting{};
+
+  void add(const StepCosts& target, int64_t position, DrafterKind drafter, int num_drafted);
+};
+
+class StepPricing {
+ public:
+  explicit StepPricing(LookaheadTables tables) : tables_(std::move(tables)) {}
+
+  const StepCosts& target() const { return tables_.target; }
+  bool known() const { return tables_.target.known(); }
+  bool drafts_free(DrafterKind kind) const { return !table(kind).known(); }
+
+  // Milliseconds; all of a step but its drafting, with so many rows of prompts beside it.
+  double step_ms(const DecodeShape& shape, int64_t prefill_rows = 0) const;
+  double round_ms(DrafterKind kind, int64_t rows) const;
+  // All rounds of a drafter, and of all of them.
+  double draft_ms(const DecodeShape& shape, DrafterKind kind) const;
+  double draft_ms(const DecodeShape& shape) const;
+  // What a drafted row of a sequence takes for the context before it.
+  double row_context_ms(int64_t position) const;
+
+  // A step that only decoded was carried out.
+  void observe(const DecodeShape& shape, double ms, double draft_ms);
+  int64_t num_plain_observed() const { return fit_.num_plain(); }
+
+ private:
+  const StepCosts& table(DrafterKind kind) const { return tables_.draft[static_cast<int>(kind)]; }
+  double plain_table_ms(const DecodeShape& shape) const;
+  double added_table_ms(const DecodeShape& shape) const;
+
+  LookaheadTables tables_;
+  CostFit fit_;
+  std::array<CostFit, kNumDrafterKinds> draft_fits_;
+};
+
+}  // namespace outrider

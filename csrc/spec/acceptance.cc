@@ -1,0 +1,55 @@
+#include "spec/acceptance.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace outrider {
+
+namespace {
+
+// Nobody knows a drafter before it has drafted: worth a try, and soon forgotten.
+constexpr double kFirstGuess = 0.6, kFirstGuessWeight = 2;
+// Observations that a guess from the position before, or from the server, is worth.
+constexpr double kInheritedWeight = 2, kServerWeight = 8;
+
+double posterior(double accepted, double reached, double guess, double weight) {
+  return (accepted + weight * guess) / (reached + weight);
+}
+
+}  // namespace
+
+void AcceptanceCounts::observe(int num_drafted, int num_accepted) {
+  CHECK(0 <= num_accepted && num_accepted <= num_drafted && num_drafted <= kMaxDraftTokens);
+  for (int i = 0; i < std::min(num_accepted + 1, num_drafted); ++i) {
+    if (reached_[i] >= window_) {
+      reached_[i] /= 2;
+      accepted_[i] /= 2;
+    }
+    reached_[i] += 1;
+    accepted_[i] += i < num_accepted;
+  }
+}
+
+Hazard hazard_of(const AcceptanceCounts& server) {
+  Hazard hazard;
+  double guess = kFirstGuess, weight = kFirstGuessWeight;
+  for (int i = 0; i < kMaxDraftTokens; ++i) {
+    guess = hazard[i] = posterior(server.accepted(i), server.reached(i), guess, weight);
+    weight = kInheritedWeight;
+  }
+  return hazard;
+}
+
+Hazard hazard_of(const AcceptanceCounts& sequence, const Hazard& server) {
+  Hazard hazard;
+  double better = 0;  // than the server, at the position before
+  for (int i = 0; i < kMaxDraftTokens; ++i) {
+    const double guess = std::clamp(server[i] + better, 0.0, 1.0);
+    hazard[i] = posterior(sequence.accepted(i), sequence.reached(i), guess, kServerWeight);
+    better = hazard[i] - server[i];
+  }
+  return hazard;
+}
+
+}  // namespace outrider

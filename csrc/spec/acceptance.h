@@ -1,0 +1,39 @@
+// Acceptance: how likely a drafted token is to be accepted where it is reached, by its position in
+// the draft.
+#pragma once
+
+#include <array>
+
+#include "kernels/verify_types.h"
+
+namespace outrider {
+
+// [i]: of the i-th drafted token of a step, given that all before it were accepted.
+using Hazard = std::array<double, kMaxDraftTokens>;
+
+// Counts of positions that were reached, and of those accepted. Old counts fade, so that what is
+// drafted for may change.
+class AcceptanceCounts {
+ public:
+  // window: observations of a position that count in full; more halve what there is.
+  explicit AcceptanceCounts(double window) : window_(window) {}
+
+  // A step verified num_drafted tokens and kept num_accepted: nothing is learnt behind a refusal.
+  void observe(int num_drafted, int num_accepted);
+
+  double reached(int position) const { return reached_[position]; }
+  double accepted(int position) const { return accepted_[position]; }
+
+ private:
+  double window_;
+  std::array<double, kMaxDraftTokens> reached_{}, accepted_{};
+};
+
+// The server's own: a weak guess at first; a position that was not reached inherits the one before.
+Hazard hazard_of(const AcceptanceCounts& server);
+
+// Of one sequence: the server's, and what the sequence adds. Where it does better or worse than the
+// server at one position, it is taken to do so at the next.
+Hazard hazard_of(const AcceptanceCounts& sequence, const Hazard& server);
+
+}  // namespace outrider

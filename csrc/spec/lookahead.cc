@@ -1,0 +1,172 @@
+#include "spec/lookahead.h"
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "core/error.h"
+
+namespace outrider {
+
+namespace {
+
+// Rows are dear on CPUs once some sequences share a step.
+constexpr char kTableForCpus[] = "table:1=4,2=3,4=2,8=1,16=0";
+
+bool read_num_tokens(absl::string_view text, int& k) {
+  return absl::SimpleAtoi(text, &k) && k >= 0 && k <= kMaxDraftTokens;
+}
+
+}  // namespace
+
+std::optional<LookaheadPolicy> parse_lookahead(const std::string& text) {
+  LookaheadPolicy policy;
+  absl::string_view rest = text;
+  if (rest == "adaptive") return policy;
+  if (absl::ConsumePrefix(&rest, "fixed:")) {
+    policy.kind = LookaheadPolicy::Kind::fixed;
+    if (!read_num_tokens(rest, policy.fixed)) return std::nullopt;
+    return policy;
+  }
+  if (rest == "table") rest = kTableForCpus;
+  if (!absl::ConsumePrefix(&rest, "table:")) return std::nullopt;
+  policy.kind = LookaheadPolicy::Kind::table;
+  for (const absl::string_view pair : absl::StrSplit(rest, ',')) {
+    const std::vector<absl::string_view> sides = absl::StrSplit(pair, '=');
+    LookaheadPolicy::Entry entry{};
+    if (sides.size() != 2 || !absl::SimpleAtoi(sides[0], &entry.batch) || entry.batch < 1 ||
+        !read_num_tokens(sides[1], entry.num_tokens) ||
+        (!policy.table.empty() && entry.batch <= policy.table.back().batch)) {
+      return std::nullopt;
+    }
+    policy.table.push_back(entry);
+  }
+  return policy;
+}
+
+std::string LookaheadPolicy::text() const {
+  if (kind == Kind::adaptive) return "adaptive";
+  if (kind == Kind::fixed) return absl::StrCat("fixed:", fixed);
+  std::string text = "table";
+  for (size_t i = 0; i < table.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? ":" : ",", table[i].batch, "=", table[i].num_tokens);
+  }
+  return text;
+}
+
+int LookaheadPolicy::from_table(int batch) const {
+  int k = table.front().num_tokens;
+  for (const Entry& entry : table) {
+    if (entry.batch <= batch) k = entry.num_tokens;
+  }
+  return k;
+}
+
+int LookaheadPolicy::most() const {
+  if (kind == Kind::adaptive) return kMaxDraftTokens;
+  if (kind == Kind::fixed) return fixed;
+  int most = 0;
+  for (const Entry& entry : table) most = std::max(most, entry.num_tokens);
+  return most;
+}
+
+// To leave a row out whose tokens come more slowly than those of the whole step makes the step
+// better: so the rest of such a sequence need not be looked at.
+void LookaheadSearch::sort_rows(Sequences sequences, double least_row_ms, double rate) {
+  rows_.clear();
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    double accepted = 1;
+    for (int j = 0; j < sequences[i].max_tokens; ++j) {
+      accepted *= sequences[i].hazard[j];
+      if (accepted <= rate * least_row_ms) break;
+      const uint32_t falling = ~std::bit_cast<uint32_t>(static_cast<float>(accepted));
+      rows_.push_back({uint64_t{falling} << 32 | static_cast<uint64_t>(j) << 24 | i, accepted,
+                       static_cast<int32_t>(i), j});
+    }
+  }
+  // Equal ones in a sequence's own order: no prefix leaves out a position.
+  std::sort(rows_.begin(), rows_.end(),
+            [](const Row& a, const Row& b) { return a.order < b.order; });
+}
+
+template <typename Visit>
+void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int cap,
+                           const Visit& visit) {
+  for (size_t d = 0; d < costs.drafters.size(); ++d) {
+    drafting_[d] = costs.drafters[d].drafting;
+    added_ms_[d] = 0;
+    closed_[d] = false;
+  }
+  double tokens = costs.tokens, beside_ms = 0;
+  int num_rows = 0;
+  for (const Row& row : rows_) {
+    const LookaheadSequence& sequence = sequences[row.sequence];
+    const int d = sequence.drafter;
+    if (row.position >= cap || closed_[d]) continue;
+    const LookaheadCosts::Drafter& drafter = costs.drafters[d];
+    int& n = drafting_[d][row.position];
+    double beside = sequence.row_ms;
+    if (!drafter.round_ms.empty()) beside += drafter.round_ms[n + 1] - drafter.round_ms[n];
+    const double added =
+        added_ms_[d] + beside + costs.step_ms[num_rows + 1] - costs.step_ms[num_rows];
+    if (added > drafter.max_added_ms) {
+      closed_[d] = true;
+      continue;
+    }
+    ++n;
+    ++num_rows;
+    added_ms_[d] = added;
+    beside_ms += beside;
+    tokens += row.accepted;
+    if (!visit(row, tokens, costs.step_ms[num_rows] + beside_ms)) return;
+  }
+}
+
+const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const LookaheadCosts& costs,
+                                               std::span<int> num_tokens) {
+  CHECK(num_tokens.size() == sequences.size() && !costs.step_ms.empty() && costs.tokens > 0);
+  drafting_.resize(costs.drafters.size());
+  added_ms_.assign(costs.drafters.size(), 0);
+  closed_.resize(costs.drafters.size());
+  choice_ = {.tokens = costs.tokens, .ms = costs.step_ms[0], .added_ms = added_ms_};
+  std::fill(num_tokens.begin(), num_tokens.end(), 0);
+  double best = choice_.tokens / choice_.ms;
+  double least_row_ms = std::numeric_limits<double>::infinity();
+  for (size_t r = 1; r < costs.step_ms.size(); ++r) {
+    least_row_ms = std::min(least_row_ms, costs.step_ms[r] - costs.step_ms[r - 1]);
+  }
+  sort_rows(sequences, least_row_ms, best);
+  CHECK(costs.step_ms.size() > rows_.size());
+  const double max_ms =
+      costs.step_ms[0] <= costs.max_ms ? costs.max_ms : std::numeric_limits<double>::infinity();
+  int deepest = 0;
+  for (const Row& row : rows_) deepest = std::max(deepest, row.position + 1);
+  int best_cap = 0, best_rows = 0;
+  for (int cap = 1; cap <= deepest; ++cap) {
+    int num_rows = 0;
+    walk(sequences, costs, cap, [&](const Row&, double tokens, double ms) {
+      ++num_rows;
+      if (ms <= max_ms && tokens > best * ms) {
+        best = tokens / ms;
+        best_cap = cap;
+        best_rows = num_rows;
+      }
+      return true;
+    });
+  }
+  if (best_rows == 0) return choice_;
+  walk(sequences, costs, best_cap, [&](const Row& row, double tokens, double ms) {
+    ++num_tokens[row.sequence];
+    choice_.tokens = tokens;
+    choice_.ms = ms;
+    return --best_rows > 0;
+  });
+  choice_.added_ms = added_ms_;
+  return choice_;
+}
+
+}  // namespace outrider

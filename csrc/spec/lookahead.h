@@ -1,0 +1,107 @@
+// Lookahead: how many tokens each sequence of a step is to draft. Pure: no clock, no I/O; what
+// costs and acceptance are is for the caller to know.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "spec/acceptance.h"
+
+namespace outrider {
+
+// What holds for requests that give no number themselves.
+struct LookaheadPolicy {
+  enum class Kind { fixed, table, adaptive };
+  struct Entry {
+    int batch;  // this many sequences and more …
+    int num_tokens;
+  };
+
+  Kind kind = Kind::adaptive;
+  int fixed = 4;  // K of `fixed`; of seeded answers too, which repeat only with a fixed K
+  std::vector<Entry> table;  // by rising batch; for fewer sequences than the first, the first
+
+  // "fixed:4", "table:1=4,8=2", "adaptive"
+  std::string text() const;
+  // K of `table` for a step in which so many sequences decode.
+  int from_table(int batch) const;
+  // The most that a sequence may be asked to draft.
+  int most() const;
+};
+
+// The reverse of text(); "table" alone is a table for CPUs. nullopt: it is none of them.
+std::optional<LookaheadPolicy> parse_lookahead(const std::string& text);
+
+// A sequence of a step that may draft.
+struct LookaheadSequence {
+  int drafter = 0;     // of LookaheadCosts
+  int max_tokens = 0;  // K at most, 0 … kMaxDraftTokens
+  double row_ms = 0;   // what each drafted row takes for the sequence's context
+  Hazard hazard{};
+};
+
+// Expected milliseconds.
+struct LookaheadCosts {
+  struct Drafter {
+    // [n]: of a round that extends n sequences by a token; [0] = 0. Empty: rounds are free.
+    std::vector<double> round_ms;
+    // Sequences that draft at least i + 1 tokens whatever is chosen.
+    std::array<int, kMaxDraftTokens> drafting{};
+    // What all that is drafted with it may add to the step.
+    double max_added_ms = std::numeric_limits<double>::infinity();
+  };
+
+  std::vector<double> step_ms;  // [r]: of the step with r drafted rows, without its drafting
+  std::vector<Drafter> drafters;
+  double tokens = 0;  // that the step emits without what is chosen here
+  // Of the whole step. Where nothing is as short, not even the step without drafts, it is no limit.
+  double max_ms = std::numeric_limits<double>::infinity();
+};
+
+struct LookaheadChoice {
+  double tokens = 0, ms = 0;     // expected, of the whole step
+  std::vector<double> added_ms;  // [drafters]: what drafting with it adds
+};
+
+// Chooses the K of all sequences of a step together, for the most expected tokens over expected
+// time. For each depth cap D the rows of the first D positions of all sequences are sorted by their
+// probability of being reached and accepted, and every prefix is evaluated: one row more may never
+// pay where several do, since the first row of a depth pays for the whole round. Where a row and a
+// round cost the same for all, nothing is better; in any case no K that is the same for all is.
+class LookaheadSearch {
+ public:
+  // num_tokens: [sequences]. Valid until the next call.
+  const LookaheadChoice& choose(std::span<const LookaheadSequence> sequences,
+                                const LookaheadCosts& costs, std::span<int> num_tokens);
+
+ private:
+  struct Row {
+    uint64_t order;   // by falling probability, then position, then sequence
+    double accepted;  // probability that it and all before it are
+    int32_t sequence;
+    int32_t position;
+  };
+
+  using Sequences = std::span<const LookaheadSequence>;
+
+  // Those that are worth something where a row costs least_row_ms, at least, and `rate` is reached
+  // already.
+  void sort_rows(Sequences sequences, double least_row_ms, double rate);
+  // Goes through the rows of the first `cap` positions in their order, leaving out those of a
+  // drafter that may add no more, and calls visit(row, tokens, ms) with what the step comes to with
+  // it and all before it; until visit returns false.
+  template <typename Visit>
+  void walk(Sequences sequences, const LookaheadCosts& costs, int cap, const Visit& visit);
+
+  std::vector<Row> rows_;
+  std::vector<std::array<int, kMaxDraftTokens>> drafting_;  // [drafters]
+  std::vector<double> added_ms_;                            // [drafters]
+  std::vector<bool> closed_;                                // [drafters]
+  LookaheadChoice choice_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,34 @@
+#include "spec/speedup.h"
+
+#include <algorithm>
+
+#include "spec/theory.h"
+
+namespace outrider {
+
+void SpeedupRecord::add(int num_drafted, int num_emitted, const TimedStep& step) {
+  if (step.plain_ms <= 0) return;
+  ++steps[num_drafted];
+  tokens += num_emitted;
+  sum.plain_ms += step.plain_ms;
+  sum.expected_ms += step.expected_ms;
+  sum.ms += step.ms;
+}
+
+double SpeedupRecord::predicted(double alpha) const {
+  alpha = std::clamp(alpha, 0.0, 1.0);  // a measured one may be a rounding beyond
+  double expected = 0, count = 0;
+  for (int k = 0; k <= kMaxDraftTokens; ++k) {
+    expected += static_cast<double>(steps[k]) * expected_tokens(alpha, k);
+    count += static_cast<double>(steps[k]);
+  }
+  return count == 0 ? 1 : expected / count * sum.plain_ms / sum.expected_ms;
+}
+
+double SpeedupRecord::measured() const {
+  double count = 0;
+  for (const int64_t n : steps) count += static_cast<double>(n);
+  return count == 0 ? 1 : static_cast<double>(tokens) / count * sum.plain_ms / sum.ms;
+}
+
+}  // namespace outrider

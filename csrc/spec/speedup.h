@@ -1,0 +1,33 @@
+// SpeedupRecord: how much faster speculation made steps, predicted beside measured.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/verify_types.h"
+
+namespace outrider {
+
+// One sequence's part in a step that decoded and did nothing else.
+struct TimedStep {
+  double plain_ms = 0;     // of a step like it without drafts; 0: it was not timed
+  double expected_ms = 0;  // of the step itself, by what its parts are known to cost
+  double ms = 0;           // measured
+};
+
+// Sums over steps and sequences.
+struct SpeedupRecord {
+  std::array<int64_t, kMaxDraftTokens + 1> steps{};  // [K]: that drafted K tokens
+  int64_t tokens = 0;                                // emitted
+  TimedStep sum;
+
+  // A step that was not timed is left out.
+  void add(int num_drafted, int num_emitted, const TimedStep& step);
+
+  // Tokens of a step by the theory for this alpha, over what steps should cost; 1 where nothing was
+  // timed.
+  double predicted(double alpha) const;
+  double measured() const;
+};
+
+}  // namespace outrider

@@ -1,0 +1,33 @@
+#include "spec/theory.h"
+
+#include "core/error.h"
+
+namespace outrider {
+
+// Summed term by term: exact at alpha = 1, and no difference of nearly equal numbers near it.
+double expected_tokens(double alpha, int num_draft_tokens) {
+  CHECK(alpha >= 0 && alpha <= 1 && num_draft_tokens >= 0);
+  double tokens = 0, accepted = 1;
+  for (int i = 0; i <= num_draft_tokens; ++i, accepted *= alpha) tokens += accepted;
+  return tokens;
+}
+
+double expected_speedup(double alpha, int num_draft_tokens, double c, double target_cost) {
+  CHECK(c >= 0 && target_cost > 0);
+  return expected_tokens(alpha, num_draft_tokens) / (target_cost + num_draft_tokens * c);
+}
+
+int best_num_draft_tokens(double alpha, double c, int max) {
+  int best = 0;
+  for (int k = 1; k <= max; ++k) {
+    if (expected_speedup(alpha, k, c) > expected_speedup(alpha, best, c)) best = k;
+  }
+  return best;
+}
+
+double operations_growth(double alpha, int num_draft_tokens, double c) {
+  CHECK(c >= 0);
+  return (num_draft_tokens * c + num_draft_tokens + 1) / expected_tokens(alpha, num_draft_tokens);
+}
+
+}  // namespace outrider

@@ -1,0 +1,23 @@
+// What speculation is worth in theory (Leviathan et al. 2023, section 3), for drafted tokens that
+// are each accepted with probability alpha, independently of each other.
+#pragma once
+
+namespace outrider {
+
+// E[tokens of a step] for K drafted tokens: (1 - alpha^(K + 1)) / (1 - alpha), K + 1 at alpha = 1
+// (equation 1). alpha: 0 … 1.
+double expected_tokens(double alpha, int num_draft_tokens);
+
+// How many times as fast as plain decoding: expected_tokens / (target_cost + K c) (theorem 3.8).
+// c: a draft pass over a target pass of one row, at least 0. target_cost: a target pass of K + 1
+// rows over one of one row; 1 where rows are free.
+double expected_speedup(double alpha, int num_draft_tokens, double c, double target_cost = 1);
+
+// The K of 0 … max with the largest expected_speedup, the smallest of equals.
+int best_num_draft_tokens(double alpha, double c, int max);
+
+// Times as many arithmetic operations as plain decoding: (K c + K + 1) / expected_tokens (theorem
+// 3.11). c: operations of the draft over those of the target, for a token.
+double operations_growth(double alpha, int num_draft_tokens, double c);
+
+}  // namespace outrider

@@ -1,0 +1,124 @@
+// `outrider theory`: what speculation is worth for an acceptance rate and a cost of drafting.
+#include "spec/theory.h"
+
+#include <absl/strings/str_format.h>
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/command_line.h"
+
+namespace outrider {
+namespace {
+
+constexpr int kMostTokens = 64;     // of a table; no server drafts so many
+constexpr int kDefaultTokens = 15;  // what a server drafts at most
+
+struct TheoryOptions {
+  std::vector<double> alphas, costs = {0};
+  std::vector<int> tokens;  // K of the rows; empty: 0 … max_tokens
+  int max_tokens = kDefaultTokens;
+  std::optional<double> operations;
+  bool table = false;
+
+  std::vector<int> rows() const {
+    if (!tokens.empty()) return tokens;
+    std::vector<int> all;
+    for (int k = 0; k <= max_tokens; ++k) all.push_back(k);
+    return all;
+  }
+};
+
+struct TheoryRow {
+  double tokens, speedup, operations;
+};
+
+TheoryRow row(const TheoryOptions& options, double alpha, int k, double c) {
+  return {expected_tokens(alpha, k), expected_speedup(alpha, k, c),
+          operations_growth(alpha, k, options.operations.value_or(c))};
+}
+
+// All rows in one Markdown table.
+std::string table(const TheoryOptions& options) {
+  std::string text =
+      "| alpha | K | c | tokens a step | speed-up | operations |\n"
+      "| --- | --- | --- | --- | --- | --- |\n";
+  for (const double alpha : options.alphas) {
+    for (const int k : options.rows()) {
+      for (const double c : options.costs) {
+        const TheoryRow r = row(options, alpha, k, c);
+        text += absl::StrFormat("| %g | %d | %g | %.3f | %.3f | %.3f |\n", alpha, k, c, r.tokens,
+                                r.speedup, r.operations);
+      }
+    }
+  }
+  return text;
+}
+
+std::string report(const TheoryOptions& options, double alpha, double c) {
+  std::string text = absl::StrFormat(
+      "alpha %g, c %g: a drafted token is accepted with probability %g, and costs %g of a target "
+      "pass\n%4s%15s%10s%12s\n",
+      alpha, c, alpha, c, "K", "tokens a step", "speed-up", "operations");
+  for (const int k : options.rows()) {
+    const TheoryRow r = row(options, alpha, k, c);
+    text += absl::StrFormat("%4d%15.3f%10.3f%12.3f\n", k, r.tokens, r.speedup, r.operations);
+  }
+  const int most = options.tokens.empty() ? options.max_tokens : kMostTokens;
+  const int best = best_num_draft_tokens(alpha, c, most);
+  return text + absl::StrFormat("best K of 0 to %d: %d, %.3f times as fast\n", most, best,
+                                expected_speedup(alpha, best, c));
+}
+
+int theory(const TheoryOptions& options) {
+  std::string text;
+  if (options.table) {
+    text = table(options);
+  } else {
+    for (const double alpha : options.alphas) {
+      for (const double c : options.costs) {
+        text += (text.empty() ? "" : "\n") + report(options, alpha, c);
+      }
+    }
+  }
+  return std::fputs(text.c_str(), stdout) < 0 ? kExitFailed : 0;
+}
+
+}  // namespace
+
+void add_theory_command(CLI::App& app, Action& action) {
+  auto options = std::make_shared<TheoryOptions>();
+  CLI::App* command = app.add_subcommand(
+      "theory", "Say what speculation is worth (Leviathan et al. 2023, section 3)");
+  command
+      ->add_option("--alpha", options->alphas,
+                   "Probability that a drafted token is accepted, 0 … 1; several with commas")
+      ->required()
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0.0, 1.0));
+  command
+      ->add_option("--c", options->costs,
+                   "What a drafted token costs, in passes of the target (default 0); likewise")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0.0, 1e6));
+  auto* k = command->add_option("--k", options->tokens,
+                                "Drafted tokens of a step, with commas (default 0 … --max-k)");
+  k->delimiter(',')->allow_extra_args(false)->check(CLI::Range(0, kMostTokens));
+  command->add_option("--max-k", options->max_tokens, "The most of them (default 15)")
+      ->check(CLI::Range(0, kMostTokens))
+      ->excludes(k);
+  command
+      ->add_option_function<double>(
+          "--operations", [options](double c) { options->operations = c; },
+          "Operations of the draft over those of the target, for a token (default: as --c)")
+      ->check(CLI::Range(0.0, 1e6));
+  command->add_flag("--table", options->table, "One Markdown table of all rows");
+  command->callback([options, &action] { action = [options] { return theory(*options); }; });
+}
+
+}  // namespace outrider

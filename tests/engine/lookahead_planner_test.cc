@@ -1,0 +1,340 @@
+// LookaheadPlanner against a server that is simulated: what steps truly cost and what is truly
+// accepted are known here, and not to the planner.
+#include "engine/lookahead_planner.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <numeric>
+#include <random>
+
+#include "spec/theory.h"
+
+namespace outrider {
+namespace {
+
+constexpr auto kRandom = DrafterKind::random;
+constexpr auto kModel = DrafterKind::model;
+
+// A pass of one row takes 10 ms, a further row 0.2, a round 1.
+LookaheadTables tables(double row_ms = 0.2, double round_ms = 1) {
+  LookaheadTables tables;
+  tables.target.steps = {{1, 10}, {101, 10 + 100 * row_ms}};
+  for (const DrafterKind kind : {kRandom, kModel}) {
+    tables.draft[static_cast<int>(kind)].steps = {{1, round_ms}, {101, round_ms + 1}};
+  }
+  return tables;
+}
+
+class SimulatedServer {
+ public:
+  // accepts(step, position, k): whether a drafted token that is reached is accepted, of k.
+  using Accepts = std::function<bool(int64_t step, int position, int k)>;
+
+  SimulatedServer(LookaheadPolicy policy, LookaheadTables known, LookaheadTables real, int batch,
+                  Accepts accepts, DrafterKind drafter = kRandom, bool exact = false)
+      : planner(std::move(policy), std::move(known)),
+        real_(std::move(real)),
+        accepts_(std::move(accepts)),
+        drafter_(drafter),
+        exact_(exact) {
+    for (int64_t id = 0; id < batch; ++id) planner.add(id, drafter, exact, 0);
+    tokens_.resize(batch, {1});
+  }
+
+  void step() {
+    std::vector<DecodeChoice> choices;
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      choices.push_back({.id = static_cast<int64_t>(i),
+                         .exact = exact_,
+                         .tokens = tokens_[i],
+                         .num_draft_tokens = exact_ ? 4 : kMaxDraftTokens});
+    }
+    planner.choose(choices);
+    std::vector<LookaheadOutcome> outcomes;
+    DecodeShape shape, plain;
+    for (const DecodeChoice& choice : choices) {
+      const int k = choice.num_draft_tokens;
+      int accepted = 0;
+      while (accepted < k && accepts_(num_steps, accepted, k)) ++accepted;
+      outcomes.push_back({.id = choice.id,
+                          .position = 1,
+                          .num_drafted = k,
+                          .num_accepted = accepted,
+                          .num_emitted = accepted + 1,
+                          .alpha_sum = static_cast<double>(accepted),
+                          .alpha_rows = std::min(accepted + 1, k)});
+      shape.add(real_.target(), 1, drafter_, k);
+      plain.add(real_.target(), 1, drafter_, 0);
+      num_emitted += accepted + 1;
+      num_drafted += k;
+    }
+    const double noise = noisy ? std::exp(0.1 * normal_(random_)) : 1;
+    const double draft_ms = noise * real_.draft_ms(shape);
+    const double ms = noise * real_.step_ms(shape) + draft_ms;
+    total_ms += ms;
+    plain_ms += real_.step_ms(plain) / static_cast<double>(choices.size()) *
+                static_cast<double>(num_emitted - counted_);
+    counted_ = num_emitted;
+    ++num_steps;
+    planner.observe(outcomes, {}, {ms, draft_ms});
+  }
+
+  // What 20 steps that draft 4 tokens for each sequence cost beyond plain ones.
+  double start_ms() const {
+    const auto n = static_cast<int64_t>(tokens_.size());
+    const DecodeShape plain{.sequences = n}, drafting{.sequences = n, .drafted_rows = 4 * n};
+    return 20 * (real_.step_ms(drafting) - real_.step_ms(plain) + 4 * real_.round_ms(drafter_, n));
+  }
+
+  LookaheadPlanner planner;
+  bool noisy = false;
+  int64_t num_steps = 0, num_drafted = 0, num_emitted = 0;
+  double total_ms = 0;
+  double plain_ms = 0;  // that the tokens would have taken
+
+ private:
+  StepPricing real_;
+  Accepts accepts_;
+  DrafterKind drafter_;
+  bool exact_;
+  std::vector<std::vector<int32_t>> tokens_;
+  int64_t counted_ = 0;
+  std::mt19937_64 random_{11};
+  std::normal_distribution<double> normal_;
+};
+
+SimulatedServer::Accepts never() {
+  return [](int64_t, int, int) { return false; };
+}
+
+SimulatedServer::Accepts with_probability(double alpha) {
+  auto random = std::make_shared<std::mt19937_64>(5);
+  return [=](int64_t, int, int) { return std::uniform_real_distribution()(*random) < alpha; };
+}
+
+LookaheadPolicy adaptive() { return {}; }
+
+constexpr int64_t kSteps = 20'000, kLongRun = 100'000;
+
+// The promise, at every moment of a long run.
+void expect_never_slower(SimulatedServer& server, int64_t steps, double share = 0.01) {
+  const double start = server.start_ms();
+  for (int64_t i = 0; i < steps; ++i) {
+    server.step();
+    ASSERT_LE(server.total_ms, (1 + share) * server.plain_ms + start + 1e-6)
+        << "step " << server.num_steps;
+  }
+}
+
+TEST(LookaheadPlanner, AHopelessDrafterCostsAHundredthAtMost) {
+  for (const int batch : {1, 4, 16}) {
+    SimulatedServer server(adaptive(), tables(), tables(), batch, never());
+    expect_never_slower(server, batch == 1 ? kLongRun : kSteps);
+    EXPECT_LT(server.total_ms, 1.011 * server.plain_ms);
+    EXPECT_GT(server.num_drafted, server.num_steps / 1000);  // it is still tried now and then
+    EXPECT_GT(server.planner.reports()[static_cast<int>(kRandom)].num_drafts, 0);
+  }
+}
+
+TEST(LookaheadPlanner, AnAdversaryCostsAHundredthAtMost) {
+  for (const int64_t period : {2, 13, 65, 500, 5000}) {
+    SCOPED_TRACE(period);
+    SimulatedServer in_turns(adaptive(), tables(), tables(), 1,
+                             [=](int64_t step, int, int) { return step / period % 2 == 0; });
+    expect_never_slower(in_turns, period == 500 ? kLongRun : kSteps);
+    SimulatedServer rarely(adaptive(), tables(), tables(), 4,
+                           [=](int64_t step, int, int) { return step % period == 0; });
+    expect_never_slower(rarely, kSteps);
+  }
+  // Accepts what is drafted alone, so as to be trusted, and refuses all that is drafted then.
+  for (const int most : {1, 2}) {
+    SimulatedServer trap(adaptive(), tables(3, 4), tables(3, 4), 1,
+                         [=](int64_t, int, int k) { return k <= most; });
+    expect_never_slower(trap, kLongRun);
+  }
+}
+
+// What was measured at the start need not be true any more.
+TEST(LookaheadPlanner, WrongTablesAreFoundOut) {
+  for (const auto& [row_ms, round_ms] : {std::pair{1.0, 3.0}, {3.0, 0.2}, {0.01, 8.0}}) {
+    SimulatedServer server(adaptive(), tables(), tables(row_ms, round_ms), 4,
+                           with_probability(0.3));
+    for (int64_t i = 0; i < kSteps; ++i) server.step();
+    EXPECT_LT(server.total_ms, 1.02 * server.plain_ms) << row_ms << ", " << round_ms;
+  }
+}
+
+TEST(LookaheadPlanner, NoiseDoesNotBreakThePromise) {
+  for (const double alpha : {0.0, 0.1, 0.2}) {
+    SimulatedServer server(adaptive(), tables(0.5, 2), tables(0.5, 2), 4, with_probability(alpha));
+    server.noisy = true;
+    for (int64_t i = 0; i < kSteps; ++i) server.step();
+    EXPECT_LT(server.total_ms, 1.025 * server.plain_ms) << alpha;  // 1 % of it is the noise's mean
+  }
+}
+
+TEST(LookaheadPlanner, AGoodDrafterIsUsedAsTheBestFixedKIs) {
+  for (const double alpha : {0.5, 0.7, 0.9}) {
+    double best = 0;  // c is 0.1, and a row is 0.02 of a pass
+    for (int k = 0; k <= kMaxDraftTokens; ++k) {
+      best = std::max(best, expected_speedup(alpha, k, 0.1, 1 + 0.02 * k));
+    }
+    for (const bool noisy : {false, true}) {
+      SimulatedServer server(adaptive(), tables(), tables(), 1, with_probability(alpha));
+      server.noisy = noisy;
+      for (int i = 0; i < 20'000; ++i) server.step();
+      EXPECT_GT(server.plain_ms / server.total_ms, 0.95 * best) << alpha;
+    }
+  }
+}
+
+TEST(LookaheadPlanner, ADrafterThatGetsBetterIsUsedAgain) {
+  const int64_t turn = 20'000;
+  SimulatedServer server(adaptive(), tables(), tables(), 1,
+                         [=](int64_t step, int, int) { return step >= turn; });
+  while (server.num_steps < turn) server.step();
+  const double before_ms = server.total_ms, before_plain = server.plain_ms;
+  while (server.num_steps < turn + 1000) server.step();
+  EXPECT_GT(server.plain_ms - before_plain, 2 * (server.total_ms - before_ms));
+}
+
+TEST(LookaheadPlanner, PredictsWhatItMeasures) {
+  SimulatedServer server(adaptive(), tables(), tables(), 1, with_probability(0.8));
+  for (int i = 0; i < 20'000; ++i) server.step();
+  const DrafterReport report = server.planner.reports()[static_cast<int>(kRandom)];
+  EXPECT_NEAR(report.alpha, 0.8, 0.02);
+  EXPECT_NEAR(report.draft_cost, 0.1, 0.01);
+  EXPECT_NEAR(report.predicted_speedup / report.measured_speedup, 1, 0.03);
+  EXPECT_NEAR(report.measured_speedup, server.plain_ms / server.total_ms, 0.05);
+}
+
+TEST(LookaheadPlanner, ExactRequestsAreNobodysToJudge) {
+  SimulatedServer server(adaptive(), tables(), tables(), 2, never(), kRandom, true);
+  for (int i = 0; i < 1000; ++i) server.step();
+  EXPECT_EQ(server.num_drafted, 1000 * 2 * 4);
+}
+
+TEST(LookaheadPlanner, TablesGoByTheBatch) {
+  for (const auto& [batch, k] : {std::pair{1, 4}, {7, 4}, {8, 2}, {20, 0}}) {
+    SimulatedServer server(*parse_lookahead("table:1=4,8=2,20=0"), {}, tables(), batch, never());
+    server.step();
+    EXPECT_EQ(server.num_drafted, batch * k);
+  }
+}
+
+class OneSequence : public ::testing::Test {
+ protected:
+  static constexpr int64_t kId = 3;
+
+  int choose(LookaheadPlanner& planner, const std::vector<int32_t>& tokens, int most) {
+    std::vector<DecodeChoice> one = {{.id = kId, .tokens = tokens, .num_draft_tokens = most}};
+    planner.choose(one);
+    return one[0].num_draft_tokens;
+  }
+  void observe(LookaheadPlanner& planner, int drafted, int accepted, double ms, double draft_ms) {
+    const LookaheadOutcome outcome{.id = kId,
+                                   .position = 1,
+                                   .num_drafted = drafted,
+                                   .num_accepted = accepted,
+                                   .num_emitted = accepted + 1};
+    planner.observe(std::span(&outcome, 1), {}, {ms, draft_ms});
+  }
+  // Steps of this length, with all or none of the drafts accepted.
+  void run(LookaheadPlanner& planner, const std::vector<int32_t>& tokens, int steps,
+           bool accepted) {
+    for (int i = 0; i < steps; ++i) {
+      const int k = choose(planner, tokens, kMaxDraftTokens);
+      observe(planner, k, accepted ? k : 0, 10 + 0.2 * k + k, k);
+    }
+  }
+};
+
+TEST_F(OneSequence, AnObjectiveBoundsTheStep) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, kModel, false, 13);
+  for (int i = 0; i < 300; ++i) {
+    const int k = choose(planner, {1}, kMaxDraftTokens);
+    EXPECT_LE(k, 2);  // 10 + 2.4 ms
+    observe(planner, k, k, 10 + 1.2 * k, k);
+  }
+  EXPECT_EQ(choose(planner, {1}, kMaxDraftTokens), 2);
+}
+
+TEST_F(OneSequence, ACopyIsJudgedByWhatMatched) {
+  LookaheadTables known = tables();
+  LookaheadPlanner planner(adaptive(), known);
+  planner.add(kId, DrafterKind::prompt_lookup, false, 0);
+  const std::vector<int32_t> none = {1, 2, 3, 4}, likely = {1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4},
+                             unlikely = {9, 5, 6, 7, 8, 9};
+  for (int i = 0; i < 300; ++i) {
+    EXPECT_EQ(choose(planner, none, kMaxDraftTokens), 0);
+    observe(planner, 0, 0, 10, 0);
+    for (const auto* tokens : {&likely, &unlikely}) {
+      const int k = choose(planner, *tokens, kMaxDraftTokens);
+      observe(planner, k, tokens == &likely ? k : 0, 10 + 0.2 * k, 0);
+    }
+  }
+  observe(planner, 0, 0, 10, 0);  // no plain step is due
+  EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), 7);
+  EXPECT_EQ(planner.propose(kId, likely, 7), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4}));
+  observe(planner, 0, 0, 10, 0);
+  EXPECT_EQ(choose(planner, unlikely, kMaxDraftTokens), 0);
+}
+
+TEST_F(OneSequence, AProposalIsOfItsOwnStep) {
+  LookaheadPlanner planner(*parse_lookahead("fixed:3"), {});
+  planner.add(kId, DrafterKind::prompt_lookup, false, 0);
+  const std::vector<int32_t> first = {1, 2, 3, 1}, second = {1, 2, 3, 1, 7, 2};
+  EXPECT_EQ(planner.propose(kId, first, 2), (std::vector<int32_t>{2, 3}));
+  observe(planner, 2, 0, 10, 0);
+  EXPECT_EQ(planner.propose(kId, second, 2), (std::vector<int32_t>{3, 1}));
+}
+
+TEST_F(OneSequence, ADrafterInDisgraceIsNotFed) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, kModel, false, 0);
+  EXPECT_TRUE(planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 500}));
+  // Neither where hardly anything is left to draft for, nor beyond what may be lost.
+  EXPECT_FALSE(planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 1}));
+  EXPECT_FALSE(planner.may_catch_up({.id = kId, .rows = 1'000'000, .tokens_left = 1'000'000}));
+  run(planner, {1}, 500, false);
+  int fed = 0;
+  for (int i = 0; i < 300; ++i) {
+    fed += planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 500});
+    EXPECT_EQ(choose(planner, {1}, 0), 0);  // its cache is behind
+    observe(planner, 0, 0, 10, 0);
+  }
+  EXPECT_GT(fed, 0);  // for a try
+  EXPECT_LT(fed, 280);
+}
+
+TEST_F(OneSequence, AnAnswerMayEndInTheStep) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, kRandom, false, 0);
+  const int k = choose(planner, {1}, 4);
+  planner.remove(kId);
+  observe(planner, k, 0, 10, 0);
+  planner.add(kId + 1, kRandom, false, 0);
+  const std::vector<int32_t> tokens = {1};
+  std::vector<DecodeChoice> one = {{.id = kId + 1, .tokens = tokens, .num_draft_tokens = 4}};
+  planner.choose(one);
+}
+
+TEST_F(OneSequence, ASpikeIsNotTheDraftersFault) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, kRandom, false, 0);
+  run(planner, {1}, 200, true);
+  const int k = choose(planner, {1}, 8);
+  observe(planner, k, k, 2000, k);
+  int drafted = 0;
+  for (int i = 0; i < 8; ++i) {
+    const int again = choose(planner, {1}, 8);
+    observe(planner, again, again, 10 + 1.2 * again, again);
+    drafted += again;
+  }
+  EXPECT_GT(drafted, 0);
+}
+
+}  // namespace
+}  // namespace outrider

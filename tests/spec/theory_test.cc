@@ -1,0 +1,64 @@
+// Against values that were computed with exact fractions (Python's fractions.Fraction): sums of
+// powers, divided at the end.
+#include "spec/theory.h"
+
+#include <gtest/gtest.h>
+
+namespace outrider {
+namespace {
+
+struct Case {
+  double alpha;
+  int k;
+  double c, tokens, speedup, operations;
+};
+
+constexpr Case kCases[] = {
+    {0.5, 3, 0.01, 1.875, 1.8203883495145632, 2.1493333333333333},
+    {0.6, 6, 0.05, 2.430016, 1.869243076923077, 3.0040954462851275},
+    {0.7, 4, 0.01, 2.7731, 2.6664423076923076, 1.8174606036565577},
+    {0.8, 6, 0.05, 3.951424, 3.039556923076923, 1.8474352537211902},
+    {0.9, 10, 0, 6.8618940391, 6.8618940391, 1.6030559401413826},
+    {0.95, 15, 0.1, 11.197466626964687, 4.478986650785874, 1.5628535081192514},
+    {1, 4, 0.25, 5, 2.5, 1.2},
+    {0, 7, 0.1, 1, 0.5882352941176471, 8.7},
+};
+
+TEST(Theory, FormulasAreThoseOfThePaper) {
+  for (const Case& expected : kCases) {
+    SCOPED_TRACE(testing::Message() << "alpha " << expected.alpha << " K " << expected.k);
+    EXPECT_NEAR(expected_tokens(expected.alpha, expected.k), expected.tokens, 1e-12);
+    EXPECT_NEAR(expected_speedup(expected.alpha, expected.k, expected.c), expected.speedup, 1e-12);
+    EXPECT_NEAR(operations_growth(expected.alpha, expected.k, expected.c), expected.operations,
+                1e-12);
+  }
+}
+
+TEST(Theory, PlainDecodingIsTheMeasure) {
+  for (const double alpha : {0.0, 0.3, 1.0}) {
+    EXPECT_EQ(expected_tokens(alpha, 0), 1);
+    EXPECT_EQ(expected_speedup(alpha, 0, 0.7), 1);
+    EXPECT_EQ(operations_growth(alpha, 0, 0.7), 1);
+  }
+}
+
+TEST(Theory, DearRowsSlowDown) {
+  EXPECT_NEAR(expected_speedup(0.5, 3, 0.01, 1.25), 1.875 / 1.28, 1e-12);
+}
+
+TEST(Theory, BestIsFoundBySearch) {
+  EXPECT_EQ(best_num_draft_tokens(0.5, 0.01, 64), 5);
+  EXPECT_EQ(best_num_draft_tokens(0.5, 0.05, 64), 3);
+  EXPECT_EQ(best_num_draft_tokens(0.8, 0.05, 64), 8);
+  EXPECT_EQ(best_num_draft_tokens(0.8, 0.2, 64), 4);
+  EXPECT_EQ(best_num_draft_tokens(0.9, 0.01, 64), 24);
+  EXPECT_EQ(best_num_draft_tokens(0.9, 0.01, 15), 15);
+  EXPECT_EQ(best_num_draft_tokens(1, 0.5, 64), 64);
+  // A draft as dear as its tokens are rarely right brings nothing.
+  EXPECT_EQ(best_num_draft_tokens(0.05, 0.1, 64), 0);
+  EXPECT_EQ(best_num_draft_tokens(0.3, 0.3, 64), 0);
+  EXPECT_EQ(best_num_draft_tokens(0, 0, 64), 0);
+}
+
+}  // namespace
+}  // namespace outrider
