@@ -112,10 +112,11 @@ absl::Status validate_bias(const SamplingParams& sampling, const Limits& limits)
 absl::Status validate_min_tokens(const SamplingParams& sampling, const Limits& limits) {
   constexpr absl::string_view kField = "sampling_params.min_tokens";
   const int64_t most = sampling.max_tokens.value_or(limits.max_positions);
-  if (sampling.min_tokens < 0 || sampling.min_tokens > most) {
+  if (sampling.min_tokens < 0 || (sampling.min_tokens > 0 && sampling.min_tokens > most)) {
     return unexpected(kField, sampling.min_tokens,
-                      sampling.max_tokens ? absl::StrCat("0 … ", most, ", at most max_tokens")
-                                          : absl::StrCat("0 … ", most));
+                      sampling.max_tokens
+                          ? absl::StrCat("at least 0, and at most max_tokens, ", most)
+                          : absl::StrCat("0 … ", most));
   }
   std::set<int32_t> ends(sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());
   ends.insert(limits.eos_token_ids.begin(), limits.eos_token_ids.end());

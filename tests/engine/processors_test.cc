@@ -103,12 +103,12 @@ TEST(EngineProcessors, GreedyAnswersFollowTheDefinitions) {
   const auto self = make_self_communicator();
   ModelRunner model(tiny_options().model, *self);
   const auto answers = run_requests(tiny_options(), 1, requests);
-  size_t changed = 0;
+  std::vector<int> changed(7, 0);
   for (size_t i = 0; i < requests.size(); ++i) {
     EXPECT_EQ(answers[i].token_ids, plain_answer(model, requests[i])) << i;
-    changed += answers[i].token_ids != answers[i - i % 7 + 6].token_ids ? 1 : 0;
+    changed[i % 7] += answers[i].token_ids != answers[i - i % 7 + 6].token_ids ? 1 : 0;
   }
-  EXPECT_EQ(changed, requests.size() * 6 / 7);  // each rule does something
+  for (int rule = 0; rule < 6; ++rule) EXPECT_GT(changed[rule], 0) << rule;  // it does something
 }
 
 // K = 0 … 8, each drafter, alone, in a crowd, and in a crowd that must share too few pages.
