@@ -187,6 +187,58 @@ TEST(EngineProcessors, MinTokensIsExact) {
   }
 }
 
+// At no temperature that a request may ask for.
+TEST(EngineProcessors, WhatIsMaskedNeverComes) {
+  Request request = greedy_request(20, 2, 30, 3, "random");
+  request.sampling.n = 16;
+  request.sampling.seed = 1;
+  request.sampling.min_tokens = 30;
+  for (int32_t token = 0; token < 64; ++token) request.sampling.stop_token_ids.push_back(8 * token);
+  for (const float temperature : {1e-4f, 1.0f, 1e20f, 3e38f}) {
+    request.sampling.temperature = temperature;
+    const auto answer = run_requests(tiny_options(), 1, {request})[0];
+    ASSERT_EQ(answer.token_ids.size(), 16u * 30);
+    for (const int32_t token : answer.token_ids) EXPECT_NE(token % 8, 0) << temperature;
+  }
+}
+
+// The same logits, edited alike and drawn from alike, whatever was drafted before them.
+TEST(EngineProcessors, ADraftThatIsTheTargetIsAlwaysAccepted) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back(with_everything(40, i, 40, 5, "model"));
+    SamplingParams& sampling = requests.back().sampling;
+    sampling.min_tokens = 40;
+    if (i % 2 == 1) {
+      sampling.temperature = 1.1f;
+      sampling.seed = i;
+      sampling.min_p = i == 3 ? 0.05f : 0.0f;
+      sampling.top_p = i == 5 ? 0.9f : 1.0f;
+    }
+  }
+  EngineOptions options = tiny_options();
+  options.draft = options.model;
+  for (const CollectedAnswer& answer : run_requests(options, 1, requests)) {
+    ASSERT_TRUE(answer.completion);
+    const SpeculationStats& stats = answer.completion->speculation;
+    EXPECT_GT(stats.num_draft_tokens, 30);
+    EXPECT_EQ(stats.num_accepted_draft_tokens, stats.num_draft_tokens);
+  }
+}
+
+TEST(EngineProcessors, WhatIsMaskedIsNotProposed) {
+  Request request = greedy_request(20, 2, 2, 4, "prompt_lookup");  // one token can be drafted
+  request.prompt.insert(request.prompt.end(), 6, kStop);
+  Request masked = request, banned = request;
+  masked.sampling.stop_token_ids = {kStop};
+  masked.sampling.min_tokens = 2;
+  banned.sampling.logit_bias = {{kStop, -100.0f}};
+  const auto answers = run_requests(tiny_options(), 1, {request, masked, banned});
+  EXPECT_EQ(answers[0].completion->speculation.num_draft_tokens, 1);
+  EXPECT_EQ(answers[1].completion->speculation.num_draft_tokens, 0);
+  EXPECT_EQ(answers[2].completion->speculation.num_draft_tokens, 0);
+}
+
 // They are the model's own, of drafted and of extra tokens alike: those of the prompt that quotes
 // the answer.
 TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
