@@ -255,7 +255,10 @@ class Generate(unittest.TestCase):
                                       '--frequency-penalty', '1'), plain)
         self.assertEqual(len(token_ids('--logit-bias', f'{first}:100', '--stop-token-ids',
                                        str(first), '--min-tokens', '4')), 5)
-        self.assertEqual(token_ids('--min-p', '1', '--temperature', '2'), plain)
+        hot = outrider('generate', '--address', self.server.address, '--max-tokens', '12',
+                       '--ignore-eos', '--raw', '--temperature', '2', '--min-p', '1',
+                       '--format', 'json', 'Hello')
+        self.assertEqual(json.loads(hot.stdout)['token_ids'], plain)
         for wrong in ('5', '5:', 'x:1', '5:1:2', ':1'):
             result = outrider(*self.where, '--logit-bias', wrong, 'Hello')
             self.assertNotEqual(result.returncode, 0)

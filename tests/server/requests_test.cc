@@ -86,7 +86,7 @@ TEST(Requests, SamplingOptionsReachTheirAnswer) {
 
   EXPECT_EQ(count(ask([&](auto& s) { (*s.mutable_logit_bias())[first] = -100; }), first), 0);
   EXPECT_EQ(count(ask([&](auto& s) { (*s.mutable_logit_bias())[first] = 100; }), first), 16);
-  // Each time less likely, until another comes; or, below 0, ever likelier.
+  // Less likely each time, or once it was there; below 0, likelier.
   const auto begins_with_it = [&](auto change) {
     return ask([&](auto& s) {
       (*s.mutable_logit_bias())[first] = 8;
@@ -96,9 +96,7 @@ TEST(Requests, SamplingOptionsReachTheirAnswer) {
   const auto often = count(begins_with_it([](auto&) {}), first);
   EXPECT_LT(count(begins_with_it([](auto& s) { s.set_frequency_penalty(2); }), first), often);
   EXPECT_LT(count(begins_with_it([](auto& s) { s.set_repetition_penalty(100); }), first), often);
-  EXPECT_EQ(
-      count(ask([](auto& s) { s.set_frequency_penalty(-2), s.set_presence_penalty(-2); }), first),
-      16);
+  EXPECT_GE(count(begins_with_it([](auto& s) { s.set_presence_penalty(-2); }), first), often);
   // What ends the answer at once ends it behind min_tokens others.
   const auto ends_at = [&](int min_tokens) {
     return ask([&](auto& s) {
