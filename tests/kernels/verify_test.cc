@@ -25,8 +25,9 @@ std::vector<Isa> available_isas() {
 }
 
 Processors sampled(float temperature, int32_t top_k, float top_p, double min_p = 0) {
-  const double reach = min_p > 0 ? -temperature * std::log(min_p) : -1.0;
-  return {VerifyMode::rejection, temperature, top_k, top_p, static_cast<float>(reach)};
+  Processors processors{VerifyMode::rejection, temperature, top_k, top_p};
+  if (min_p > 0) processors.min_p_reach = static_cast<float>(-temperature * std::log(min_p));
+  return processors;
 }
 
 // Different shapes of a row: random, tied, all equal, ascending, descending, flat with spikes.

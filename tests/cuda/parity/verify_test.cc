@@ -26,7 +26,9 @@ constexpr int kRows = kSequences * (kK + 1);
 constexpr float kNaNf = std::numeric_limits<float>::quiet_NaN();
 
 Processors sampled(float temperature, int top_k, float top_p, float min_p_reach = -1.0f) {
-  return {VerifyMode::rejection, temperature, top_k, top_p, min_p_reach};
+  Processors processors{VerifyMode::rejection, temperature, top_k, top_p};
+  processors.min_p_reach = min_p_reach;
+  return processors;
 }
 
 const Processors kProcessors[kSequences] = {{},
