@@ -68,10 +68,10 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
 }
 
 // Every option that edits or cuts logits, in the graphs; beside those who ask for none.
-std::vector<Request> edited_requests() {
+std::vector<Request> edited_requests(const std::vector<std::string>& drafters) {
   std::vector<Request> requests;
   for (const int k : {0, 3}) {
-    for (const std::string drafter : {"model", "prompt_lookup"}) {
+    for (const std::string& drafter : drafters) {
       Request request = greedy_request(20, 1, 12, k, drafter);
       request.sampling.logit_bias = {{100, 2.0f}, {313, -4.0f}, {7, 1.0f}};
       request.sampling.repetition_penalty = 1.3f;
@@ -96,9 +96,10 @@ void expect_two_answers(const std::vector<CollectedAnswer>& answers) {
 
 // As TokensAreTheCpus.
 TEST(CudaEngine, EditedAnswersAreTheCpusWhateverIsDrafted) {
-  const auto device = run(options(), edited_requests());
+  const auto requests = edited_requests({"model", "prompt_lookup"});
+  const auto device = run(options(), requests);
   expect_two_answers(device);
-  const auto cpu = run_requests(options(), 1, {edited_requests()[0], edited_requests()[1]});
+  const auto cpu = run_requests(options(), 1, {requests[0], requests[1]});
   for (size_t i = 0; i < cpu.size(); ++i) EXPECT_EQ(device[i].token_ids, cpu[i].token_ids);
 }
 
@@ -130,7 +131,7 @@ TEST_P(CudaEngineRanks, AgreeAndSpeculationDoesNotShow) {
 
 TEST_P(CudaEngineRanks, AgreeOnEditedAnswers) {
   NEED_GPUS(GetParam());
-  std::vector<Request> requests = edited_requests();
+  std::vector<Request> requests = edited_requests({"model"});
   expect_two_answers(run(options(), requests, GetParam()));
   for (Request& request : requests) {  // rows that are gathered, and log-probabilities
     request.speculation.num_speculative_tokens = 3;
@@ -140,12 +141,11 @@ TEST_P(CudaEngineRanks, AgreeOnEditedAnswers) {
     request.sampling.seed = 5;
     request.sampling.logprobs = 1;
   }
-  const auto sampled = run(options(), {requests[0], requests[4], requests[0]}, GetParam());
+  const auto sampled = run(options(), {requests[0], requests[2]}, GetParam());
   EXPECT_EQ(sampled[0].token_ids, sampled[1].token_ids);
-  EXPECT_EQ(sampled[0].token_ids, sampled[2].token_ids);
   for (size_t i = 0; i < sampled[0].logprobs.size(); ++i) {
     EXPECT_EQ(sampled[0].logprobs[i].token.token, sampled[0].token_ids[i]);
-    EXPECT_EQ(sampled[0].logprobs[i].token.logprob, sampled[2].logprobs[i].token.logprob);
+    EXPECT_EQ(sampled[0].logprobs[i].token.logprob, sampled[1].logprobs[i].token.logprob);
     EXPECT_LT(sampled[0].logprobs[i].token.logprob, 0.0f);
   }
 }
