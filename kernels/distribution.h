@@ -60,9 +60,16 @@ OUTRIDER_HOST_DEVICE inline uint64_t rank_of(int32_t key, int64_t token) {
 constexpr double kMassUnit = 0x1p-43;
 OUTRIDER_HOST_DEVICE inline uint64_t mass_of(float e) { return static_cast<uint64_t>(e * 0x1p43f); }
 
-// The shortest prefix of a row's tokens, best first, that has max_count tokens or holds max_mass.
+// The lowest logit that min_p keeps, in a row with this maximum: one rounding, of processed logits,
+// so that every rank and both sides cut alike.
+OUTRIDER_HOST_DEVICE inline float min_p_logit(const Processors& processors, float max) {
+  return processors.has_min_p() ? max - processors.min_p_reach : -kInfinity;
+}
+
+// The shortest prefix of a row's tokens, best first, that has max_count tokens or holds max_mass;
+// all of those with a logit of at least min_logit where they do not.
 struct Prefix {
-  bool crossed = false;  // false: the candidates, or the row, ended before either
+  bool crossed = false;  // false: the candidates, or the row down to min_logit, ended before either
   bool complete = true;  // false: the candidates ended before the row
   uint64_t mass = 0;     // of its tokens
   Candidate last{-kInfinity, INT32_MAX};
@@ -75,8 +82,8 @@ struct CandidateLists {
 };
 
 OUTRIDER_HOST_DEVICE inline Prefix find_prefix(const CandidateLists& lists,
-                                               const RowDistribution& row, int64_t max_count,
-                                               double max_mass) {
+                                               const RowDistribution& row, float min_logit,
+                                               int64_t max_count, double max_mass) {
   int32_t next[kMaxRanks] = {};
   Prefix prefix;
   for (int r = 0; r < lists.ranks; ++r) {
@@ -92,7 +99,7 @@ OUTRIDER_HOST_DEVICE inline Prefix find_prefix(const CandidateLists& lists,
       const Candidate& b = best < 0 ? c : lists.candidates[best][next[best]];
       if (best < 0 || c.logit > b.logit || (c.logit == b.logit && c.token < b.token)) best = r;
     }
-    if (best < 0) return prefix;
+    if (best < 0 || lists.candidates[best][next[best]].logit < min_logit) return prefix;
     const ShardSummary& summary = lists.summaries[best];
     prefix.last = lists.candidates[best][next[best]++];
     prefix.mass += mass_of(exp_f32((prefix.last.logit - row.max) / row.temperature));
@@ -105,27 +112,30 @@ OUTRIDER_HOST_DEVICE inline Prefix find_prefix(const CandidateLists& lists,
   }
 }
 
-// top_k, then top_p of what it left. `row` has the mass of the whole row in `sum`.
+// min_p, then top_k, then top_p of what they left. `row` has the mass of the whole row in `sum`.
 template <typename Tokens>
 OUTRIDER_HOST_DEVICE RowDistribution filter(const Tokens& tokens, int64_t vocab_size,
                                             RowDistribution row, const Processors& processors) {
   const bool top_k = processors.top_k > 0 && processors.top_k < vocab_size;
-  if (!top_k && !(processors.top_p < 1.0f)) return row;
+  const bool min_p = processors.has_min_p();
+  if (!top_k && !min_p && !(processors.top_p < 1.0f)) return row;
   row.resolved = 0;
+  const float min_logit = min_p_logit(processors, row.max);
   const int64_t max_count = top_k ? processors.top_k : INT64_MAX;
   Prefix kept;
   double mass = row.sum / kMassUnit;
-  if (top_k) {
-    kept = find_prefix(tokens, row, max_count, kInfinity);
+  if (top_k || min_p) {
+    kept = find_prefix(tokens, row, min_logit, max_count, kInfinity);
     if (!kept.complete) return row;
     mass = static_cast<double>(kept.mass);
   }
   if (processors.top_p < 1.0f) {
-    kept = find_prefix(tokens, row, max_count, double{processors.top_p} * mass);
+    kept = find_prefix(tokens, row, min_logit, max_count, double{processors.top_p} * mass);
     if (!kept.complete) return row;
   }
-  // A prefix that never crosses (top_p next to 1, and rounding) is the whole row.
-  row.cut_logit = kept.crossed ? kept.last.logit : -kInfinity;
+  // A prefix that never crosses (top_p next to 1, and rounding; min_p alone) is all that min_p
+  // left.
+  row.cut_logit = kept.crossed ? kept.last.logit : min_logit;
   row.cut_token = kept.crossed ? kept.last.token : INT32_MAX;
   row.sum = static_cast<double>(kept.mass) * kMassUnit;
   row.resolved = 1;
@@ -133,9 +143,9 @@ OUTRIDER_HOST_DEVICE RowDistribution filter(const Tokens& tokens, int64_t vocab_
 }
 
 // One row over all ranks, in rank order: the same bits on every rank. Where the row is filtered and
-// the union of the candidates does not hold what top_k and top_p keep, it is left unresolved, with
-// `sum` the mass of the whole row. The union is exact down to the best of the last offers of those
-// ranks that have more tokens than they offered.
+// the union of the candidates does not hold what min_p, top_k and top_p keep, it is left
+// unresolved, with `sum` the mass of the whole row. The union is exact down to the best of the last
+// offers of those ranks that have more tokens than they offered.
 OUTRIDER_HOST_DEVICE inline RowDistribution combine_summaries(const ShardSummary* summaries,
                                                               const Candidate* const* candidates,
                                                               int ranks,

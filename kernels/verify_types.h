@@ -15,15 +15,21 @@ constexpr int kMaxRanks = 64;     // of one tensor-parallel group
 enum class VerifyMode : int32_t { greedy, rejection };
 
 // How a row of logits becomes a distribution: applied to target and draft alike. In this order:
-// temperature, top_k, top_p over what top_k left (the token that crosses the threshold is kept).
-// Ties are kept by smaller token.
+// temperature, min_p, top_k, top_p over what these left (the token that crosses the threshold is
+// kept). Ties are kept by smaller token. What edits logits before that: processors.h.
 struct Processors {
   VerifyMode mode = VerifyMode::greedy;
   float temperature = 1.0f;  // > 0; greedy rows ignore it
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f;        // (0, 1]; 1: off
+  // min_p, as the logits between the best token and the last that is kept: p >= min_p max(p) iff
+  // logit >= max + temperature ln(min_p). 0 or more: that distance; below 0: off.
+  float min_p_reach = -1.0f;
 
-  bool filtered() const { return mode != VerifyMode::greedy && (top_k > 0 || top_p < 1.0f); }
+  OUTRIDER_HOST_DEVICE bool has_min_p() const { return min_p_reach >= 0.0f; }
+  bool filtered() const {
+    return mode != VerifyMode::greedy && (top_k > 0 || top_p < 1.0f || has_min_p());
+  }
 };
 
 // What the randomness of one sequence's step is a function of (kernels/randomness.h).

@@ -1,7 +1,23 @@
 // See request_flags.h.
 #include "launcher/request_flags.h"
 
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
+
 namespace outrider {
+
+void RequestFlags::read_logit_bias(const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+    std::pair<int32_t, float> bias;
+    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &bias.first) ||
+        !absl::SimpleAtof(parts[1], &bias.second)) {
+      throw CLI::ValidationError("--logit-bias",
+                                 "is " + text + "; expected a token id and a number, as 123:-5");
+    }
+    logit_bias_.push_back(bias);
+  }
+}
 
 void RequestFlags::add_to(CLI::App& command) {
   auto* prompt = command.add_option("prompt", prompt_, "What to answer");
@@ -28,17 +44,28 @@ void RequestFlags::add_parameters_to(CLI::App& command) {
   command.add_option("--temperature", temperature_, "0: greedy (default 1)");
   command.add_option("--top-p", top_p_, "Keep the likeliest tokens of this probability, (0, 1]");
   command.add_option("--top-k", top_k_, "Keep so many of the likeliest tokens (0: all)");
-  command.add_option("--min-p", min_p_, "Not supported by the server yet");
+  command.add_option(
+      "--min-p", min_p_,
+      "Keep tokens of at least this share of the likeliest one's probability, 0 … 1");
   command.add_option("--repetition-penalty", repetition_penalty_,
-                     "Not supported by the server yet");
-  command.add_option("--presence-penalty", presence_penalty_, "Not supported by the server yet");
-  command.add_option("--frequency-penalty", frequency_penalty_, "Not supported by the server yet");
+                     "Above 1: tokens of prompt and answer become less likely (default 1)");
+  command.add_option("--presence-penalty", presence_penalty_,
+                     "Taken from the logits of tokens that the answer has, -2 … 2");
+  command.add_option("--frequency-penalty", frequency_penalty_,
+                     "The same for each time that it has them, -2 … 2");
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--logit-bias", [this](const auto& texts) { read_logit_bias(texts); },
+          "Add to a token's logit, -100 … 100, as 123:-5; may be given again")
+      ->allow_extra_args(false)
+      ->type_name("TOKEN:BIAS");
   command.add_option("--n", n_, "So many answers to the prompt, 1 … 16");
   command.add_option("--logprobs", logprobs_,
                      "Log-probabilities of the tokens and the so many best ones, 0 … 20 (JSON)");
   command.add_option("--prompt-logprobs", prompt_logprobs_, "The same of the prompt's tokens");
   command.add_option("--max-tokens", max_tokens_, "Most tokens of the answer (default: what fits)");
-  command.add_option("--min-tokens", min_tokens_, "Not supported by the server yet");
+  command.add_option("--min-tokens", min_tokens_,
+                     "No end-of-sequence or stop token before so many (default 0)");
   command.add_option("--stop", stop_, "End before this text; may be given again")
       ->allow_extra_args(false);
   command.add_option("--stop-token-ids", stop_token_ids_, "End with one of these tokens: 1,2,3")
@@ -92,6 +119,7 @@ v1::GenerateRequest RequestFlags::parameters() const {
   if (repetition_penalty_) sampling.set_repetition_penalty(*repetition_penalty_);
   if (presence_penalty_) sampling.set_presence_penalty(*presence_penalty_);
   if (frequency_penalty_) sampling.set_frequency_penalty(*frequency_penalty_);
+  for (const auto& [token, bias] : logit_bias_) (*sampling.mutable_logit_bias())[token] = bias;
   if (seed_) sampling.set_seed(*seed_);
   if (n_) sampling.set_n(*n_);
   if (logprobs_) sampling.set_logprobs(*logprobs_);

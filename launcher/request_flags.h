@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "outrider/v1/generation.pb.h"
@@ -27,6 +28,8 @@ class RequestFlags {
 
  private:
   v1::GenerateRequest parameters() const;
+  // Texts as 123:-5. Throws CLI::ValidationError.
+  void read_logit_bias(const std::vector<std::string>& texts);
 
   std::optional<std::string> prompt_;
   std::vector<int32_t> input_ids_;
@@ -38,6 +41,7 @@ class RequestFlags {
   std::optional<float> repetition_penalty_, presence_penalty_, frequency_penalty_;
   std::optional<uint64_t> seed_;
   std::optional<int32_t> top_k_, max_tokens_, min_tokens_, n_, logprobs_, prompt_logprobs_;
+  std::vector<std::pair<int32_t, float>> logit_bias_;
   std::vector<std::string> stop_;
   std::vector<int32_t> stop_token_ids_;
   bool ignore_eos_ = false;

@@ -33,28 +33,11 @@ absl::Status only_unset(absl::string_view field, bool is_set) {
 }
 
 absl::Status check_unsupported(const v1::GenerateRequest& proto) {
-  const auto& s = proto.sampling_params();
   const auto& speculation = proto.speculation();
-  if (s.has_min_p() && s.min_p() != 0) {
-    return not_supported("sampling_params.min_p", s.min_p(), "0 (off)");
-  }
-  if (s.has_repetition_penalty() && s.repetition_penalty() != 1) {
-    return not_supported("sampling_params.repetition_penalty", s.repetition_penalty(), "1 (off)");
-  }
-  if (s.has_presence_penalty() && s.presence_penalty() != 0) {
-    return not_supported("sampling_params.presence_penalty", s.presence_penalty(), "0 (off)");
-  }
-  if (s.has_frequency_penalty() && s.frequency_penalty() != 0) {
-    return not_supported("sampling_params.frequency_penalty", s.frequency_penalty(), "0 (off)");
-  }
-  if (s.has_min_tokens() && s.min_tokens() != 0) {
-    return not_supported("sampling_params.min_tokens", s.min_tokens(), "0");
-  }
   if (speculation.has_lenience() && speculation.lenience() != 1) {
     return not_supported("speculation.lenience", speculation.lenience(), "1 (exact)");
   }
   const std::pair<absl::string_view, bool> set_fields[] = {
-      {"sampling_params.logit_bias", !s.logit_bias().empty()},
       {"stream_stats", proto.stream_stats()},
   };
   for (const auto& [field, is_set] : set_fields) {
@@ -83,8 +66,14 @@ void read_sampling(const v1::SamplingParams& proto, SamplingParams& sampling) {
   if (proto.has_temperature()) sampling.temperature = proto.temperature();
   if (proto.has_top_p()) sampling.top_p = proto.top_p();
   if (proto.has_top_k()) sampling.top_k = proto.top_k();
+  if (proto.has_min_p()) sampling.min_p = proto.min_p();
+  if (proto.has_repetition_penalty()) sampling.repetition_penalty = proto.repetition_penalty();
+  if (proto.has_presence_penalty()) sampling.presence_penalty = proto.presence_penalty();
+  if (proto.has_frequency_penalty()) sampling.frequency_penalty = proto.frequency_penalty();
+  sampling.logit_bias.insert(proto.logit_bias().begin(), proto.logit_bias().end());
   if (proto.has_seed()) sampling.seed = proto.seed();
   if (proto.has_max_tokens()) sampling.max_tokens = proto.max_tokens();
+  if (proto.has_min_tokens()) sampling.min_tokens = proto.min_tokens();
   sampling.stop.assign(proto.stop().begin(), proto.stop().end());
   sampling.stop_token_ids.assign(proto.stop_token_ids().begin(), proto.stop_token_ids().end());
   sampling.ignore_eos = proto.ignore_eos();

@@ -140,6 +140,7 @@ v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& en
   out.set_max_stop_token_ids(limits.max_stop_token_ids);
   out.set_max_choices(limits.max_choices);
   out.set_max_logprobs(limits.max_logprobs);
+  out.set_max_logit_bias(limits.max_logit_bias);
   out.set_max_kv_tokens(limits.max_kv_tokens);
   return proto;
 }

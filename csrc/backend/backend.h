@@ -15,6 +15,7 @@
 #include "core/tensor.h"
 #include "kernels/attention_types.h"
 #include "kernels/logit_table.h"
+#include "kernels/processors.h"
 #include "kernels/verify_types.h"
 
 namespace outrider {
@@ -116,9 +117,12 @@ class Backend {
   virtual void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
                          const RowMap& map, const AttentionShape& shape, Stream& stream) = 0;
 
-  // Drafting and verification: kernels/cpu/{sample,distribution,verify}.h say what each does. The
-  // structs and all that they point to are memory of this backend.
+  // Drafting and verification: kernels/cpu/{processors,sample,distribution,verify}.h say what each
+  // does. The structs and all that they point to are memory of this backend.
   virtual void copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) = 0;
+  // largest_size: of the rows
+  virtual void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
+                           Stream& stream) = 0;
   // logits: f32 [n, vocab_size]
   virtual void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
                              RowDistribution* q, Stream& stream) = 0;

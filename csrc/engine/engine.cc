@@ -3,6 +3,8 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <random>
 #include <span>
 #include <utility>
@@ -12,6 +14,8 @@ namespace outrider {
 namespace {
 
 constexpr float kGreedyTemperature = 1e-5f;
+// Where any model's distribution is flat to the last bit, and a masked token still has no chance.
+constexpr float kHottest = 1e30f;
 // A request's priority is worth so much waiting.
 constexpr double kSecondsPerPriority = 10;
 // A step with prompt rows may take so much longer than one without them; a millisecond more is
@@ -24,10 +28,34 @@ constexpr uint64_t kNonFiniteSteps = 16;
 
 Processors processors_of(const SamplingParams& sampling) {
   if (sampling.temperature < kGreedyTemperature) return {};
+  const float temperature = std::min(sampling.temperature, kHottest);
+  // By this process alone, and the others are told: a logarithm may differ from host to host.
+  const double reach = -double{temperature} * std::log(double{sampling.min_p});
   return {.mode = VerifyMode::rejection,
-          .temperature = sampling.temperature,
+          .temperature = temperature,
           .top_k = sampling.top_k,
-          .top_p = sampling.top_p};
+          .top_p = sampling.top_p,
+          .min_p_reach = sampling.min_p > 0 ? static_cast<float>(reach) : -1.0f};
+}
+
+LogitRules rules_of(const SamplingParams& sampling, const std::vector<int32_t>& eos_token_ids) {
+  LogitRules rules{.repetition_penalty = sampling.repetition_penalty,
+                   .frequency_penalty = sampling.frequency_penalty,
+                   .presence_penalty = sampling.presence_penalty,
+                   .min_tokens = sampling.min_tokens,
+                   .listed = {}};
+  std::map<int32_t, ListedToken> listed;
+  for (const auto& [token, bias] : sampling.logit_bias) listed[token] = {token, bias, 0};
+  if (sampling.min_tokens > 0) {
+    for (const auto* ids : {&eos_token_ids, &sampling.stop_token_ids}) {
+      for (const int32_t token : *ids) {
+        ListedToken& ends = listed.try_emplace(token, ListedToken{token, 0.0f, 0}).first->second;
+        ends.ends = 1;
+      }
+    }
+  }
+  for (const auto& [token, what] : listed) rules.listed.push_back(what);
+  return rules;
 }
 
 uint64_t draw_seed() {
@@ -73,6 +101,7 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
       delivery_(std::in_place) {
   limits_.vocab_size = executor.config().vocab_size;
   limits_.max_positions = executor.max_positions();
+  limits_.eos_token_ids = executor.config().eos_token_ids;
   limits_.max_kv_tokens = (executor.num_pages() - 1) * kPageTokens;
   limits_.drafters = executor.drafters();
   limits_.default_drafter = executor.default_drafter();
@@ -209,6 +238,7 @@ void Engine::start(Submission& submission) {
                                    : SpeculationMode::rejection;
   const bool exact = speculation.num_speculative_tokens.has_value() || repeats;
   const double objective_ms = speculation.tpot_slo_ms.value_or(executor_.options().tpot_slo_ms);
+  const LogitRules rules = rules_of(sampling, limits_.eos_token_ids);
   auto progress = std::make_shared<RequestProgress>();
   progress->sink = std::move(submission.sink);
   progress->choices_left = sampling.n;
@@ -240,6 +270,7 @@ void Engine::start(Submission& submission) {
     ++progress->sequences_left;
     sequences_.emplace(id, Sequence{.answer = std::move(answer),
                                     .end = *submission.end,
+                                    .rules = rules,
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
@@ -249,7 +280,9 @@ void Engine::start(Submission& submission) {
                     .choice = choice,
                     .order = arrival - kSecondsPerPriority * request.priority,
                     .prompt = tokens,
+                    .num_prompt_tokens = prompt_length,
                     .max_length = prompt_length + max_tokens,
+                    .rules = rules,
                     .processors = processors_of(sampling),
                     .seed = seed,
                     .drafter = drafter,
@@ -332,7 +365,11 @@ void Engine::propose(StepPlan& plan) {
     const DrafterKind drafter = sequence.answer->completion.speculation.drafter;
     if (drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
     if (drafter != DrafterKind::prompt_lookup) continue;
-    work.proposed = lookahead_.propose(id, scheduler_.tokens(id), work.num_draft_tokens);
+    const auto tokens = scheduler_.tokens(id);
+    work.proposed = lookahead_.propose(id, tokens, work.num_draft_tokens);
+    const auto length = static_cast<int64_t>(tokens.size());
+    work.proposed.resize(sequence.rules.count_allowed(
+        work.proposed, length - sequence.answer->completion.prompt_tokens));
     work.num_draft_tokens = static_cast<int32_t>(work.proposed.size());
   }
 }

@@ -75,6 +75,7 @@ class Engine {
   struct Sequence {
     std::shared_ptr<Answer> answer;
     TokenEnd end;
+    LogitRules rules;
     int64_t next_prompt_row = 0;  // whose log-probabilities were not delivered yet
     int32_t top_logprobs = -1, top_prompt_logprobs = 0;
     bool started = false;    // was admitted once

@@ -333,6 +333,7 @@ void Executor::admit(const Admission& admission) {
   SequenceState& slot = slots_[admission.slot];
   slot.tokens.assign(admission.tokens.begin(), admission.tokens.end());
   slot.num_cached = admission.num_cached;
+  step_.admit(admission.slot, admission.rules, slot.tokens, admission.num_prompt_tokens);
   slot.processors = admission.processors;
   slot.seed = admission.seed;
   slot.choice = static_cast<uint32_t>(admission.choice);

@@ -72,6 +72,16 @@ Digest128 Quarantine::digest_of(const Request& request) const {
   chain(digest, sampling.temperature);
   chain(digest, sampling.top_p);
   chain(digest, sampling.top_k);
+  chain(digest, sampling.min_p);
+  chain(digest, sampling.repetition_penalty);
+  chain(digest, sampling.presence_penalty);
+  chain(digest, sampling.frequency_penalty);
+  chain(digest, sampling.min_tokens);
+  chain(digest, sampling.logit_bias.size());
+  for (const auto& [token, bias] : sampling.logit_bias) {
+    chain(digest, token);
+    chain(digest, bias);
+  }
   chain_optional(digest, sampling.seed);
   chain_optional(digest, sampling.max_tokens);
   chain(digest, sampling.stop.size());

@@ -6,11 +6,13 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/verify_types.h"
+#include "spec/logit_editor.h"
 #include "spec/speedup.h"
 
 namespace outrider {
@@ -25,11 +27,17 @@ std::string drafter_name(DrafterKind kind);
 enum class SpeculationMode : int32_t { greedy, rejection, off };  // how an answer was made
 
 struct SamplingParams {
-  float temperature = 1.0f;  // below 1e-5: greedy
-  float top_p = 1.0f;        // (0, 1]; 1: off
-  int32_t top_k = 0;         // 0: off
+  float temperature = 1.0f;             // below 1e-5: greedy
+  float top_p = 1.0f;                   // (0, 1]; 1: off
+  int32_t top_k = 0;                    // 0: off
+  float min_p = 0.0f;                   // [0, 1]; 0: off
+  float repetition_penalty = 1.0f;      // above 0; 1: off
+  float presence_penalty = 0.0f;        // [-2, 2]; 0: off
+  float frequency_penalty = 0.0f;       // [-2, 2]; 0: off
+  std::map<int32_t, float> logit_bias;  // by token
   std::optional<uint64_t> seed;
   std::optional<int32_t> max_tokens;  // unset: what fits
+  int32_t min_tokens = 0;             // before EOS or one of stop_token_ids may come
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
@@ -57,7 +65,7 @@ struct Request {
 
 struct Logprob {
   int32_t token = 0;
-  float logprob = 0;  // under the model itself: before temperature and filters
+  float logprob = 0;  // under the model itself: before all processors
 };
 
 // One token and the best ones in its place.
@@ -149,9 +157,11 @@ class RequestSink {
 struct Limits {
   int64_t vocab_size = 0;
   int64_t max_positions = 0;  // prompt and answer of one request, in tokens
+  std::vector<int32_t> eos_token_ids;
   int32_t max_draft_tokens = kMaxDraftTokens;
   int32_t max_stop_strings = 16;
-  int32_t max_stop_token_ids = 64;
+  int32_t max_stop_token_ids = kMaxStopTokenIds;
+  int32_t max_logit_bias = kMaxLogitBias;
   int32_t max_stop_bytes = 256;  // of one stop string
   int32_t max_choices = 16;      // n
   int32_t max_logprobs = 20;

@@ -352,6 +352,8 @@ bool Scheduler::admit(ScheduledSequence& s, StepPlan& plan) {
   plan.admitted.push_back({.slot = s.slot,
                            .choice = s.spec.choice,
                            .tokens = s.tokens,
+                           .num_prompt_tokens = s.spec.num_prompt_tokens,
+                           .rules = s.spec.rules,
                            .processors = s.spec.processors,
                            .seed = s.spec.seed,
                            .drafter = s.spec.drafter,

@@ -42,8 +42,10 @@ struct SequenceSpec {
   // Order of admission: smaller first. Arrival in seconds, less priority times the ageing period:
   // so a high priority goes first, and nobody waits for ever.
   double order = 0;
-  std::vector<int32_t> prompt;  // with emitted tokens that the client already has
-  int64_t max_length = 0;       // prompt and max_tokens: length stays ≤ this
+  std::vector<int32_t> prompt;    // with emitted tokens that the client already has
+  int64_t num_prompt_tokens = 0;  // of them, without those
+  int64_t max_length = 0;         // prompt and max_tokens: length stays ≤ this
+  LogitRules rules;
   Processors processors;
   uint64_t seed = 0;
   DrafterKind drafter = DrafterKind::none;

@@ -8,12 +8,30 @@ namespace outrider {
 
 namespace {
 
-constexpr uint32_t kPlanVersion = 2;
+constexpr uint32_t kPlanVersion = 3;
+
+void put(ByteWriter& out, const LogitRules& r) {
+  out.put(r.repetition_penalty);
+  out.put(r.frequency_penalty);
+  out.put(r.presence_penalty);
+  out.put(r.min_tokens);
+  out.put(r.listed);
+}
+
+void get(ByteReader& in, LogitRules& r) {
+  r.repetition_penalty = in.get<float>();
+  r.frequency_penalty = in.get<float>();
+  r.presence_penalty = in.get<float>();
+  r.min_tokens = in.get<int32_t>();
+  r.listed = in.get_vector<ListedToken>();
+}
 
 void put(ByteWriter& out, const Admission& a) {
   out.put(a.slot);
   out.put(a.choice);
   out.put(a.tokens);
+  out.put(a.num_prompt_tokens);
+  put(out, a.rules);
   out.put(a.processors);
   out.put(a.seed);
   out.put(a.drafter);
@@ -27,6 +45,8 @@ void get(ByteReader& in, Admission& a) {
   a.slot = in.get<int32_t>();
   a.choice = in.get<int32_t>();
   a.tokens = in.get_vector<int32_t>();
+  a.num_prompt_tokens = in.get<int64_t>();
+  get(in, a.rules);
   a.processors = in.get<Processors>();
   a.seed = in.get<uint64_t>();
   a.drafter = in.get<DrafterKind>();

@@ -8,6 +8,7 @@
 
 #include "engine/request.h"
 #include "kernels/verify_types.h"
+#include "spec/logit_editor.h"
 
 namespace outrider {
 
@@ -16,6 +17,8 @@ struct Admission {
   int32_t slot = 0;
   int32_t choice = 0;
   std::vector<int32_t> tokens;  // prompt, and what was emitted before a preemption
+  int64_t num_prompt_tokens = 0;
+  LogitRules rules;
   Processors processors;
   uint64_t seed = 0;
   DrafterKind drafter = DrafterKind::none;

@@ -4,6 +4,7 @@
 #include <absl/strings/string_view.h>
 
 #include <cmath>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,8 @@ namespace outrider {
 namespace {
 
 constexpr size_t kMaxRequestIdBytes = 128;
+constexpr float kMaxBias = 100;         // of a token's logit, either way
+constexpr float kMaxPenalty = 2;        // presence and frequency, either way
 constexpr size_t kMaxEchoedBytes = 64;  // of a client's text in a status
 
 template <typename T>
@@ -87,6 +90,60 @@ absl::Status validate_emitted(const Request& request, const Limits& limits) {
   return validate_ids("emitted_token_ids", request.emitted, limits.vocab_size);
 }
 
+absl::Status validate_bias(const SamplingParams& sampling, const Limits& limits) {
+  constexpr absl::string_view kField = "sampling_params.logit_bias";
+  if (sampling.logit_bias.size() > static_cast<size_t>(limits.max_logit_bias)) {
+    return field_error(kField, absl::StrCat("has ", sampling.logit_bias.size(),
+                                            " tokens; expected at most ", limits.max_logit_bias));
+  }
+  for (const auto& [token, bias] : sampling.logit_bias) {
+    if (token < 0 || token >= limits.vocab_size) {
+      return unexpected(kField, absl::StrCat("of token ", token),
+                        absl::StrCat("token ids in [0, ", limits.vocab_size, ")"));
+    }
+    if (!(bias >= -kMaxBias && bias <= kMaxBias)) {
+      return unexpected(kField, absl::StrCat(bias, " for token ", token),
+                        absl::StrCat("a number in [", -kMaxBias, ", ", kMaxBias, "]"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status validate_min_tokens(const SamplingParams& sampling, const Limits& limits) {
+  constexpr absl::string_view kField = "sampling_params.min_tokens";
+  const int64_t most = sampling.max_tokens.value_or(limits.max_positions);
+  if (sampling.min_tokens < 0 || (sampling.min_tokens > 0 && sampling.min_tokens > most)) {
+    return unexpected(kField, sampling.min_tokens,
+                      sampling.max_tokens
+                          ? absl::StrCat("at least 0, and at most max_tokens, ", most)
+                          : absl::StrCat("0 … ", most));
+  }
+  std::set<int32_t> ends(sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());
+  ends.insert(limits.eos_token_ids.begin(), limits.eos_token_ids.end());
+  if (sampling.min_tokens > 0 && static_cast<int64_t>(ends.size()) >= limits.vocab_size) {
+    return unexpected(kField, sampling.min_tokens,
+                      "0 where every token of the vocabulary ends the answer");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status validate_penalties(const SamplingParams& sampling) {
+  const float repetition = sampling.repetition_penalty;
+  if (!(repetition > 0) || !std::isfinite(repetition)) {
+    return unexpected("sampling_params.repetition_penalty", repetition,
+                      "a finite number above 0 (1: off)");
+  }
+  for (const auto& [field, penalty] :
+       {std::pair{"sampling_params.presence_penalty", sampling.presence_penalty},
+        std::pair{"sampling_params.frequency_penalty", sampling.frequency_penalty}}) {
+    if (!(penalty >= -kMaxPenalty && penalty <= kMaxPenalty)) {
+      return unexpected(field, penalty,
+                        absl::StrCat("a number in [", -kMaxPenalty, ", ", kMaxPenalty, "]"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status validate_sampling(const SamplingParams& sampling, const Limits& limits) {
   if (!(sampling.temperature >= 0) || !std::isfinite(sampling.temperature)) {
     return unexpected("sampling_params.temperature", sampling.temperature,
@@ -98,6 +155,11 @@ absl::Status validate_sampling(const SamplingParams& sampling, const Limits& lim
   if (sampling.top_k < 0) {
     return unexpected("sampling_params.top_k", sampling.top_k, "at least 0 (0: off)");
   }
+  if (!(sampling.min_p >= 0 && sampling.min_p <= 1)) {
+    return unexpected("sampling_params.min_p", sampling.min_p, "a number in [0, 1] (0: off)");
+  }
+  if (auto status = validate_penalties(sampling); !status.ok()) return status;
+  if (auto status = validate_bias(sampling, limits); !status.ok()) return status;
   if (sampling.n < 1 || sampling.n > limits.max_choices) {
     return unexpected("sampling_params.n", sampling.n, absl::StrCat("1 … ", limits.max_choices));
   }
@@ -126,7 +188,12 @@ absl::Status validate_sampling(const SamplingParams& sampling, const Limits& lim
                        absl::StrCat("has ", sampling.stop_token_ids.size(),
                                     " tokens; expected at most ", limits.max_stop_token_ids));
   }
-  return validate_ids("sampling_params.stop_token_ids", sampling.stop_token_ids, limits.vocab_size);
+  if (auto status = validate_ids("sampling_params.stop_token_ids", sampling.stop_token_ids,
+                                 limits.vocab_size);
+      !status.ok()) {
+    return status;
+  }
+  return validate_min_tokens(sampling, limits);
 }
 
 absl::Status validate_speculation(const SpeculationParams& speculation, const Limits& limits) {

@@ -11,9 +11,11 @@ namespace {
 
 enum class Pass : uint64_t { target, draft };
 
-// Of a pass to be replayed.
-uint64_t key_of(Pass pass, int64_t rows, uint64_t parts) {
-  const uint64_t key[] = {static_cast<uint64_t>(pass), static_cast<uint64_t>(rows), parts};
+// Of a pass to be replayed, which edits these rows of its logits.
+uint64_t key_of(Pass pass, int64_t rows, const LogitEditor::Batch& edited, uint64_t parts) {
+  const uint64_t key[] = {static_cast<uint64_t>(pass), static_cast<uint64_t>(rows),
+                          static_cast<uint64_t>(edited.first), static_cast<uint64_t>(edited.count),
+                          parts};
   return digest(key, sizeof key);
 }
 
@@ -37,8 +39,11 @@ SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, T
       nobody_(num_slots * kMaxDraftTokens),
       max_draft_rows_(kLogitDrafters * backend.padded_rows(num_slots) * kMaxDraftTokens),
       rows_(backend, max_rows),
+      editor_(backend, target.config().vocab_size, num_slots,
+              max_listed_tokens(target.config().eos_token_ids.size()),
+              max_draft_rows_ + backend.padded_rows(max_rows)),
       draft_logits_(backend.allocate(sizeof(float) * max_draft_rows_ * target.config().vocab_size)),
-      target_logits_(backend.allocate(sizeof(float) * max_rows * target.shard().vocab.size())),
+      target_logits_(backend.allocate(sizeof(float) * 2 * max_rows * target.shard().vocab.size())),
       q_(backend.allocate(sizeof(RowDistribution) * (nobody_ + 1))),
       draft_rows_(backend, max_draft_rows_),
       proposed_(backend, num_slots * kMaxDraftTokens),
@@ -56,6 +61,8 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
                                                   Stream& stream) {
   backend_.mark(kStepBegin, stream);
   rows_.begin_step();
+  editor_.begin_step(stream);
+  edited_rows_ = 0;
   prefill_drafts(slots, work, stream);
   draft(slots, work, stream);
   backend_.mark(kDrafted, stream);
@@ -69,19 +76,23 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   // Steps without prompts are many and alike: they are replayed.
   const bool replayed =
       rows_.num_rows() == rows_.num_logit_rows() && queries_.empty() && rows_.pad();
-  const TensorView logits =
-      target_logits_.view(DType::f32, {rows_.num_logit_rows(), target_.shard().vocab.size()});
+  const TensorView all_logits = target_logits_.view(
+      DType::f32, {edited_rows_ > 0 ? max_rows_ + edited_rows_ : rows_.num_logit_rows(),
+                   target_.shard().vocab.size()});
+  const TensorView logits = all_logits.rows(0, rows_.num_logit_rows());
   rows_.upload(stream);
+  const LogitEditor::Batch edited = editor_.upload(stream);
   const uint64_t verify_key =
-      verifier_.prepare(to_verify_, queries_, logits, replayed, agreed, stream);
+      verifier_.prepare(to_verify_, queries_, all_logits, replayed, agreed, stream);
   backend_.mark(kTargetBegin, stream);
   const auto enqueue = [&] {
     target_.forward(rows_.batch(stream), cache_, logits, stream);
     backend_.mark(kTargetEnd, stream);
+    editor_.enqueue(edited, stream);
     verifier_.enqueue(stream);
   };
   if (replayed) {
-    backend_.replay(key_of(Pass::target, rows_.num_rows(), verify_key), stream, enqueue);
+    backend_.replay(key_of(Pass::target, rows_.num_rows(), edited, verify_key), stream, enqueue);
   } else {
     enqueue();
   }
@@ -180,14 +191,18 @@ void SpeculativeStep::add_rows(std::span<SequenceState> slots, std::span<const S
   if (w.decode) {
     CHECK(w.prefill_end == length - 1);
     const int k = w.num_draft_tokens;
-    to_verify_.push_back({.first_row = rows_.num_logit_rows(),
+    const int64_t raw_row = rows_.num_logit_rows();
+    const bool edits = editor_.edits(w.slot);
+    to_verify_.push_back({.first_row = edits ? max_rows_ + edited_rows_ : raw_row,
                           .num_drafted = k,
                           .drafted = drafted,
                           .draft_logits = drafted_[index].logits,
                           .draft_stride = drafted_[index].stride,
                           .draft_rows = q(index),
                           .processors = state.processors,
-                          .key = {state.seed, state.choice, static_cast<uint32_t>(length)}});
+                          .key = {state.seed, state.choice, static_cast<uint32_t>(length)},
+                          .raw_row = edits && state.top_logprobs >= 0 ? raw_row : -1});
+    for (int i = 0; edits && i <= k; ++i) edit_target_row(w.slot, raw_row + i, drafted, i);
     for (int i = 0; i <= k; ++i) {
       if (state.top_logprobs >= 0) {
         queries_.push_back({.row = rows_.num_logit_rows(),
@@ -205,6 +220,14 @@ void SpeculativeStep::add_rows(std::span<SequenceState> slots, std::span<const S
   outcomes_.push_back(outcome);
 }
 
+// The row behind drafted[0 … i) goes to the next place for edited ones.
+void SpeculativeStep::edit_target_row(int64_t slot, int64_t row, const int32_t* drafted, int i) {
+  const Range vocab = target_.shard().vocab;
+  float* const logits = static_cast<float*>(target_logits_.data());
+  editor_.add(slot, drafted, i, logits + row * vocab.size(),
+              logits + (max_rows_ + edited_rows_++) * vocab.size(), vocab.begin, vocab.size());
+}
+
 // The accepted prefix and the extra token; rejected positions leave no trace.
 void SpeculativeStep::commit(SequenceState& state, const SlotWork& w, const int32_t* drafted,
                              const Verdict& verdict) {
@@ -213,6 +236,7 @@ void SpeculativeStep::commit(SequenceState& state, const SlotWork& w, const int3
   if (!verdict.non_finite) {
     state.tokens.insert(state.tokens.end(), drafted, drafted + verdict.num_accepted);
     state.tokens.push_back(verdict.extra_token);
+    editor_.commit(w.slot, std::span(state.tokens).subspan(length));
   }
   state.num_cached = verified;
   if (state.drafter != nullptr) state.drafter->truncate(w.slot, verified);
@@ -329,8 +353,15 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
     const int64_t drafting = backend_.padded_rows(static_cast<int64_t>(contexts_.size()));
     const TensorView of_round = logits.rows(row, row + drafting);
     const uint64_t key = drafter->prepare(contexts_, of_round, stream);
-    backend_.replay(key_of(Pass::draft, first_row + row, key), stream, [&] {
+    for (int64_t j = 0; j < static_cast<int64_t>(contexts_.size()); ++j) {
+      if (!editor_.edits(contexts_[j].slot)) continue;
+      float* const q_logits = of_round.rows(j, j + 1).data<float>();
+      editor_.add(contexts_[j].slot, contexts_[j].drafted, round, q_logits, q_logits, 0, vocab);
+    }
+    const LogitEditor::Batch edited = editor_.upload(stream);
+    backend_.replay(key_of(Pass::draft, first_row + row, edited, key), stream, [&] {
       drafter->enqueue(stream);
+      editor_.enqueue(edited, stream);
       backend_.sample_drafts(of_round, draft_rows_.device() + first_row + row, drafting,
                              verifier_.drafted(), q(0), stream);
     });

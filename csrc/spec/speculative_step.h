@@ -8,6 +8,7 @@
 
 #include "spec/batch_builder.h"
 #include "spec/drafter.h"
+#include "spec/logit_editor.h"
 #include "spec/verifier.h"
 
 namespace outrider {
@@ -61,6 +62,13 @@ class SpeculativeStep {
   SpeculativeStep(Backend& backend, Communicator& communicator, Transformer& target, KvCache& cache,
                   int64_t num_slots, int64_t max_rows);
 
+  // A new sequence holds the slot; `tokens` are its prompt and what it emitted before. `rules`:
+  // what is done to its logits before its processors.
+  void admit(int64_t slot, const LogitRules& rules, std::span<const int32_t> tokens,
+             int64_t num_prompt_tokens) {
+    editor_.admit(slot, rules, tokens, num_prompt_tokens);
+  }
+
   // Advances the states in place. `agreed`: a digest of what all ranks must agree on before this
   // step. Throws DisagreementError where they do not agree on it or on the drafted tokens. The
   // outcomes, one for each work and in its order, are valid until the next run.
@@ -84,6 +92,7 @@ class SpeculativeStep {
   void draft_with(LogitDrafter* drafter, std::span<SequenceState> slots,
                   std::span<const SlotWork> work, Stream& stream);
   void add_rows(std::span<SequenceState> slots, std::span<const SlotWork> work, int64_t index);
+  void edit_target_row(int64_t slot, int64_t row, const int32_t* drafted, int i);
   void commit(SequenceState& state, const SlotWork& work, const int32_t* drafted,
               const Verdict& verdict);
 
@@ -106,13 +115,16 @@ class SpeculativeStep {
   int64_t nobody_;          // the place of drafted tokens that nobody reads
   int64_t max_draft_rows_;  // of a step, over all rounds
   BatchBuilder rows_;
+  LogitEditor editor_;
   Buffer draft_logits_;          // f32 [max_draft_rows, vocab_size]: q, kept until verified
-  Buffer target_logits_;         // f32 [max_rows, vocabulary shard]
+  Buffer target_logits_;         // f32 [2 max_rows, vocabulary shard]: as the model gives them, for
+                                 // log-probabilities too; behind max_rows the edited ones
   Buffer q_;                     // RowDistribution [nobody + 1]
   Staged<DraftRow> draft_rows_;  // [max_draft_rows], in the order of the rounds
   Staged<int32_t> proposed_;     // [slots, kMaxDraftTokens]: by copy drafters
   Staged<TokenCopy> proposals_;  // [slots * kMaxDraftTokens]: into the drafted tokens
   int64_t draft_rows_used_ = 0;
+  int64_t edited_rows_ = 0;        // of the target's, in this step
   std::vector<Drafted> drafted_;   // [works]
   std::vector<int64_t> drafting_;  // works, by falling K
   std::vector<DraftContext> contexts_;

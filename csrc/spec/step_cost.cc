@@ -5,6 +5,7 @@
 #include "kernels/verify_types.h"
 #include "model/kv_cache.h"
 #include "model/weights.h"
+#include "spec/logit_editor.h"
 
 namespace outrider {
 
@@ -97,8 +98,11 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
     cost.weights += weight_bytes(target, shard).held;
     if (draft != nullptr) cost.draft_weights += weight_bytes(*draft, Shard::of(*draft, 0, 1)).held;
   }
-  cost.workspace +=
-      kFloat * (draft_rows * target.vocab_size + server.max_rows * shard.vocab.size());  // logits
+  cost.workspace += kFloat * (draft_rows * target.vocab_size +
+                              2 * server.max_rows * shard.vocab.size());  // logits
+  cost.workspace += LogitEditor::bytes(target.vocab_size, server.max_sequences,
+                                       max_listed_tokens(target.eos_token_ids.size()),
+                                       draft_rows + cuda_padded_rows(server.max_rows));
   cost.workspace +=
       (1 + shard.size) * SummaryMessage::bytes(summary_rows, cuda_padded_rows(summary_rows));
   return cost;

@@ -57,7 +57,8 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
       digest_(backend, 1),
       rows_(backend, 2 * max_rows),
       draft_tokens_(backend, 2 * max_rows),
-      sequences_(backend, max_sequences) {
+      sequences_(backend, max_sequences),
+      raw_logits_(backend, max_sequences) {
   const int ranks = communicator.size();
   if (ranks > kMaxRanks) {
     throw Error(absl::StrCat(ranks, " ranks; expected at most ", kMaxRanks));
@@ -87,6 +88,8 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
   mine_ = backend.allocate(message);
   all_ = backend.allocate(ranks * message);
   host_messages_ = backend.allocate_pinned(ranks * message);
+  all_raw_logits_ = backend.allocate(ranks * max_sequences * sizeof(float));
+  host_raw_logits_ = backend.allocate_pinned(ranks * max_sequences * sizeof(float));
   my_race_ = backend.allocate(max_sequences * sizeof(RaceResult));
   all_races_ = backend.allocate(ranks * max_sequences * sizeof(RaceResult));
   my_logits_ = backend.allocate(largest_shard_ * sizeof(float));
@@ -97,6 +100,7 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
   host_record_ = backend.allocate_pinned(record_bytes(max_sequences));
   queries_.reserve(max_rows);
   verdicts_.reserve(max_sequences);
+  raw_rows_.reserve(max_sequences);
   logprobs_.reserve(max_rows);
 }
 
@@ -114,6 +118,7 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
   exchange_seconds_ = 0;
   num_rows_ = 0;
   races_ = false;
+  raw_rows_.clear();
   int32_t num_filtered = 0;
   const auto add_row = [&](int64_t logits_row, bool candidates, const int32_t* drafted,
                            int32_t token, const Processors& processors) {
@@ -126,6 +131,7 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
   for (int64_t s = 0; s < num_sequences_; ++s) {
     const VerifyWork& w = work[s];
     CHECK(w.num_drafted <= kMaxDraftTokens && num_rows_ + w.num_drafted + 1 <= max_rows_);
+    raw_rows_.push_back(w.raw_row);
     races_ = races_ || w.processors.mode != VerifyMode::greedy;
     sequences_.host()[s] = {
         .rows = {.target_logits = logits.data<float>() + w.first_row * shard_size_,
@@ -151,7 +157,9 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
     for (int64_t s = num_sequences_; s < num_padded_sequences_; ++s) {
       sequences_.host()[s] = {.rows = {.num_drafted = -1}};
     }
-    while (num_rows_ < logits.extent(0)) add_row(num_rows_, false, nullptr, -1, {});
+    const int64_t rows = backend_.padded_rows(num_rows_);
+    CHECK(rows <= logits.extent(0));
+    while (num_rows_ < rows) add_row(num_rows_, false, nullptr, -1, {});
     if (num_filtered > 0) num_filtered = static_cast<int32_t>(backend_.padded_rows(num_filtered));
   }
   num_work_rows_ = num_rows_;
@@ -243,6 +251,7 @@ std::span<const Verdict> Verifier::finish(Stream& stream) {
     mark_exchange(kResolveEnd, stream);
     enqueue_verdicts(stream);
   }
+  find_raw_logits(stream);
   combine_logprobs(stream);
   return verdicts_;
 }
@@ -275,6 +284,38 @@ void Verifier::resolve(int64_t sequence, Stream& stream) {
   }
   backend_.resolve_row(whole_row_.view(DType::f32, {vocab_size_}), of.processors,
                        const_cast<RowDistribution*>(of.rows.p) + position, stream);
+}
+
+// The logits of extra tokens before they were edited, where somebody wants them. Collective: every
+// rank has the same work and the same verdicts.
+void Verifier::find_raw_logits(Stream& stream) {
+  const auto wanted = [&](int64_t s) { return raw_rows_[s] >= 0 && verdicts_[s].non_finite == 0; };
+  const auto begin = raw_rows_.begin();
+  if (std::none_of(begin, raw_rows_.end(), [](int64_t row) { return row >= 0; })) return;
+  const int ranks = communicator_.size();
+  std::fill_n(raw_logits_.host(), num_sequences_, -std::numeric_limits<float>::infinity());
+  raw_logits_.upload(0, num_sequences_, stream);
+  for (int64_t s = 0; s < num_sequences_; ++s) {
+    const int64_t token = verdicts_[s].extra_token - first_token_;
+    if (!wanted(s) || token < 0 || token >= shard_size_) continue;
+    const int64_t row = raw_rows_[s] + verdicts_[s].num_accepted;
+    backend_.copy(TensorView(raw_logits_.device() + s, DType::f32, {1}),
+                  TensorView(logits_.data<float>() + row * shard_size_ + token, DType::f32, {1}),
+                  stream);
+  }
+  const auto bytes = static_cast<int64_t>(num_sequences_ * sizeof(float));
+  exchange(TensorView(raw_logits_.device(), DType::u8, {bytes}),
+           bytes_of(all_raw_logits_, ranks * bytes), stream);
+  backend_.copy_to_host(host_raw_logits_.data(), bytes_of(all_raw_logits_, ranks * bytes), stream);
+  backend_.synchronize(stream);
+  for (int64_t s = 0; s < num_sequences_; ++s) {
+    if (!wanted(s)) continue;
+    float logit = -std::numeric_limits<float>::infinity();
+    for (int r = 0; r < ranks; ++r) {
+      logit = std::max(logit, as<float>(host_raw_logits_)[r * num_sequences_ + s]);
+    }
+    verdicts_[s].extra_logit = logit;
+  }
 }
 
 void Verifier::combine_logprobs(Stream& stream) {

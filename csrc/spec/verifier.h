@@ -28,6 +28,9 @@ struct VerifyWork {
   const RowDistribution* draft_rows = nullptr;  // [K]: of them; unused where one-hot
   Processors processors;
   RandomKey key;
+  // Where its rows are edited ones (logit_editor.h) and the extra token's logit is wanted as the
+  // model gave it: the first of the rows that they were made of. -1: the logit is the edited one.
+  int64_t raw_row = -1;
 };
 
 // A row whose log-probabilities are wanted: of the model itself, before temperature and filters.
@@ -58,7 +61,7 @@ class Verifier {
   // plan and of the state before it) rides in the first exchange, which takes place without work
   // too. At most max_rows queries.
   // logits: f32 [rows, shard_size], which may be computed later. padded: everything is as many as a
-  // replayed step has, up to the rows of `logits`. Returns a key of all that `enqueue` does.
+  // replayed step has, which `logits` has rows for. Returns a key of all that `enqueue` does.
   uint64_t prepare(std::span<const VerifyWork> work, std::span<const LogprobQuery> queries,
                    TensorView logits, bool padded, uint64_t digest, Stream& stream);
   // Enqueues verification and its exchanges.
@@ -88,6 +91,7 @@ class Verifier {
   double seconds_of_exchange(int begin, int end) const;
   void enqueue_verdicts(Stream& stream);
   void resolve(int64_t sequence, Stream& stream);
+  void find_raw_logits(Stream& stream);
   void combine_logprobs(Stream& stream);
   LogprobRow combine_logprobs(const SummaryMessages& all, int64_t row, int top_n) const;
   SummaryMessages messages(std::byte* data) const;
@@ -103,6 +107,8 @@ class Verifier {
   Staged<VerifyRow> rows_;              // [2 max_rows]: of the work, then of the queries
   Staged<TokenCopy> draft_tokens_;      // [2 max_rows]: into the rows
   Staged<SequenceToVerify> sequences_;  // [max_sequences]
+  Staged<float> raw_logits_;            // [max_sequences]: of extra tokens; -infinity: not here
+  std::vector<int64_t> raw_rows_;       // [sequences]: VerifyWork::raw_row
   int64_t num_rows_ = 0, num_work_rows_ = 0, num_sequences_ = 0;
   int64_t num_padded_sequences_ = 0;
   bool races_ = false;        // some sequence samples: there is an exchange B
@@ -110,7 +116,8 @@ class Verifier {
   TensorView logits_;
   std::vector<LogprobQuery> queries_;
 
-  Buffer mine_, all_;           // exchange A: what a rank sends, and what came, [ranks]
+  Buffer mine_, all_;  // exchange A: what a rank sends, and what came, [ranks]
+  Buffer all_raw_logits_, host_raw_logits_;  // f32 [ranks, max_sequences]
   Buffer my_race_, all_races_;  // exchange B: RaceResult [sequences], [ranks, sequences]
   Buffer my_logits_, all_logits_, whole_row_;  // a row to resolve: f32 [largest_shard],
                                                // [ranks, largest_shard], [vocab_size]

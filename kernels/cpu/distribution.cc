@@ -139,11 +139,11 @@ struct WholeRow {
 
 constexpr int kRadixBits = 11;
 
-// Adds up, for each bucket (bits [shift, shift + kRadixBits) of the key), the tokens whose key has
-// the bits `above` where `fixed` is set.
+// Adds up, for each bucket (bits [shift, shift + kRadixBits) of the key), the tokens whose key is
+// at least `least` and has the bits `above` where `fixed` is set.
 [[gnu::always_inline]] inline void histogram_body(const WholeRow& whole, const RowDistribution& row,
-                                                  uint32_t above, uint32_t fixed, int shift,
-                                                  int64_t* counts, uint64_t* masses) {
+                                                  uint32_t least, uint32_t above, uint32_t fixed,
+                                                  int shift, int64_t* counts, uint64_t* masses) {
   for (int64_t begin = 0; begin < whole.size; begin += kBlock) {
     const float* logits = whole.logits + begin;
     const int64_t count = std::min(kBlock, whole.size - begin);
@@ -156,7 +156,7 @@ constexpr int kRadixBits = 11;
       for (int64_t i = 0; i < count; ++i) e[i] = exp_f32((logits[i] - row.max) / row.temperature);
     }
     for (int64_t i = 0; i < count; ++i) {
-      if ((keys[i] & fixed) != above) continue;
+      if (keys[i] < least || (keys[i] & fixed) != above) continue;
       if (fixed != 0) e[i] = exp_f32((logits[i] - row.max) / row.temperature);
       const uint32_t bucket = keys[i] >> shift & ((1u << kRadixBits) - 1);
       ++counts[bucket];
@@ -166,15 +166,17 @@ constexpr int kRadixBits = 11;
 }
 
 OUTRIDER_MULTIVERSION(void, histogram,
-                      (const WholeRow& whole, const RowDistribution& row, uint32_t above,
-                       uint32_t fixed, int shift, int64_t* counts, uint64_t* masses),
-                      (whole, row, above, fixed, shift, counts, masses));
+                      (const WholeRow& whole, const RowDistribution& row, uint32_t least,
+                       uint32_t above, uint32_t fixed, int shift, int64_t* counts,
+                       uint64_t* masses),
+                      (whole, row, least, above, fixed, shift, counts, masses));
 
 // The same by radix selection on the logits' keys: at each level, counts and masses of the buckets
 // tell in which of them the prefix ends. In the last one all logits are equal.
-Prefix find_prefix(const WholeRow& whole, const RowDistribution& row, int64_t max_count,
-                   double max_mass) {
+Prefix find_prefix(const WholeRow& whole, const RowDistribution& row, float min_logit,
+                   int64_t max_count, double max_mass) {
   constexpr int kBuckets = 1 << kRadixBits;
+  const uint32_t least = static_cast<uint32_t>(order_key(min_logit)) ^ 0x80000000u;
   Prefix prefix;
   int64_t count = 0;
   uint32_t above = 0;                    // the bits of the key that earlier levels have fixed
@@ -182,7 +184,8 @@ Prefix find_prefix(const WholeRow& whole, const RowDistribution& row, int64_t ma
   for (const int shift : {21, 10, 0}) {  // the last level sees one bit again
     int64_t counts[kBuckets] = {};
     uint64_t masses[kBuckets] = {};
-    OUTRIDER_DISPATCH(whole.isa, histogram, (whole, row, above, fixed, shift, counts, masses));
+    OUTRIDER_DISPATCH(whole.isa, histogram,
+                      (whole, row, least, above, fixed, shift, counts, masses));
     int bucket = kBuckets - 1;
     for (; bucket >= 0; --bucket) {
       if (count + counts[bucket] >= max_count ||
@@ -192,7 +195,7 @@ Prefix find_prefix(const WholeRow& whole, const RowDistribution& row, int64_t ma
       count += counts[bucket];
       prefix.mass += masses[bucket];
     }
-    if (bucket < 0) return prefix;  // the whole row
+    if (bucket < 0) return prefix;  // the whole row, down to min_logit
     above |= static_cast<uint32_t>(bucket) << shift;
     fixed |= static_cast<uint32_t>(kBuckets - 1) << shift;
   }

@@ -75,11 +75,12 @@ __device__ inline int32_t find_nth(const BlockRow& whole, float logit, int64_t n
 }
 
 __device__ inline Prefix find_prefix(const BlockRow& whole, const RowDistribution& row,
-                                     int64_t max_count, double max_mass) {
+                                     float min_logit, int64_t max_count, double max_mass) {
   __shared__ Histogram histogram;
   __shared__ int64_t shared_count;
   __shared__ uint64_t shared_mass;
   __shared__ int shared_bucket;
+  const uint32_t least = static_cast<uint32_t>(order_key(min_logit)) ^ 0x80000000u;
   Prefix prefix;
   int64_t count = 0;
   uint32_t above = 0;                    // the bits of the key that earlier levels have fixed
@@ -93,7 +94,7 @@ __device__ inline Prefix find_prefix(const BlockRow& whole, const RowDistributio
     __syncthreads();
     for (int64_t i = threadIdx.x; i < whole.size; i += blockDim.x) {
       const uint32_t key = static_cast<uint32_t>(order_key(whole.logits[i])) ^ 0x80000000u;
-      if ((key & fixed) != above) continue;
+      if (key < least || (key & fixed) != above) continue;
       const float e = exp_f32((whole.logits[i] - row.max) / row.temperature);
       const uint32_t bucket = key >> shift & (kBuckets - 1);
       atomicAdd(&histogram.counts[bucket], 1);
@@ -114,7 +115,7 @@ __device__ inline Prefix find_prefix(const BlockRow& whole, const RowDistributio
     const int bucket = shared_bucket;
     count = shared_count;
     prefix.mass = shared_mass;
-    if (bucket < 0) return prefix;  // the whole row
+    if (bucket < 0) return prefix;  // the whole row, down to min_logit
     num_equal = histogram.counts[bucket];
     __syncthreads();  // before the histogram is cleared
     above |= static_cast<uint32_t>(bucket) << shift;

@@ -131,6 +131,12 @@ TEST(RequestDigest, IsThatOfTheSameRequestAskedAgain) {
   EXPECT_TRUE(differs([](Request& r) { r.sampling.n = 2; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.stop = {"ab"}; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.logprobs = 0; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.min_p = 0.1f; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.repetition_penalty = 2; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.presence_penalty = 1; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.frequency_penalty = 1; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.min_tokens = 1; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.logit_bias = {{5, 1.0f}}; }));
   EXPECT_TRUE(differs([](Request& r) { r.speculation.off = true; }));
   EXPECT_TRUE(differs([](Request& r) { r.speculation.drafter = "random"; }));
   QuarantineTable elsewhere{};

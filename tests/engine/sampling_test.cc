@@ -23,15 +23,40 @@ constexpr int kVocab = 64, kRequests = 2500;  // requests of each arm
 // A phrase that recurs, so that prompt_lookup drafts from the first step on.
 const std::vector<int32_t> kPrompt = {9, 17, 33, 5, 9, 17, 33, 5, 9, 17};
 
-// The definition: temperature, then the top_k most likely, then the fewest of them that hold top_p.
+// The definitions of bias, penalties and min_tokens behind kPrompt and `output`.
+Logits edit(Logits logits, const SamplingParams& sampling, const std::vector<int32_t>& output,
+            const std::vector<int32_t>& eos) {
+  for (const auto& [token, bias] : sampling.logit_bias) logits[token] += bias;
+  for (int32_t v = 0; v < kVocab; ++v) {
+    const auto count = std::count(output.begin(), output.end(), v);
+    if (count > 0 || std::count(kPrompt.begin(), kPrompt.end(), v) > 0) {
+      logits[v] = logits[v] > 0 ? logits[v] / sampling.repetition_penalty
+                                : logits[v] * sampling.repetition_penalty;
+    }
+    logits[v] -= sampling.frequency_penalty * static_cast<float>(count);
+    if (count > 0) logits[v] -= sampling.presence_penalty;
+  }
+  if (static_cast<int>(output.size()) < sampling.min_tokens) {
+    for (const int32_t token : sampling.stop_token_ids) logits[token] = -INFINITY;
+    for (const int32_t token : eos) logits[token] = -INFINITY;
+  }
+  return logits;
+}
+
+// The definition: temperature, then what is likely enough beside the best (min_p), then the top_k
+// most likely, then the fewest of them that hold top_p.
 std::vector<double> distribution(const Logits& logits, const SamplingParams& sampling) {
   std::vector<int> order(kVocab);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
-  if (sampling.top_k > 0) order.resize(sampling.top_k);
+  const auto ratio = [&](int v) {
+    return std::exp((double{logits[v]} - logits[order[0]]) / sampling.temperature);
+  };
+  while (ratio(order.back()) < sampling.min_p) order.pop_back();
+  if (sampling.top_k > 0) order.resize(std::min<size_t>(order.size(), sampling.top_k));
   std::vector<double> weights;
   for (const int v : order) {
-    weights.push_back(std::exp((double{logits[v]} - logits[order[0]]) / sampling.temperature));
+    weights.push_back(ratio(v));
   }
   const double needed = sampling.top_p * std::accumulate(weights.begin(), weights.end(), 0.0);
   double sum = 0;
@@ -48,16 +73,18 @@ std::vector<double> exact_triples(const SamplingParams& sampling) {
   const auto self = make_self_communicator();
   ModelRunner target(test_checkpoint("tiny-v64"), *self);
   const auto length = static_cast<int32_t>(kPrompt.size());
-  const auto after = [&](int32_t position, int32_t token) {
-    return distribution(target.forward({{0, position, token}})[0], sampling);
+  const auto after = [&](int32_t position, int32_t token, const std::vector<int32_t>& output) {
+    return distribution(edit(target.forward({{0, position, token}})[0], sampling, output,
+                             target.model().config().eos_token_ids),
+                        sampling);
   };
   target.feed(0, {kPrompt.begin(), kPrompt.end() - 1}, length);
   std::vector<double> triples;
-  const auto first = after(length - 1, kPrompt.back());
+  const auto first = after(length - 1, kPrompt.back(), {});
   for (int a = 0; a < kVocab; ++a) {
-    const auto second = after(length, a);
+    const auto second = after(length, a, {a});
     for (int b = 0; b < kVocab; ++b) {
-      const auto third = after(length + 1, b);
+      const auto third = after(length + 1, b, {a, b});
       for (int c = 0; c < kVocab; ++c) triples.push_back(first[a] * second[b] * third[c]);
     }
   }
@@ -82,6 +109,8 @@ struct Processing {
   float temperature;
   int32_t top_k;
   float top_p;
+  float min_p = 0;
+  bool edited = false;  // bias, penalties, min_tokens
 };
 
 class EngineSampling : public ::testing::TestWithParam<Processing> {};
@@ -92,6 +121,15 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   request.sampling.temperature = GetParam().temperature;
   request.sampling.top_k = GetParam().top_k;
   request.sampling.top_p = GetParam().top_p;
+  request.sampling.min_p = GetParam().min_p;
+  if (GetParam().edited) {
+    request.sampling.logit_bias = {{9, 1.5f}, {5, -0.5f}, {40, 1.0f}};
+    request.sampling.repetition_penalty = 1.4f;
+    request.sampling.presence_penalty = 0.6f;
+    request.sampling.frequency_penalty = -0.4f;
+    request.sampling.min_tokens = 2;
+    request.sampling.stop_token_ids = {9, 40};
+  }
   request.sampling.max_tokens = 4;  // the first step may draft three
   request.sampling.ignore_eos = true;
   request.speculation.num_speculative_tokens = 3;
@@ -124,7 +162,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
     for (size_t i = arm * kRequests; i < (arm + 1) * kRequests; ++i) {
       ASSERT_TRUE(answers[i].completion) << answers[i].status;
       const auto& ids = answers[i].token_ids;
-      ASSERT_EQ(ids.size(), 4u);
+      ASSERT_GE(ids.size(), GetParam().edited ? 3u : 4u);
       ++counts[(ids[0] * kVocab + ids[1]) * kVocab + ids[2]];
       drafted += answers[i].completion->speculation.num_draft_tokens;
       accepted += answers[i].completion->speculation.num_accepted_draft_tokens;
@@ -164,7 +202,16 @@ INSTANTIATE_TEST_SUITE_P(
                       Processing{"top_k_and_top_p", "tiny-v64-draft", kEveryArm, 0.8f, 20, 0.9f},
                       Processing{"trimmed_draft", "tiny-v64-trimmed", {"model"}, 1.0f, 0, 1.0f},
                       Processing{
-                          "trimmed_draft_top_p", "tiny-v64-trimmed", {"model"}, 0.8f, 0, 0.9f}),
+                          "trimmed_draft_top_p", "tiny-v64-trimmed", {"model"}, 0.8f, 0, 0.9f},
+                      Processing{"edited", "tiny-v64-draft", kEveryArm, 1.2f, 0, 1.0f, 0, true},
+                      Processing{"trimmed_draft_edited_min_p",
+                                 "tiny-v64-trimmed",
+                                 {"model"},
+                                 1.4f,
+                                 40,
+                                 0.95f,
+                                 0.03f,
+                                 true}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -12,6 +12,12 @@ StepPlan example() {
   plan.admitted.push_back({.slot = 1,
                            .choice = 2,
                            .tokens = {5, 6, 7},
+                           .num_prompt_tokens = 2,
+                           .rules = {.repetition_penalty = 1.5f,
+                                     .frequency_penalty = -1,
+                                     .presence_penalty = 0.5f,
+                                     .min_tokens = 9,
+                                     .listed = {{3, -2.5f, 1}, {5, 1.0f, 0}}},
                            .processors = {VerifyMode::rejection, 0.5f, 40, 0.9f},
                            .seed = 1234567890123ull,
                            .drafter = DrafterKind::random,
@@ -38,6 +44,15 @@ TEST(StepPlan, ComesBackAsItWas) {
   EXPECT_EQ(admission.slot, 1);
   EXPECT_EQ(admission.choice, 2);
   EXPECT_EQ(admission.tokens, (std::vector<int32_t>{5, 6, 7}));
+  EXPECT_EQ(admission.num_prompt_tokens, 2);
+  EXPECT_EQ(admission.rules.repetition_penalty, 1.5f);
+  EXPECT_EQ(admission.rules.frequency_penalty, -1.0f);
+  EXPECT_EQ(admission.rules.presence_penalty, 0.5f);
+  EXPECT_EQ(admission.rules.min_tokens, 9);
+  ASSERT_EQ(admission.rules.listed.size(), 2u);
+  EXPECT_EQ(admission.rules.listed[0].token, 3);
+  EXPECT_EQ(admission.rules.listed[0].bias, -2.5f);
+  EXPECT_EQ(admission.rules.listed[0].ends, 1);
   EXPECT_EQ(admission.seed, 1234567890123ull);
   EXPECT_EQ(admission.processors.top_k, 40);
   EXPECT_EQ(admission.drafter, DrafterKind::random);

@@ -24,6 +24,7 @@ Limits limits() {
   limits.max_kv_tokens = 96;  // with three answers 32 for each, 16 of them a step's rows
   limits.drafters = {DrafterKind::prompt_lookup, DrafterKind::random};
   limits.default_drafter = DrafterKind::prompt_lookup;
+  limits.eos_token_ids = {2};
   return limits;
 }
 
@@ -61,6 +62,69 @@ const std::vector<Case>& cases() {
       {"a top_k beyond the vocabulary", "",
        [](Request& r) { r.sampling.top_k = std::numeric_limits<int32_t>::max(); }},
       {"a negative top_k", "sampling_params.top_k", [](Request& r) { r.sampling.top_k = -1; }},
+      {"the largest min_p", "", [](Request& r) { r.sampling.min_p = 1; }},
+      {"a negative min_p", "sampling_params.min_p", [](Request& r) { r.sampling.min_p = -0.1f; }},
+      {"min_p above 1", "sampling_params.min_p",
+       [](Request& r) { r.sampling.min_p = std::nextafter(1.0f, 2.0f); }},
+      {"a NaN min_p", "sampling_params.min_p", [](Request& r) { r.sampling.min_p = kNan; }},
+      {"any repetition_penalty above 0", "",
+       [](Request& r) { r.sampling.repetition_penalty = 1e-30f; }},
+      {"repetition_penalty 0", "sampling_params.repetition_penalty",
+       [](Request& r) { r.sampling.repetition_penalty = 0; }},
+      {"a negative repetition_penalty", "sampling_params.repetition_penalty",
+       [](Request& r) { r.sampling.repetition_penalty = -1; }},
+      {"an infinite repetition_penalty", "sampling_params.repetition_penalty",
+       [](Request& r) { r.sampling.repetition_penalty = kInfinity; }},
+      {"a NaN repetition_penalty", "sampling_params.repetition_penalty",
+       [](Request& r) { r.sampling.repetition_penalty = kNan; }},
+      {"the largest penalties", "",
+       [](Request& r) { r.sampling.presence_penalty = r.sampling.frequency_penalty = 2; }},
+      {"the least penalties", "",
+       [](Request& r) { r.sampling.presence_penalty = r.sampling.frequency_penalty = -2; }},
+      {"a presence_penalty above 2", "sampling_params.presence_penalty",
+       [](Request& r) { r.sampling.presence_penalty = 2.1f; }},
+      {"a NaN presence_penalty", "sampling_params.presence_penalty",
+       [](Request& r) { r.sampling.presence_penalty = kNan; }},
+      {"a frequency_penalty below -2", "sampling_params.frequency_penalty",
+       [](Request& r) { r.sampling.frequency_penalty = -2.1f; }},
+      {"an infinite frequency_penalty", "sampling_params.frequency_penalty",
+       [](Request& r) { r.sampling.frequency_penalty = kInfinity; }},
+      {"biases at both ends", "",
+       [](Request& r) {
+         r.sampling.logit_bias = {{0, -100.0f}, {99, 100.0f}};
+       }},
+      {"a bias beyond 100", "sampling_params.logit_bias",
+       [](Request& r) {
+         r.sampling.logit_bias = {{5, 100.5f}};
+       }},
+      {"a NaN bias", "sampling_params.logit_bias",
+       [](Request& r) {
+         r.sampling.logit_bias = {{5, kNan}};
+       }},
+      {"an infinite bias", "sampling_params.logit_bias",
+       [](Request& r) {
+         r.sampling.logit_bias = {{5, -kInfinity}};
+       }},
+      {"a bias of a token beyond the vocabulary", "sampling_params.logit_bias",
+       [](Request& r) {
+         r.sampling.logit_bias = {{100, 1.0f}};
+       }},
+      {"a bias of a negative token", "sampling_params.logit_bias",
+       [](Request& r) {
+         r.sampling.logit_bias = {{-1, 1.0f}};
+       }},
+      {"more biases than there may be", "sampling_params.logit_bias",
+       [](Request& r) {
+         for (int i = 0; i <= kMaxLogitBias; ++i) r.sampling.logit_bias[i] = 1;
+       }},
+      {"min_tokens as many as max_tokens", "",
+       [](Request& r) { r.sampling.min_tokens = 5, r.sampling.max_tokens = 5; }},
+      {"min_tokens above max_tokens", "sampling_params.min_tokens",
+       [](Request& r) { r.sampling.min_tokens = 6, r.sampling.max_tokens = 5; }},
+      {"min_tokens beyond all positions", "sampling_params.min_tokens",
+       [](Request& r) { r.sampling.min_tokens = 33; }},
+      {"negative min_tokens", "sampling_params.min_tokens",
+       [](Request& r) { r.sampling.min_tokens = -1; }},
       {"max_tokens that just fit", "", [](Request& r) { r.sampling.max_tokens = 29; }},
       {"max_tokens that do not", "sampling_params.max_tokens",
        [](Request& r) { r.sampling.max_tokens = 30; }},
@@ -170,11 +234,27 @@ TEST(Validate, NamesTheField) {
   }
 }
 
+// Where every token ends the answer, none could come before min_tokens.
+TEST(Validate, MinTokensLeavesATokenToCome) {
+  Limits few = limits();
+  few.vocab_size = 4;
+  Request request = good_request();
+  request.sampling.min_tokens = 1;
+  request.sampling.stop_token_ids = {0, 1, 1};
+  EXPECT_TRUE(validate(request, few).ok());
+  request.sampling.stop_token_ids = {0, 1, 3};
+  EXPECT_EQ(field_of(validate(request, few)), "sampling_params.min_tokens");
+}
+
 TEST(Validate, SaysWhatWasFound) {
   Request request = good_request();
   request.sampling.top_p = 1.5f;
   EXPECT_EQ(validate(request, limits()).message(),
             "sampling_params.top_p is 1.5; expected a number in (0, 1]");
+  request = good_request();
+  request.sampling.logit_bias = {{5, 101.0f}};
+  EXPECT_EQ(validate(request, limits()).message(),
+            "sampling_params.logit_bias is 101 for token 5; expected a number in [-100, 100]");
 }
 
 // Three steps: one that drafted four tokens of which two were accepted, one that drafted two

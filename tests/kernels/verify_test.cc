@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/distribution.h"
@@ -23,8 +24,10 @@ std::vector<Isa> available_isas() {
   return isas;
 }
 
-Processors sampled(float temperature, int32_t top_k, float top_p) {
-  return {VerifyMode::rejection, temperature, top_k, top_p};
+Processors sampled(float temperature, int32_t top_k, float top_p, double min_p = 0) {
+  Processors processors{VerifyMode::rejection, temperature, top_k, top_p};
+  if (min_p > 0) processors.min_p_reach = static_cast<float>(-temperature * std::log(min_p));
+  return processors;
 }
 
 // Different shapes of a row: random, tied, all equal, ascending, descending, flat with spikes.
@@ -150,19 +153,25 @@ TEST(Filters, KeepWhatTheDefinitionKeeps) {
             for (int i = 0; i < n; ++i) {
               mass[i] = std::exp((double{row[order[i]]} - row[order[0]]) / temperature);
             }
-            const int k = top_k == 0 ? n : std::min(top_k, n);
+            // A third of the cases has a min_p.
+            constexpr double kMinP[] = {0.3, 0, 0, 0, 0.02, 0, 0, 0, 1};
+            const double min_p = kMinP[compared % 9];
+            int k = top_k == 0 ? n : std::min(top_k, n);
+            while (mass[k - 1] < min_p) --k;
             const double total = std::accumulate(mass.begin(), mass.begin() + k, 0.0);
             int kept = 0;
             double sum = 0.0;
-            bool sharp = true;
+            bool sharp = min_p == 1 || std::none_of(mass.begin(), mass.end(), [&](double m) {
+                           return std::abs(m / min_p - 1) < 1e-5;
+                         });
             while (kept < k && (top_p == 1.0f || sum < top_p * total)) {
               sum += mass[kept++];
               sharp &= top_p == 1.0f || std::abs(sum / total - top_p) > 1e-5;
             }
-            if (!sharp) continue;
             ++compared;
+            if (!sharp) continue;
             const RowDistribution p =
-                process_row(row.data(), n, sampled(temperature, top_k, top_p), select_isa());
+                process_row(row.data(), n, sampled(temperature, top_k, top_p, min_p), select_isa());
             ASSERT_EQ(p.resolved, 1);
             double worst = 0.0;
             for (int i = 0; i < n; ++i) {
@@ -186,8 +195,9 @@ TEST(Filters, CandidatesAndGatheredRowsAgree) {
   for (const int n : {3, 200, 600, 5000}) {
     for (const auto& row : rows_of(n)) {
       for (const int top_k : {0, 1, 20, 128, 200, 1000}) {
-        for (const float top_p : {1.0f, 0.95f, 0.3f}) {
-          const Processors processors = sampled(0.9f, top_k, top_p);
+        for (const auto& [top_p, min_p] :
+             {std::pair{1.0f, 0.0}, {0.95f, 0.0}, {0.3f, 0.0}, {1.0f, 0.05}, {0.95f, 0.4}}) {
+          const Processors processors = sampled(0.9f, top_k, top_p, min_p);
           if (!processors.filtered()) continue;
           for (const int shards : {1, 2, 3}) {
             const RowDistribution p = over_shards(row, shards, processors);
@@ -213,7 +223,7 @@ TEST(Filters, CandidatesAndGatheredRowsAgree) {
 
 TEST(Filters, EveryInstructionSetResolvesAlike) {
   for (const auto& row : rows_of(5000)) {
-    const Processors processors = sampled(1.5f, 2000, 0.9f);
+    const Processors processors = sampled(1.5f, 2000, 0.9f, 1e-3);
     const RowDistribution scalar = process_row(row.data(), 5000, processors, Isa::scalar);
     for (const Isa isa : available_isas()) {
       EXPECT_TRUE(same_bits(process_row(row.data(), 5000, processors, isa), scalar));
@@ -237,6 +247,10 @@ TEST(Filters, TiesAtTheCutAreKeptBySmallerToken) {
     EXPECT_EQ(kept(sampled(1.0f, 3, 1.0f), shards), (std::vector{1, 2, 3}));
     EXPECT_EQ(kept(sampled(1.0f, 6, 1.0f), shards), (std::vector{0, 1, 2, 3, 4, 5}));
     EXPECT_EQ(kept(sampled(1.0f, 0, 1e-6f), shards), (std::vector{1}));  // the crossing token
+    EXPECT_EQ(kept(sampled(1.0f, 0, 1.0f, 1.0), shards), (std::vector{1}));
+    EXPECT_EQ(kept(sampled(2.0f, 0, 1.0f, std::exp(-0.6)), shards), (std::vector{1, 2, 3, 4}));
+    EXPECT_EQ(kept(sampled(2.0f, 3, 1.0f, std::exp(-0.6)), shards), (std::vector{1, 2, 3}));
+    EXPECT_EQ(kept(sampled(2.0f, 0, 1.0f, std::exp(-1.25)), shards), (std::vector{0, 1, 2, 3, 4}));
     // Of the top 4, of masses 1, e^-1 three times: 0.48 + 0.17 do not reach 0.7, another 0.17 does.
     EXPECT_EQ(kept(sampled(1.0f, 4, 0.7f), shards), (std::vector{1, 2, 3}));
   }

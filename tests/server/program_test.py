@@ -238,7 +238,12 @@ class Generate(unittest.TestCase):
                                  ('temperature', ['--temperature', '-1', 'x']),
                                  ('top_p', ['--top-p', '0', 'x']),
                                  ('max_tokens', ['--max-tokens', '100000000', 'x']),
-                                 ('min_p', ['--min-p', '0.5', 'x']),
+                                 ('min_p', ['--min-p', '1.5', 'x']),
+                                 ('repetition_penalty', ['--repetition-penalty', '0', 'x']),
+                                 ('presence_penalty', ['--presence-penalty', '2.5', 'x']),
+                                 ('frequency_penalty', ['--frequency-penalty', 'nan', 'x']),
+                                 ('logit_bias', ['--logit-bias', '5:101', 'x']),
+                                 ('min_tokens', ['--min-tokens', '-1', 'x']),
                                  ('num_speculative_tokens',
                                   ['--num-speculative-tokens', '100000', 'x']),
                                  ('drafter', ['--drafter', 'no_such_drafter', 'x']),
@@ -250,6 +255,28 @@ class Generate(unittest.TestCase):
             self.assertEqual(result.returncode, 1)
             self.assertEqual(result.stdout, '')
             self.assertRegex(result.stderr, f'^INVALID_ARGUMENT: .*{field}.*\n$')
+
+    def test_sampling_options(self):
+        def token_ids(*options):
+            return json.loads(self.ask('--format', 'json', *options, 'Hello').stdout)['token_ids']
+
+        plain = token_ids()
+        first = plain[0]
+        self.assertEqual(token_ids('--logit-bias', f'{first}:100'), [first] * 12)
+        banned = token_ids('--logit-bias', f'{first}:-100', '--logit-bias', '5:-1e1')
+        self.assertNotIn(first, banned)
+        self.assertNotEqual(token_ids('--repetition-penalty', '1.8', '--presence-penalty', '1',
+                                      '--frequency-penalty', '1'), plain)
+        self.assertEqual(len(token_ids('--logit-bias', f'{first}:100', '--stop-token-ids',
+                                       str(first), '--min-tokens', '4')), 5)
+        hot = outrider('generate', '--address', self.server.address, '--max-tokens', '12',
+                       '--ignore-eos', '--raw', '--temperature', '2', '--min-p', '1',
+                       '--format', 'json', 'Hello')
+        self.assertEqual(json.loads(hot.stdout)['token_ids'], plain)
+        for wrong in ('5', '5:', 'x:1', '5:1:2', ':1'):
+            result = outrider(*self.where, '--logit-bias', wrong, 'Hello')
+            self.assertNotEqual(result.returncode, 0)
+            self.assertRegex(result.stderr, r'--logit-bias: is .*; expected a token id and a number')
 
     def test_input_ids(self):
         answer = json.loads(self.ask('--format', 'json', '--input-ids', '1,2,3').stdout)

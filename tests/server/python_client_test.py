@@ -84,6 +84,21 @@ class Plain(unittest.TestCase):
         bad_request = details_pb.BadRequest.FromString(details.details[0].value)
         self.assertEqual(bad_request.field_violations[0].field, 'sampling_params.top_p')
 
+    def test_sampling_options(self):
+        def token_ids(**options):
+            return list(self.stub.GenerateOnce(request('Once upon', 12, **options),
+                                               timeout=LIMIT_S).token_ids)
+
+        plain = token_ids()
+        self.assertEqual(token_ids(logit_bias={plain[0]: 100}), [plain[0]] * 12)
+        self.assertNotIn(plain[0], token_ids(logit_bias={plain[0]: -100}, min_p=0.5))
+        self.assertNotEqual(token_ids(repetition_penalty=1.8, presence_penalty=1,
+                                      frequency_penalty=1), plain)
+        self.assertEqual(len(token_ids(logit_bias={plain[0]: 100}, stop_token_ids=[plain[0]],
+                                       min_tokens=4)), 5)
+        limits = self.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=LIMIT_S).limits
+        self.assertEqual(limits.max_logit_bias, 300)
+
     def test_the_server_names_a_request_without_a_name(self):
         call = self.stub.Generate(request('Hello'), timeout=LIMIT_S)
         self.assertRegex(dict(call.initial_metadata())['outrider-request-id'], r'^[0-9a-f]{16}$')

@@ -1,7 +1,9 @@
 // What a request may ask for, through gRPC.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
+#include <vector>
 
 #include "server_harness.h"
 
@@ -61,6 +63,53 @@ TEST(Requests, LogprobsComeWithTheirTokens) {
     EXPECT_LT(whole.logprobs(i).logprob(), 0);
   }
   EXPECT_EQ(whole.prompt_logprobs_size(), whole.complete().prompt_tokens() - 1);
+}
+
+// Each option does what it says, and what it does is the same whatever is drafted.
+TEST(Requests, SamplingOptionsReachTheirAnswer) {
+  RunningServer server;
+  const v1::GenerateRequest plain = greedy("The quick brown fox", 16);
+  const auto ask = [&](auto change) {
+    v1::GenerateRequest request = plain;
+    change(sampling(request));
+    const Heard heard = generate(server.port(), request);
+    EXPECT_TRUE(heard.status.ok()) << heard.status.error_message();
+    request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+    EXPECT_EQ(generate(server.port(), request).token_ids, heard.token_ids);
+    return heard.token_ids;
+  };
+  const auto before = ask([](v1::SamplingParams&) {});
+  const int32_t first = before.at(0);
+  const auto count = [](const std::vector<int32_t>& tokens, int32_t token) {
+    return std::count(tokens.begin(), tokens.end(), token);
+  };
+
+  EXPECT_EQ(count(ask([&](auto& s) { (*s.mutable_logit_bias())[first] = -100; }), first), 0);
+  EXPECT_EQ(count(ask([&](auto& s) { (*s.mutable_logit_bias())[first] = 100; }), first), 16);
+  // Less likely each time, or once it was there; below 0, likelier.
+  const auto begins_with_it = [&](auto change) {
+    return ask([&](auto& s) {
+      (*s.mutable_logit_bias())[first] = 8;
+      change(s);
+    });
+  };
+  const auto often = count(begins_with_it([](auto&) {}), first);
+  EXPECT_LT(count(begins_with_it([](auto& s) { s.set_frequency_penalty(2); }), first), often);
+  EXPECT_LT(count(begins_with_it([](auto& s) { s.set_repetition_penalty(100); }), first), often);
+  EXPECT_GE(count(begins_with_it([](auto& s) { s.set_presence_penalty(-2); }), first), often);
+  // What ends the answer at once ends it behind min_tokens others.
+  const auto ends_at = [&](int min_tokens) {
+    return ask([&](auto& s) {
+      s.add_stop_token_ids(first);
+      (*s.mutable_logit_bias())[first] = 100;
+      s.set_min_tokens(min_tokens);
+    });
+  };
+  EXPECT_EQ(ends_at(0).size(), 1u);
+  EXPECT_EQ(ends_at(5).size(), 6u);
+  EXPECT_EQ(ends_at(16).size(), 16u);
+  // min_p 1 leaves the likeliest token alone, at any temperature.
+  EXPECT_EQ(ask([](auto& s) { s.set_temperature(2), s.set_min_p(1), s.set_seed(1); }), before);
 }
 
 TEST(Requests, AnInterruptedAnswerGoesOn) {

@@ -262,6 +262,7 @@ TEST(Server, SaysWhatItServes) {
   EXPECT_EQ(info.drafter_stats(0).drafter(), "prompt_lookup");
   EXPECT_EQ(info.limits().max_positions(), 2048);
   EXPECT_EQ(info.limits().max_speculative_tokens(), 15);
+  EXPECT_EQ(info.limits().max_logit_bias(), 300);
   EXPECT_EQ(info.limits().max_waiting_requests(), 1024);
   EXPECT_EQ(info.stats().num_completion_tokens(), 9);
   EXPECT_EQ(info.numerics_fingerprint(), heard.complete.speculation().numerics_fingerprint());

@@ -7,12 +7,14 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/cpu/distribution.h"
+#include "kernels/cpu/processors.h"
 #include "kernels/cpu/sample.h"
 #include "kernels/cpu/verify.h"
 
@@ -20,6 +22,8 @@ namespace outrider::exactness {
 
 // What a step is made of; the members' defaults are production.
 struct Steps {
+  decltype(&cpu::edit_logits) edit_draft = cpu::edit_logits;
+  decltype(&cpu::edit_logits) edit_target = cpu::edit_logits;
   decltype(&cpu::verify_summary) verify_summary = cpu::verify_summary;
   decltype(&outrider::combine_summaries) combine_summaries = outrider::combine_summaries;
   decltype(&cpu::process_row) process_row = cpu::process_row;  // q, as verification sees it
@@ -32,12 +36,90 @@ struct Steps {
   int (*verified)(const double* q_draft, int num_drafted) = [](const double*, int k) { return k; };
 };
 
+// A request's options and the sequence before the step, as a client knows them.
+struct Rules {
+  std::map<int32_t, float> bias;
+  float repetition = 1, frequency = 0, presence = 0;
+  int min_tokens = 0;
+  std::vector<int32_t> ends, prompt, output;
+};
+
 // A target and a draft: a row of logits after each sequence of fewer than K + 1 (or K) tokens.
 struct Pair {
   int vocab = 0, num_drafted = 0;
   bool one_hot = false;  // a copy drafter, which proposes the draft row's arg max
   Processors processors;
   std::vector<std::vector<float>> target, draft;  // [prefixes][vocab]; see prefix_index
+  Rules rules;
+};
+
+// The definitions of bias, penalties and min_tokens, token by token, on fp32 logits.
+inline std::vector<float> reference_edit(const Rules& rules, std::vector<float> logits,
+                                         const std::vector<int32_t>& drafted) {
+  std::vector<int32_t> output = rules.output;
+  output.insert(output.end(), drafted.begin(), drafted.end());
+  for (const auto& [token, bias] : rules.bias) logits[token] += bias;
+  for (int32_t v = 0; v < static_cast<int32_t>(logits.size()); ++v) {
+    const auto count = std::count(output.begin(), output.end(), v);
+    const auto prompted = std::count(rules.prompt.begin(), rules.prompt.end(), v);
+    if (count + prompted > 0) {
+      logits[v] = logits[v] < 0 ? logits[v] * rules.repetition : logits[v] / rules.repetition;
+    }
+    if (count == 0) continue;
+    logits[v] = logits[v] - rules.frequency * static_cast<float>(count);
+    logits[v] = logits[v] - rules.presence;
+  }
+  if (static_cast<int>(output.size()) < rules.min_tokens) {
+    for (const int32_t token : rules.ends) {
+      logits[token] = -std::numeric_limits<float>::infinity();
+    }
+  }
+  return logits;
+}
+
+// What production knows of a sequence, and the rows that it makes of it.
+class Editor {
+ public:
+  Editor(const Rules& rules, int vocab) : rules_(rules), tokens_(vocab, 0) {
+    for (const int32_t token : rules.prompt) tokens_[token] |= kTokenInPrompt;
+    for (const int32_t token : rules.output) ++tokens_[token];
+    std::map<int32_t, ListedToken> listed;
+    for (const auto& [token, bias] : rules.bias) listed[token] = {token, bias, 0};
+    for (const int32_t token : rules.ends) {
+      listed.try_emplace(token, ListedToken{token, 0.0f, 0}).first->second.ends = 1;
+    }
+    for (const auto& [token, what] : listed) {
+      listed_.push_back(what);
+      tokens_[token] |= kTokenListed;
+    }
+  }
+
+  // Of `row`, which begins with first_token, behind the drafted tokens.
+  std::vector<float> edited(decltype(&cpu::edit_logits) edit_logits, const std::vector<float>& row,
+                            int first_token, const std::vector<int32_t>& drafted) const {
+    std::vector<float> edited(row.size());
+    const auto num_output = static_cast<int>(rules_.output.size() + drafted.size());
+    const LogitEdit edit{.from = row.data(),
+                         .to = edited.data(),
+                         .tokens = tokens_.data(),
+                         .listed = listed_.data(),
+                         .drafted = drafted.data(),
+                         .num_listed = static_cast<int32_t>(listed_.size()),
+                         .num_drafted = static_cast<int32_t>(drafted.size()),
+                         .first_token = first_token,
+                         .size = static_cast<int32_t>(row.size()),
+                         .repetition = rules_.repetition,
+                         .frequency = rules_.frequency,
+                         .presence = rules_.presence,
+                         .ends_masked = num_output < rules_.min_tokens ? 1 : 0};
+    edit_logits(&edit, 1, cpu::select_isa());
+    return edited;
+  }
+
+ private:
+  const Rules& rules_;
+  std::vector<TokenState> tokens_;
+  std::vector<ListedToken> listed_;
 };
 
 // Prefixes in order of length, then lexicographically.
@@ -53,7 +135,7 @@ inline int num_prefixes(int max_length, int vocab) {
   return count;
 }
 
-// The definition, in double precision, by sorting: temperature, top_k, top_p.
+// The definition, in double precision, by sorting: temperature, min_p, top_k, top_p.
 inline std::vector<double> reference_distribution(const std::vector<float>& logits,
                                                   const Processors& processors) {
   std::vector<int> order(logits.size());
@@ -67,6 +149,10 @@ inline std::vector<double> reference_distribution(const std::vector<float>& logi
   const auto mass = [&](int v) {
     return std::exp((double{logits[v]} - logits[order[0]]) / processors.temperature);
   };
+  if (processors.has_min_p()) {
+    const double min_p = std::exp(-double{processors.min_p_reach} / processors.temperature);
+    while (mass(order.back()) < min_p * (1 - 1e-9)) order.pop_back();
+  }
   if (processors.top_k > 0 && processors.top_k < static_cast<int>(order.size())) {
     order.resize(processors.top_k);
   }
@@ -115,9 +201,17 @@ inline double acceptance(const Steps& steps, const double* p, const double* q, i
 class ExactOutput {
  public:
   ExactOutput(const Pair& pair, int ranks, const Steps& steps)
-      : pair_(pair), steps_(steps), shards_(make_shards(pair.vocab, ranks)) {
-    for (const auto& row : pair.target) {
-      reference_.push_back(reference_distribution(row, pair.processors));
+      : pair_(pair),
+        steps_(steps),
+        shards_(make_shards(pair.vocab, ranks)),
+        editor_(pair.rules, pair.vocab) {
+    for (size_t i = 0; i < pair.target.size(); ++i) {
+      std::vector<int32_t> prefix;
+      for (int index = static_cast<int>(i); index > 0; index = (index - 1) / pair.vocab) {
+        prefix.insert(prefix.begin(), (index - 1) % pair.vocab);
+      }
+      reference_.push_back(reference_distribution(
+          reference_edit(pair.rules, pair.target[i], prefix), pair.processors));
     }
     size_t cells = 1;
     for (int i = 0; i <= pair.num_drafted; ++i) cells *= pair.vocab;
@@ -141,7 +235,7 @@ class ExactOutput {
   void draft(std::vector<int32_t>& tokens, double probability) {
     if (probability == 0.0) return;
     if (static_cast<int>(tokens.size()) == pair_.num_drafted) return step(tokens, probability);
-    const auto& row = draft_row_after(tokens);
+    const auto row = draft_row_after(tokens);
     const auto q = cpu::process_row(row.data(), pair_.vocab, pair_.processors, cpu::select_isa());
     std::vector<double> w(pair_.vocab, 0.0);
     if (q.non_finite != 0) {
@@ -164,7 +258,7 @@ class ExactOutput {
     const int vocab = pair_.vocab, ranks = static_cast<int>(shards_.size());
     std::vector<float> draft_logits;
     for (int i = 0; i < pair_.num_drafted; ++i) {
-      const auto& row = draft_row_after({drafted.begin(), drafted.begin() + i});
+      const auto row = draft_row_after({drafted.begin(), drafted.begin() + i});
       draft_logits.insert(draft_logits.end(), row.begin(), row.end());
     }
     std::vector<RowDistribution> q;
@@ -223,7 +317,10 @@ class ExactOutput {
       for (int i = 0; i < rows; ++i) {
         const auto& row = pair_.target[prefix_index(drafted.data(), i, pair_.vocab)];
         const auto begin = row.begin() + shards_[r].first;
-        logits[r].insert(logits[r].end(), begin, begin + shards_[r].size);
+        const auto edited =
+            editor_.edited(steps_.edit_target, {begin, begin + shards_[r].size}, shards_[r].first,
+                           {drafted.begin(), drafted.begin() + i});
+        logits[r].insert(logits[r].end(), edited.begin(), edited.end());
       }
       steps_.verify_summary(logits[r].data(), shards_[r].size, shards_[r].first, what.data(), rows,
                             &summaries[r * rows], &candidates[r * rows * kCandidates],
@@ -286,13 +383,17 @@ class ExactOutput {
     }
   }
 
-  const std::vector<float>& draft_row_after(const std::vector<int32_t>& tokens) const {
-    return pair_.draft[prefix_index(tokens.data(), static_cast<int>(tokens.size()), pair_.vocab)];
+  // What a copy drafter proposes is nobody's logits.
+  std::vector<float> draft_row_after(const std::vector<int32_t>& tokens) const {
+    const auto& row =
+        pair_.draft[prefix_index(tokens.data(), static_cast<int>(tokens.size()), pair_.vocab)];
+    return pair_.one_hot ? row : editor_.edited(steps_.edit_draft, row, 0, tokens);
   }
 
   const Pair& pair_;
   const Steps& steps_;
   std::vector<Shard> shards_;
+  Editor editor_;
   std::vector<std::vector<double>> reference_;  // [prefixes][vocab]
   std::vector<double> joint_;                   // [vocab^(K + 1)]
 };
@@ -327,7 +428,7 @@ inline std::vector<Pair> random_pairs(int rounds, uint32_t seed) {
     for (const auto& [vocab, num_drafted] : kSizes) {
       for (const Processors& variant : variants) {
         for (int kind = 0; kind < 8; ++kind) {
-          Pair pair{vocab, num_drafted, kind == 6, variant, {}, {}};
+          Pair pair{vocab, num_drafted, kind == 6, variant, {}, {}, {}};
           for (int i = 0; i < num_prefixes(num_drafted, vocab); ++i) {
             std::vector<float> p = row(vocab), q = row(vocab);
             const int present = static_cast<int>(random() % vocab);
@@ -342,6 +443,62 @@ inline std::vector<Pair> random_pairs(int rounds, uint32_t seed) {
             }
             pair.target.push_back(p);
             pair.draft.push_back(q);
+          }
+          pairs.push_back(std::move(pair));
+        }
+      }
+    }
+  }
+  return pairs;
+}
+
+inline Processors with_min_p(Processors processors, double min_p) {
+  processors.min_p_reach = static_cast<float>(-processors.temperature * std::log(min_p));
+  return processors;
+}
+
+// Random pairs whose rows are edited, by every rule alone and by all together, so that the tokens
+// of prompt, output and draft meet those that are listed.
+inline std::vector<Pair> edited_pairs(int rounds, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, 1.5f);
+  std::uniform_real_distribution<float> uniform(0.0f, 1.0f);
+  const Processors variants[] = {{},
+                                 {VerifyMode::rejection, 1.0f},
+                                 {VerifyMode::rejection, 1.6f, 0, 0.8f},
+                                 with_min_p({VerifyMode::rejection, 1.0f}, 0.2),
+                                 with_min_p({VerifyMode::rejection, 2.0f, 3, 0.9f}, 0.05),
+                                 with_min_p({VerifyMode::rejection, 0.5f}, 0.3)};
+  enum Kind { bias, repetition, presence, frequency, min_tokens, all, copied, trimmed, kKinds };
+  constexpr int kSizes[][2] = {{3, 0}, {4, 1}, {6, 1}, {4, 2}, {3, 3}};
+  std::vector<Pair> pairs;
+  for (int round = 0; round < rounds; ++round) {
+    for (const auto& size : kSizes) {
+      const int vocab = size[0], num_drafted = size[1];
+      for (const Processors& variant : variants) {
+        for (int kind = 0; kind < kKinds; ++kind) {
+          Pair pair{vocab, num_drafted, kind == copied, variant, {}, {}, {}};
+          const auto token = [&] { return static_cast<int32_t>(random() % vocab); };
+          const auto asks = [&](Kind rule) { return kind == rule || kind >= all; };
+          Rules& rules = pair.rules;
+          for (int i = 0; i < 2; ++i) {
+            rules.prompt.push_back(token());
+            rules.output.push_back(token());
+            if (asks(bias)) rules.bias[token()] = 2 * normal(random);
+            if (asks(min_tokens)) rules.ends.push_back(token());
+          }
+          if (asks(repetition)) rules.repetition = 0.6f + 1.4f * uniform(random);
+          if (asks(presence)) rules.presence = 4 * uniform(random) - 2;
+          if (asks(frequency)) rules.frequency = 4 * uniform(random) - 2;
+          if (asks(min_tokens)) rules.min_tokens = 2 + static_cast<int>(random() % 4);
+          for (int i = 0; i < num_prefixes(num_drafted, vocab); ++i) {
+            pair.target.emplace_back();
+            pair.draft.emplace_back();
+            for (int v = 0; v < vocab; ++v) {
+              pair.target.back().push_back(normal(random));
+              pair.draft.back().push_back(kind == trimmed && v % 3 == 1 ? kUnscoredLogit
+                                                                        : normal(random));
+            }
           }
           pairs.push_back(std::move(pair));
         }

@@ -29,6 +29,23 @@ TEST(Exactness, RecoversTheTargetOverShards) {
   std::printf("worst total variation over %zu pairs: %.2e\n", 3 * pairs.size(), worst);
 }
 
+// The same of bias, penalties, min_tokens and min_p, over prefixes of which the drafted tokens are
+// a part.
+TEST(Exactness, RecoversTheEditedTargetOverShards) {
+  const std::vector<Pair> pairs = edited_pairs(6, 5);
+  ASSERT_GE(pairs.size(), 1000u);
+  double worst = 0.0;
+  for (const int ranks : {1, 2, 3}) {
+    for (const Pair& pair : pairs) {
+      const double distance = total_variation(pair, ranks, Steps{});
+      worst = std::max(worst, distance);
+      EXPECT_LE(distance, kTolerance)
+          << "vocabulary " << pair.vocab << ", K " << pair.num_drafted << ", ranks " << ranks;
+    }
+  }
+  std::printf("worst total variation over %zu edited pairs: %.2e\n", 3 * pairs.size(), worst);
+}
+
 // A rank may own no token at all, or all but one.
 TEST(Exactness, RecoversTheTargetOverMoreRanksThanTokens) {
   for (const Pair& pair : random_pairs(1, 2)) {

@@ -2,8 +2,10 @@
 // is seen by its distance from the target.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <vector>
 
 #include "exactness.h"
 
@@ -198,6 +200,113 @@ std::vector<PlantedBug> planted_bugs() {
     };
   });
   return bugs;
+}
+
+template <typename Change>
+void edit_changed(const LogitEdit* edits, int64_t n, Isa isa, Change change) {
+  std::vector<LogitEdit> changed(edits, edits + n);
+  for (LogitEdit& edit : changed) change(edit);
+  cpu::edit_logits(changed.data(), n, isa);
+}
+
+void edit_nothing(const LogitEdit* edits, int64_t n, Isa) {
+  for (int64_t i = 0; i < n; ++i) std::copy_n(edits[i].from, edits[i].size, edits[i].to);
+}
+
+std::vector<PlantedBug> planted_editing_bugs() {
+  std::vector<PlantedBug> bugs;
+  const auto plant = [&](const char* name, auto plant_in) {
+    bugs.push_back({name, {}});
+    plant_in(bugs.back().steps);
+  };
+  // In both, so that p and q agree with each other.
+  const auto plant_edit = [&](const char* name, decltype(&cpu::edit_logits) edit) {
+    bugs.push_back({name, {}});
+    bugs.back().steps.edit_draft = bugs.back().steps.edit_target = edit;
+  };
+  plant_edit("penalties ignore drafted tokens", [](const LogitEdit* edits, int64_t n, Isa isa) {
+    edit_changed(edits, n, isa, [](LogitEdit& e) { e.num_drafted = 0; });
+  });
+  plant_edit("the last drafted token is not counted yet",
+             [](const LogitEdit* edits, int64_t n, Isa isa) {
+               edit_changed(edits, n, isa,
+                            [](LogitEdit& e) { e.num_drafted = std::max(e.num_drafted - 1, 0); });
+             });
+  plant_edit("min_tokens counts the step as one token",
+             [](const LogitEdit* edits, int64_t n, Isa isa) {
+               edit_changed(edits, n, isa, [](LogitEdit& e) {
+                 if (e.num_drafted > 0) e.ends_masked = 1;
+               });
+             });
+  plant_edit("min_tokens ignored", [](const LogitEdit* edits, int64_t n, Isa isa) {
+    edit_changed(edits, n, isa, [](LogitEdit& e) { e.ends_masked = 0; });
+  });
+  plant_edit("bias left out", [](const LogitEdit* edits, int64_t n, Isa isa) {
+    std::vector<ListedToken> listed(edits->listed, edits->listed + edits->num_listed);
+    for (ListedToken& token : listed) token.bias = 0.0f;
+    edit_changed(edits, n, isa, [&](LogitEdit& e) { e.listed = listed.data(); });
+  });
+  plant_edit("presence counted each time", [](const LogitEdit* edits, int64_t n, Isa isa) {
+    edit_changed(edits, n, isa, [](LogitEdit& e) {
+      e.frequency += e.presence;
+      e.presence = 0.0f;
+    });
+  });
+  plant_edit("repetition of the output alone", [](const LogitEdit* edits, int64_t n, Isa isa) {
+    int32_t vocab = edits->first_token + edits->size;
+    std::vector<TokenState> tokens(edits->tokens, edits->tokens + vocab);
+    for (TokenState& state : tokens) state &= ~kTokenInPrompt;
+    edit_changed(edits, n, isa, [&](LogitEdit& e) { e.tokens = tokens.data(); });
+  });
+  plant("edits of q only", [](Steps& s) { s.edit_target = edit_nothing; });
+  plant("min_p before temperature", [](Steps& s) {
+    static const auto cold = [](Processors processors) {
+      if (processors.has_min_p()) processors.min_p_reach /= processors.temperature;
+      return processors;
+    };
+    s.process_row = [](const float* logits, int64_t vocab, const Processors& processors, Isa isa) {
+      return cpu::process_row(logits, vocab, cold(processors), isa);
+    };
+    s.combine_summaries = [](const ShardSummary* summaries, const Candidate* const* candidates,
+                             int ranks, const Processors& processors) {
+      return outrider::combine_summaries(summaries, candidates, ranks, cold(processors));
+    };
+  });
+  plant("min_p on q only", [](Steps& s) {
+    s.combine_summaries = [](const ShardSummary* summaries, const Candidate* const* candidates,
+                             int ranks, const Processors& processors) {
+      Processors plain = processors;
+      plain.min_p_reach = -1.0f;
+      return outrider::combine_summaries(summaries, candidates, ranks, plain);
+    };
+  });
+  plant("top_p over what min_p had cut", [](Steps& s) {
+    s.combine_summaries = [](const ShardSummary* summaries, const Candidate* const* candidates,
+                             int ranks, const Processors& processors) {
+      Processors without = processors;
+      without.min_p_reach = -1.0f;
+      RowDistribution row = outrider::combine_summaries(summaries, candidates, ranks, without);
+      row.cut_logit = std::max(row.cut_logit, min_p_logit(processors, row.max));
+      return row;
+    };
+  });
+  return bugs;
+}
+
+// Edits of p alone, where q is known for what it is, only cost acceptance.
+TEST(PlantedBugs, AnUneditedDraftIsExact) {
+  Steps steps;
+  steps.edit_draft = edit_nothing;
+  EXPECT_LT(worst_total_variation(edited_pairs(1, 6), 2, steps), 1e-6);
+}
+
+TEST(PlantedBugs, EachOfTheEditsIsSeen) {
+  const std::vector<Pair> pairs = edited_pairs(1, 6);
+  for (const PlantedBug& bug : planted_editing_bugs()) {
+    const double worst = worst_total_variation(pairs, 2, bug.steps);
+    std::printf("%-50s total variation %.3f\n", bug.name, worst);
+    EXPECT_GT(worst, 1e-3) << bug.name;
+  }
 }
 
 // Far above the 1e-6 that production keeps to, far below what any of them does at worst.

@@ -113,6 +113,7 @@ class MeteringBackend final : public Backend {
   }
 
   void copy_tokens(const TokenCopy*, int64_t n, Stream&) override { cost_ += copy_tokens_cost(n); }
+  void edit_logits(const LogitEdit*, int64_t, int64_t, Stream&) override {}
   void sample_drafts(TensorView logits, const DraftRow*, int64_t n, int32_t*, RowDistribution*,
                      Stream&) override {
     cost_ += sample_drafts_cost(n, logits.extent(1));

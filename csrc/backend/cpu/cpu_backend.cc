@@ -9,6 +9,7 @@
 #include "kernels/cpu/distribution.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/processors.h"
 #include "kernels/cpu/sample.h"
 #include "kernels/cpu/verify.h"
 
@@ -179,6 +180,11 @@ void CpuBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_page
 
 void CpuBackend::copy_tokens(const TokenCopy* copies, int64_t n, Stream&) {
   cpu::copy_tokens(copies, n);
+}
+
+void CpuBackend::edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size, Stream&) {
+  for (int64_t r = 0; r < n; ++r) CHECK(edits[r].to == nullptr || edits[r].size <= largest_size);
+  cpu::edit_logits(edits, n, isa_);
 }
 
 void CpuBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,

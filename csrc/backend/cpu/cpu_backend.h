@@ -54,6 +54,8 @@ class CpuBackend : public Backend {
                  const RowMap& map, const AttentionShape& shape, Stream& stream) override;
 
   void copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) override;
+  void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
+                   Stream& stream) override;
   void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
                      RowDistribution* q, Stream& stream) override;
   void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,

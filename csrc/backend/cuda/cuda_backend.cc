@@ -12,6 +12,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/processors.h"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/verify.h"
 
@@ -316,6 +317,11 @@ void CudaBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_pag
 
 void CudaBackend::copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) {
   cuda::copy_tokens(copies, n, handle(stream));
+}
+
+void CudaBackend::edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
+                              Stream& stream) {
+  cuda::edit_logits(edits, n, largest_size, handle(stream));
 }
 
 void CudaBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n,

@@ -69,6 +69,42 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
   EXPECT_GT(accepted, 50);
 }
 
+// Every option that edits or cuts logits, in the graphs; beside those who ask for none.
+std::vector<Request> edited_requests(const std::vector<std::string>& drafters) {
+  std::vector<Request> requests;
+  for (const int k : {0, 3}) {
+    for (const std::string& drafter : drafters) {
+      Request request = greedy_request(20, 1, 12, k, drafter);
+      request.sampling.logit_bias = {{100, 2.0f}, {313, -4.0f}, {7, 1.0f}};
+      request.sampling.repetition_penalty = 1.3f;
+      request.sampling.presence_penalty = 0.8f;
+      request.sampling.frequency_penalty = 0.5f;
+      request.sampling.min_tokens = 6;
+      request.sampling.stop_token_ids = {7};
+      requests.push_back(request);
+      requests.push_back(greedy_request(20, 1, 12, k, drafter));
+    }
+  }
+  return requests;
+}
+
+void expect_two_answers(const std::vector<CollectedAnswer>& answers) {
+  for (size_t i = 0; i < answers.size(); ++i) {
+    ASSERT_TRUE(answers[i].completion) << answers[i].status;
+    EXPECT_EQ(answers[i].token_ids, answers[i % 2].token_ids) << i;
+  }
+  EXPECT_NE(answers[0].token_ids, answers[1].token_ids);
+}
+
+// As TokensAreTheCpus.
+TEST(CudaEngine, EditedAnswersAreTheCpusWhateverIsDrafted) {
+  const auto requests = edited_requests({"model", "prompt_lookup"});
+  const auto device = run(options(), requests);
+  expect_two_answers(device);
+  const auto cpu = run_requests(options(), 1, {requests[0], requests[1]});
+  for (size_t i = 0; i < cpu.size(); ++i) EXPECT_EQ(device[i].token_ids, cpu[i].token_ids);
+}
+
 // Sharded: sums and exchanges over NCCL, in the graphs. Filtered sampling on a vocabulary of which
 // the candidates do not cover the nucleus, so that rows are gathered too.
 class CudaEngineRanks : public testing::TestWithParam<int> {};
@@ -93,6 +129,27 @@ TEST_P(CudaEngineRanks, AgreeAndSpeculationDoesNotShow) {
   EXPECT_EQ(answers[1].token_ids, answers[0].token_ids);
   EXPECT_EQ(answers[2].token_ids, answers[0].token_ids);
   EXPECT_EQ(answers[4].token_ids, answers[3].token_ids);
+}
+
+TEST_P(CudaEngineRanks, AgreeOnEditedAnswers) {
+  NEED_GPUS(GetParam());
+  std::vector<Request> requests = edited_requests({"model"});
+  expect_two_answers(run(options(), requests, GetParam()));
+  for (Request& request : requests) {  // rows that are gathered, and log-probabilities
+    request.speculation.num_speculative_tokens = 3;
+    request.sampling.temperature = 1.5f;
+    request.sampling.min_p = 0.001f;
+    request.sampling.top_p = 0.9f;
+    request.sampling.seed = 5;
+    request.sampling.logprobs = 1;
+  }
+  const auto sampled = run(options(), {requests[0], requests[2]}, GetParam());
+  EXPECT_EQ(sampled[0].token_ids, sampled[1].token_ids);
+  for (size_t i = 0; i < sampled[0].logprobs.size(); ++i) {
+    EXPECT_EQ(sampled[0].logprobs[i].token.token, sampled[0].token_ids[i]);
+    EXPECT_EQ(sampled[0].logprobs[i].token.logprob, sampled[1].logprobs[i].token.logprob);
+    EXPECT_LT(sampled[0].logprobs[i].token.logprob, 0.0f);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, CudaEngineRanks, testing::Values(2, 3));

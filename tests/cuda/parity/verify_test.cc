@@ -21,12 +21,14 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int kK = 3;  // tokens drafted for a sequence
-constexpr int kSequences = 6;
+constexpr int kSequences = 8;
 constexpr int kRows = kSequences * (kK + 1);
 constexpr float kNaNf = std::numeric_limits<float>::quiet_NaN();
 
-Processors sampled(float temperature, int top_k, float top_p) {
-  return {VerifyMode::rejection, temperature, top_k, top_p};
+Processors sampled(float temperature, int top_k, float top_p, float min_p_reach = -1.0f) {
+  Processors processors{VerifyMode::rejection, temperature, top_k, top_p};
+  processors.min_p_reach = min_p_reach;
+  return processors;
 }
 
 const Processors kProcessors[kSequences] = {{},
@@ -34,7 +36,9 @@ const Processors kProcessors[kSequences] = {{},
                                             sampled(0.7f, 0, 0.9f),
                                             sampled(1.3f, 40, 1.0f),
                                             sampled(1.0f, 300, 0.95f),
-                                            sampled(2.0f, 1, 0.5f)};
+                                            sampled(2.0f, 1, 0.5f),
+                                            sampled(1.0f, 0, 1.0f, 3.0f),
+                                            sampled(0.8f, 200, 0.9f, 1.5f)};
 
 enum class Kind { normal, tied, flat, broken };
 
