@@ -34,7 +34,6 @@ absl::Status only_unset(absl::string_view field, bool is_set) {
 
 absl::Status check_unsupported(const v1::GenerateRequest& proto) {
   const auto& s = proto.sampling_params();
-  const auto& speculation = proto.speculation();
   if (s.has_min_p() && s.min_p() != 0) {
     return not_supported("sampling_params.min_p", s.min_p(), "0 (off)");
   }
@@ -50,9 +49,6 @@ absl::Status check_unsupported(const v1::GenerateRequest& proto) {
   if (s.has_min_tokens() && s.min_tokens() != 0) {
     return not_supported("sampling_params.min_tokens", s.min_tokens(), "0");
   }
-  if (speculation.has_lenience() && speculation.lenience() != 1) {
-    return not_supported("speculation.lenience", speculation.lenience(), "1 (exact)");
-  }
   const std::pair<absl::string_view, bool> set_fields[] = {
       {"sampling_params.logit_bias", !s.logit_bias().empty()},
       {"stream_stats", proto.stream_stats()},
@@ -66,16 +62,19 @@ absl::Status check_unsupported(const v1::GenerateRequest& proto) {
 absl::Status read_mode(v1::SpeculationMode mode, SpeculationParams& speculation) {
   switch (mode) {
     case v1::SPECULATION_MODE_UNSPECIFIED:
+      return absl::OkStatus();
     case v1::SPECULATION_MODE_REJECTION:
+      speculation.mode = VerifyMode::rejection;
+      return absl::OkStatus();
+    case v1::SPECULATION_MODE_COUPLED:
+      speculation.mode = VerifyMode::coupled;
       return absl::OkStatus();
     case v1::SPECULATION_MODE_OFF:
       speculation.off = true;
       return absl::OkStatus();
-    case v1::SPECULATION_MODE_COUPLED:
-      return not_supported("speculation.mode", "COUPLED", "REJECTION or OFF");
     default:
       return field_error("speculation.mode", absl::StrCat("is ", static_cast<int>(mode),
-                                                          "; expected REJECTION or OFF"));
+                                                          "; expected REJECTION, COUPLED or OFF"));
   }
 }
 
@@ -170,6 +169,9 @@ absl::StatusOr<Request> to_request(const v1::GenerateRequest& proto,
   }
   if (proto.speculation().has_num_speculative_tokens()) {
     request.speculation.num_speculative_tokens = proto.speculation().num_speculative_tokens();
+  }
+  if (proto.speculation().has_lenience()) {
+    request.speculation.lenience = proto.speculation().lenience();
   }
   if (auto status = validate_parameters(request, context.limits); !status.ok()) return status;
   auto prompt = tokenise(proto, context);

@@ -11,7 +11,6 @@ namespace outrider {
 
 namespace {
 
-constexpr float kGreedyTemperature = 1e-5f;
 // A request's priority is worth so much waiting.
 constexpr double kSecondsPerPriority = 10;
 // A step with prompt rows may take so much longer than one without them; a millisecond more is
@@ -22,12 +21,29 @@ constexpr double kPrefillMs = 1;
 constexpr size_t kMaxNonFinite = 3;
 constexpr uint64_t kNonFiniteSteps = 16;
 
-Processors processors_of(const SamplingParams& sampling) {
-  if (sampling.temperature < kGreedyTemperature) return {};
-  return {.mode = VerifyMode::rejection,
+Processors processors_of(const Request& request) {
+  const SamplingParams& sampling = request.sampling;
+  const float lenience = request.speculation.lenience;
+  const VerifyMode mode = verify_mode(request);
+  if (mode == VerifyMode::greedy) return {.lenience = lenience};
+  return {.mode = mode,
           .temperature = sampling.temperature,
           .top_k = sampling.top_k,
-          .top_p = sampling.top_p};
+          .top_p = sampling.top_p,
+          .lenience = lenience};
+}
+
+SpeculationMode mode_of(const Processors& processors, int lookahead) {
+  if (lookahead == 0) return SpeculationMode::off;
+  switch (processors.mode) {
+    case VerifyMode::greedy:
+      return SpeculationMode::greedy;
+    case VerifyMode::rejection:
+      return SpeculationMode::rejection;
+    case VerifyMode::coupled:
+      return SpeculationMode::coupled;
+  }
+  return SpeculationMode::off;
 }
 
 uint64_t draw_seed() {
@@ -237,10 +253,7 @@ void Engine::start(Submission& submission) {
                               : speculation.drafter ? *drafter_from_name(*speculation.drafter)
                                                     : limits_.default_drafter;
   const uint64_t seed = sampling.seed ? *sampling.seed : draw_seed();
-  const SpeculationMode mode = lookahead == 0 ? SpeculationMode::off
-                               : processors_of(sampling).mode == VerifyMode::greedy
-                                   ? SpeculationMode::greedy
-                                   : SpeculationMode::rejection;
+  const Processors processors = processors_of(request);
   auto progress = std::make_shared<RequestProgress>();
   progress->sink = std::move(submission.sink);
   progress->choices_left = sampling.n;
@@ -256,7 +269,8 @@ void Engine::start(Submission& submission) {
     completion.index = choice;
     completion.prompt_tokens = prompt_length;
     completion.speculation.drafter = drafter;
-    completion.mode = mode;
+    completion.mode = mode_of(processors, lookahead);
+    completion.lenience = speculation.lenience;
     completion.seed = seed;
     completion.numerics_fingerprint = fingerprint_;
     if (answer->output.finished()) {
@@ -273,22 +287,22 @@ void Engine::start(Submission& submission) {
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
-    scheduler_.add(
-        {.id = id,
-         .request = first_id,
-         .choice = choice,
-         .order = arrival - kSecondsPerPriority * request.priority,
-         .prompt = tokens,
-         .max_length = prompt_length + max_tokens,
-         .processors = processors_of(sampling),
-         .seed = seed,
-         .drafter = drafter,
-         .lookahead = lookahead,
-         .lookahead_is_exact = speculation.num_speculative_tokens.has_value() ||
-                               (sampling.seed.has_value() && mode == SpeculationMode::rejection),
-         .max_draft_positions = executor_.max_draft_positions(drafter),
-         .prompt_logits = sampling.prompt_logprobs.has_value(),
-         .salt = prefix_salt_});
+    scheduler_.add({.id = id,
+                    .request = first_id,
+                    .choice = choice,
+                    .order = arrival - kSecondsPerPriority * request.priority,
+                    .prompt = tokens,
+                    .max_length = prompt_length + max_tokens,
+                    .processors = processors,
+                    .seed = seed,
+                    .drafter = drafter,
+                    .lookahead = lookahead,
+                    .lookahead_is_exact =
+                        speculation.num_speculative_tokens.has_value() ||
+                        (sampling.seed.has_value() && processors.mode == VerifyMode::rejection),
+                    .max_draft_positions = executor_.max_draft_positions(drafter),
+                    .prompt_logits = sampling.prompt_logprobs.has_value(),
+                    .salt = prefix_salt_});
   }
 }
 
@@ -441,6 +455,7 @@ void Engine::apply(const SlotOutcome& outcome) {
   item.num_drafted = outcome.num_drafted;
   item.num_accepted = verdict.num_accepted;
   item.alpha_sum = verdict.alpha_sum;
+  item.shift_sum = verdict.shift_sum;
   item.alpha_rows = verdict.alpha_rows;
   delivered_.push_back(std::move(item));
   if (observers_.metrics != nullptr) {

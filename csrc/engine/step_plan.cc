@@ -8,7 +8,7 @@ namespace outrider {
 
 namespace {
 
-constexpr uint32_t kPlanVersion = 2;
+constexpr uint32_t kPlanVersion = 3;
 
 void put(ByteWriter& out, const Admission& a) {
   out.put(a.slot);

@@ -129,6 +129,26 @@ absl::Status validate_sampling(const SamplingParams& sampling, const Limits& lim
   return validate_ids("sampling_params.stop_token_ids", sampling.stop_token_ids, limits.vocab_size);
 }
 
+absl::Status validate_lenience(const Request& request) {
+  const SpeculationParams& speculation = request.speculation;
+  const float lenience = speculation.lenience;
+  if (!(lenience > 0 && lenience <= 1)) {
+    return unexpected("speculation.lenience", lenience, "a number in (0, 1]");
+  }
+  if (lenience == 1) return absl::OkStatus();
+  if (speculation.off) {
+    return unexpected("speculation.lenience", lenience,
+                      "1 (exact) or unset where speculation.mode is off");
+  }
+  if (speculation.mode == VerifyMode::coupled || verify_mode(request) == VerifyMode::coupled) {
+    return unexpected(
+        "speculation.lenience", lenience,
+        "1 (exact) or unset where speculation.mode is coupled, which a seed makes the "
+        "default");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status validate_speculation(const SpeculationParams& speculation, const Limits& limits) {
   if (speculation.drafter.has_value()) {
     const auto kind = drafter_from_name(*speculation.drafter);
@@ -167,7 +187,8 @@ absl::Status validate_parameters(const Request& request, const Limits& limits) {
                       absl::StrCat(-limits.max_priority, " … ", limits.max_priority));
   }
   if (auto status = validate_sampling(request.sampling, limits); !status.ok()) return status;
-  return validate_speculation(request.speculation, limits);
+  if (auto status = validate_speculation(request.speculation, limits); !status.ok()) return status;
+  return validate_lenience(request);
 }
 
 absl::Status validate(const Request& request, const Limits& limits) {

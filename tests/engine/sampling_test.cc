@@ -1,5 +1,6 @@
 // Sampled tokens through the whole engine against the target's exact distribution: a request with
-// speculation draws from the distribution of one without (Chen et al. 2023, Theorem 1).
+// speculation draws from the distribution of one without (Chen et al. 2023, Theorem 1), a coupled
+// one too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -77,6 +78,7 @@ struct Processing {
   const char* name;
   const char* draft;
   std::vector<std::string> arms;
+  VerifyMode mode;
   float temperature;
   int32_t top_k;
   float top_p;
@@ -93,6 +95,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   request.sampling.max_tokens = 4;  // the first step may draft three
   request.sampling.ignore_eos = true;
   request.speculation.num_speculative_tokens = 3;
+  request.speculation.mode = GetParam().mode;
 
   const std::vector<std::string>& arms = GetParam().arms;
   std::vector<Request> requests;
@@ -151,13 +154,17 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
 // tiny-v64-draft is the target's first layer, so that a good part of what it drafts is accepted.
 // tiny-v64-trimmed knows two thirds of the tokens.
 const std::vector<std::string> kEveryArm = {"model", "random", "prompt_lookup", "off"};
+const std::vector<std::string> kCopied = {"model", "prompt_lookup"};
+constexpr VerifyMode kRejection = VerifyMode::rejection, kCoupled = VerifyMode::coupled;
 INSTANTIATE_TEST_SUITE_P(
     Processors, EngineSampling,
-    ::testing::Values(Processing{"temperature_1", "tiny-v64-draft", kEveryArm, 1.0f, 0, 1.0f},
-                      Processing{"top_k_and_top_p", "tiny-v64-draft", kEveryArm, 0.8f, 20, 0.9f},
-                      Processing{"trimmed_draft", "tiny-v64-trimmed", {"model"}, 1.0f, 0, 1.0f},
-                      Processing{
-                          "trimmed_draft_top_p", "tiny-v64-trimmed", {"model"}, 0.8f, 0, 0.9f}),
+    ::testing::Values(
+        Processing{"temperature_1", "tiny-v64-draft", kEveryArm, kRejection, 1.0f, 0, 1.0f},
+        Processing{"top_k_and_top_p", "tiny-v64-draft", kEveryArm, kRejection, 0.8f, 20, 0.9f},
+        Processing{"trimmed_draft", "tiny-v64-trimmed", {"model"}, kRejection, 1.0f, 0, 1.0f},
+        Processing{"trimmed_draft_top_p", "tiny-v64-trimmed", {"model"}, kRejection, 0.8f, 0, 0.9f},
+        Processing{"coupled", "tiny-v64-draft", {"model", "off"}, kCoupled, 1.0f, 0, 1.0f},
+        Processing{"coupled_filtered", "tiny-v64-trimmed", kCopied, kCoupled, 0.8f, 20, 0.9f}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
