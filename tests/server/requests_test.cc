@@ -8,6 +8,10 @@
 namespace outrider {
 namespace {
 
+v1::SpeculationParams& speculation(v1::GenerateRequest& request) {
+  return *request.mutable_speculation();
+}
+
 TEST(Requests, SeveralAnswersComeByIndex) {
   RunningServer server;
   v1::GenerateRequest request = greedy("The quick brown fox", 10);
@@ -72,6 +76,8 @@ TEST(Requests, LenienceIsToldWithWhatItDid) {
   RunningServer server;
   v1::GenerateRequest request = greedy("one two three one two three one two", 60);
   sampling(request).set_temperature(1);
+  sampling(request).set_seed(3);
+  speculation(request).set_mode(v1::SPECULATION_MODE_REJECTION);
   speculation(request).set_drafter("random");
   speculation(request).set_num_speculative_tokens(4);
   const Heard exact = generate(server.port(), request);
