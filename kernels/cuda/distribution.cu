@@ -13,6 +13,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr unsigned kMergeThreads = 128;
+constexpr unsigned kMaxResolveThreads = 512;  // its race takes 82 registers a thread, of 65,536
 
 __device__ inline float logit_of_rank(unsigned long long rank) {
   return logit_of_key(static_cast<int32_t>(static_cast<uint32_t>(rank >> 32) ^ 0x80000000u));
@@ -245,7 +246,8 @@ void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num
 
 void resolve_row(const float* logits, int64_t vocab_size, const Processors& processors,
                  const RandomKey& key, RowDistribution* row, cudaStream_t stream) {
-  launch(resolve, 1, row_threads(vocab_size), 0, stream, logits, vocab_size, processors, key, row);
+  launch(resolve, 1, std::min(row_threads(vocab_size), kMaxResolveThreads), 0, stream, logits,
+         vocab_size, processors, key, row);
 }
 
 }  // namespace outrider::cuda
