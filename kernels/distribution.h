@@ -40,12 +40,16 @@ OUTRIDER_HOST_DEVICE inline uint64_t rank_of(int32_t key, int64_t token) {
          (0xffffffffu - static_cast<uint32_t>(token));
 }
 
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline bool is_kept(const RowDistribution& row,
+                                                                float logit, int32_t token) {
+  return (logit > row.cut_logit) | ((logit == row.cut_logit) & (token <= row.cut_token));
+}
+
 // exp((logit - max) / temperature) for the tokens that the row keeps, 0 for the others.
 [[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline float kept_exp(const RowDistribution& row,
                                                                   float logit, int32_t token) {
-  const bool kept = (logit > row.cut_logit) | ((logit == row.cut_logit) & (token <= row.cut_token));
   const float e = exp_f32((logit - row.max) / row.temperature);
-  return kept ? e : 0.0f;
+  return is_kept(row, logit, token) ? e : 0.0f;
 }
 
 // The probability of a token with this logit. p and q both come from here. A multiplication by
@@ -152,7 +156,8 @@ OUTRIDER_HOST_DEVICE inline RowDistribution combine_summaries(const ShardSummary
                                                               const Processors& processors) {
   RowDistribution row{.sum = 1.0,
                       .max = -kInfinity,
-                      .argmax = -1,
+                      .choice = -1,
+                      .choice_logit = -kInfinity,
                       .temperature = processors.temperature,
                       .cut_logit = kInfinity,
                       .cut_token = -1,
@@ -165,16 +170,16 @@ OUTRIDER_HOST_DEVICE inline RowDistribution combine_summaries(const ShardSummary
     vocab_size += s.shard_size;
     row.non_finite |= s.non_finite;
     row.draft_logit = std::max(row.draft_logit, s.draft_logit);
-    if (s.shard_size > 0 && (row.argmax < 0 || s.max > row.max)) {  // ranks own ascending tokens
-      row.max = s.max;
-      row.argmax = s.argmax;
+    if (s.shard_size > 0 && (row.choice < 0 || s.max > row.max)) {  // ranks own ascending tokens
+      row.max = row.choice_logit = s.max;
+      row.choice = s.argmax;
     }
   }
   if (row.non_finite != 0) return row;
   if (processors.mode == VerifyMode::greedy) {
     row.temperature = 1.0f;
     row.cut_logit = row.max;
-    row.cut_token = row.argmax;
+    row.cut_token = row.choice;
     return row;
   }
   row.cut_logit = -kInfinity;

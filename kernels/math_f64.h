@@ -9,20 +9,25 @@
 
 namespace outrider {
 
-// -log(1 - u) for 0 < u < 1, within 5e-16 of it, relatively, however small u is.
-// 1 - u = 2^n (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); for small u, f = -u as it is given.
-// log(1 + f) = 2 atanh(s), s = f / (2 + f), |s| < 0.1716: nine terms of its series leave 3e-17.
-[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline double neg_log1p_f64(double u) {
+// x = 2^n m with sqrt(1/2) <= m < sqrt(2), for x > 0 that is not a denormal.
+struct PowerOfTwo {
+  double n, m;
+};
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline PowerOfTwo split_f64(double x) {
   constexpr uint64_t kOne = 0x3ff0000000000000u;
   constexpr uint64_t kSqrtHalf = 0x3fe6a09e667f3bcdu;
   constexpr uint64_t kFraction = 0x000fffffffffffffu;
   constexpr uint64_t kTwo52 = 0x4330000000000000u;
-  // Adding the distance to 1 carries into the exponent exactly where 1 - u reaches 2^n sqrt(1/2).
-  const uint64_t shifted = __builtin_bit_cast(uint64_t, 1.0 - u) + (kOne - kSqrtHalf);
+  // Adding the distance to 1 carries into the exponent exactly where x reaches 2^n sqrt(1/2).
+  const uint64_t shifted = __builtin_bit_cast(uint64_t, x) + (kOne - kSqrtHalf);
   // The biased exponent becomes a double by way of the low bits of 2^52.
-  const double n = __builtin_bit_cast(double, (shifted >> 52) | kTwo52) - (0x1p52 + 1023.0);
-  const double m = __builtin_bit_cast(double, (shifted & kFraction) + kSqrtHalf);
-  const double f = u < 0.25 ? -u : m - 1.0;
+  return {__builtin_bit_cast(double, (shifted >> 52) | kTwo52) - (0x1p52 + 1023.0),
+          __builtin_bit_cast(double, (shifted & kFraction) + kSqrtHalf)};
+}
+
+// n ln 2 + log(1 + f) for sqrt(1/2) <= 1 + f < sqrt(2).
+// log(1 + f) = 2 atanh(s), s = f / (2 + f), |s| < 0.1716: nine terms of its series leave 3e-17.
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline double join_logs_f64(double n, double f) {
   const double s = f / (2.0 + f);
   const double z = s * s;
   double series = 2.0 / 19.0;
@@ -34,7 +39,20 @@ namespace outrider {
   series = series * z + 2.0 / 7.0;
   series = series * z + 2.0 / 5.0;
   series = series * z + 2.0 / 3.0;
-  return -(n * 0.693147180559945309 + (2.0 * s + s * z * series));
+  return n * 0.693147180559945309 + (2.0 * s + s * z * series);
+}
+
+// -log(1 - u) for 0 < u < 1, within 5e-16 of it, relatively, however small u is: for small u,
+// f = -u as it is given.
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline double neg_log1p_f64(double u) {
+  const PowerOfTwo one_less = split_f64(1.0 - u);
+  return -join_logs_f64(one_less.n, u < 0.25 ? -u : one_less.m - 1.0);
+}
+
+// log(x) for x > 0 that is not a denormal, within 5e-16 of it, relatively.
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline double log_f64(double x) {
+  const PowerOfTwo split = split_f64(x);
+  return join_logs_f64(split.n, split.m - 1.0);
 }
 
 // e^x for x <= 0, within 4e-16 of it, relatively; 0 below -700.

@@ -1,5 +1,5 @@
-// Modified rejection sampling: what the kernels of both sides decide sequence by sequence, in the
-// same functions, so that they cannot differ.
+// Verification of drafted tokens: what the kernels of both sides decide sequence by sequence, in
+// the same functions, so that they cannot differ.
 #pragma once
 
 #include <algorithm>
@@ -19,22 +19,36 @@ OUTRIDER_HOST_DEVICE inline const float* draft_shard(const SequenceRows& sequenc
   return sequence.draft_logits + i * sequence.draft_stride + sequence.first_token;
 }
 
-// The probabilities of drafted token i that verify_accept compares. p is NaN for a row that is
-// unresolved or not finite, q for a row that is not finite; a NaN refuses. A refusal for the row's
-// sake alone, whatever was drafted, keeps the output exact: the extra token is then drawn from
-// max(p - 0, 0) = p. A greedy row accepts its arg max alone, whatever q is.
+// Greedy rows with lenience l: a token passes whose logit is at least the largest one + ln l.
+OUTRIDER_HOST_DEVICE inline bool passes_leniently(const RowDistribution& p, float lenience) {
+  const double below = static_cast<double>(p.draft_logit) - static_cast<double>(p.max);
+  return lenience < 1.0f && below >= log_f64(lenience);
+}
+
+// The probabilities of drafted token i that verify_accept compares, q times the lenience. p is NaN
+// for a row that is unresolved or not finite, q for a row that is not finite; a NaN refuses. A
+// refusal for the row's sake alone, whatever was drafted, keeps the output exact: the extra token
+// is then drawn from max(p - 0, 0) = p. Greedy and coupled rows accept the target's own choice
+// alone, whatever q is; greedy ones with lenience what comes near it.
 OUTRIDER_HOST_DEVICE inline void draft_probability(const SequenceRows& sequence,
                                                    const Processors& processors, int i,
                                                    double& p_draft, double& q_draft) {
   const int32_t token = sequence.drafted[i];
   const RowDistribution& p = sequence.p[i];
   const bool usable = p.resolved != 0 && p.non_finite == 0;
-  p_draft = usable ? probability(p, p.draft_logit, token) : kNaN;
   q_draft = 1.0;
-  if (sequence.draft_logits == nullptr || processors.mode == VerifyMode::greedy) return;
+  if (processors.mode != VerifyMode::rejection) {
+    const bool accepted = token == p.choice || (processors.mode == VerifyMode::greedy &&
+                                                passes_leniently(p, processors.lenience));
+    p_draft = usable ? (accepted ? 1.0 : 0.0) : kNaN;
+    return;
+  }
+  p_draft = usable ? probability(p, p.draft_logit, token) : kNaN;
+  q_draft = processors.lenience;
+  if (sequence.draft_logits == nullptr) return;
   const RowDistribution& q = sequence.q[i];
   const float logit = sequence.draft_logits[i * sequence.draft_stride + token];
-  q_draft = q.non_finite == 0 ? probability(q, logit, token) : kNaN;
+  q_draft = q.non_finite == 0 ? probability(q, logit, token) * processors.lenience : kNaN;
 }
 
 // Of all of them. p_draft, q_draft: [K]
@@ -43,6 +57,17 @@ inline void draft_probabilities(const SequenceRows& sequence, const Processors& 
   for (int i = 0; i < sequence.num_drafted; ++i) {
     draft_probability(sequence, processors, i, p_draft[i], q_draft[i]);
   }
+}
+
+// Of what the measured α is made, over positions up to and including the first refusal.
+struct Overlap {
+  double sum;    // Σ min(p / lenience, q)
+  double shift;  // of it what lenience added: Σ [min(p / lenience, q) - min(p, q)]
+};
+
+// min(p / lenience, q) of a copied token, whose q is 1: its part of the measured α.
+OUTRIDER_HOST_DEVICE inline double copied_overlap(double p, float lenience) {
+  return lenience < 1.0f ? std::min(p * (1.0 / lenience), 1.0) : p;
 }
 
 // Whether a drafted token of probabilities p and q is accepted. u: uniform in [0, 1). No division.
@@ -60,18 +85,22 @@ inline int verify_accept(const double* p_draft, const double* q_draft, const dou
   return n;
 }
 
-// All of a verdict that the accepted length decides; `extra_token` is the arg max.
+// All of a verdict that the accepted length decides; `extra_token` is the row's choice. Lenience
+// moved a greedy row by as much as what was accepted is not its arg max.
 OUTRIDER_HOST_DEVICE inline Verdict verdict_of(const SequenceRows& sequence, int num_accepted) {
   const RowDistribution& p = sequence.p[num_accepted];
   Verdict verdict{};
   verdict.num_accepted = num_accepted;
-  verdict.extra_token = p.argmax;
-  verdict.extra_logit = p.max;
+  verdict.extra_token = p.choice;
+  verdict.extra_logit = p.choice_logit;
   verdict.non_finite = p.non_finite;
   verdict.unresolved = p.resolved == 0 ? 1 : 0;
   if (p.non_finite != 0) return verdict;
   verdict.alpha_rows = std::min(num_accepted + 1, sequence.num_drafted);
   verdict.alpha_sum = num_accepted;
+  for (int i = 0; i < num_accepted; ++i) {
+    verdict.shift_sum += sequence.drafted[i] == sequence.p[i].choice ? 0.0 : 1.0;
+  }
   return verdict;
 }
 
@@ -108,7 +137,7 @@ OUTRIDER_HOST_DEVICE inline int32_t verify_commit(const RaceResult* results, int
   }
   if (best.time < std::numeric_limits<double>::infinity()) return best.token;
   return num_accepted < sequence.num_drafted ? sequence.drafted[num_accepted]
-                                             : sequence.p[num_accepted].argmax;
+                                             : sequence.p[num_accepted].choice;
 }
 
 // The rest of a verdict that a race decides. The sums for α are added in rank order.
@@ -118,18 +147,19 @@ OUTRIDER_HOST_DEVICE inline void commit_race(const RaceResult* results, int rank
   verdict.extra_token = verify_commit(results, ranks, stride, sequence, n);
   // Where no rank had a token of weight, the refused one (or the arg max) came back.
   verdict.extra_logit = n < sequence.num_drafted ? sequence.p[n].draft_logit : sequence.p[n].max;
-  verdict.alpha_sum = 0.0;
+  verdict.alpha_sum = verdict.shift_sum = 0.0;
   for (int r = 0; r < ranks; ++r) {
     const RaceResult& result = results[r * stride];
     verdict.alpha_sum += result.overlap;
+    verdict.shift_sum += result.shift;
     const bool won = result.time < std::numeric_limits<double>::infinity();
     if (won && result.token == verdict.extra_token) verdict.extra_logit = result.logit;
   }
 }
 
-// Whether a race decides its extra token.
+// Whether a race behind the verdict decides its extra token.
 OUTRIDER_HOST_DEVICE inline bool races(const SequenceToVerify& sequence, const Verdict& verdict) {
-  return sequence.rows.num_drafted >= 0 && sequence.processors.mode != VerifyMode::greedy &&
+  return sequence.rows.num_drafted >= 0 && sequence.processors.mode == VerifyMode::rejection &&
          verdict.non_finite == 0 && verdict.unresolved == 0;
 }
 

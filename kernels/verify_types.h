@@ -12,7 +12,9 @@ constexpr int kMaxDraftTokens = 15;  // most tokens drafted for one sequence in 
 constexpr int kCandidates = 128;  // best (logit, token) pairs that a rank offers for a filtered row
 constexpr int kMaxRanks = 64;     // of one tensor-parallel group
 
-enum class VerifyMode : int32_t { greedy, rejection };
+// greedy: the arg max. rejection: modified rejection sampling. coupled: the arg max of
+// log p + Gumbel noise that target and draft share (kernels/coupled.h).
+enum class VerifyMode : int32_t { greedy, rejection, coupled };
 
 // How a row of logits becomes a distribution: applied to target and draft alike. In this order:
 // temperature, min_p, top_k, top_p over what these left (the token that crosses the threshold is
@@ -25,6 +27,7 @@ struct Processors {
   // min_p, as the logits between the best token and the last that is kept: p >= min_p max(p) iff
   // logit >= max + temperature ln(min_p). 0 or more: that distance; below 0: off.
   float min_p_reach = -1.0f;
+  float lenience = 1.0f;  // of the accept test, (0, 1]; 1: exact; always so where coupled
 
   OUTRIDER_HOST_DEVICE bool has_min_p() const { return min_p_reach >= 0.0f; }
   bool filtered() const {
@@ -44,17 +47,27 @@ struct Candidate {
   int32_t token;  // in the whole vocabulary
 };
 
+// One token in a race.
+struct Runner {
+  double time;  // +infinity: nobody
+  int32_t token;
+  float logit;
+};
+
 // One row of target logits to summarise.
 struct VerifyRow {
   int32_t logits_row;
   int32_t draft_token;      // the token drafted behind this row; -1: none (the bonus row)
   int32_t candidates_slot;  // filtered rows: where its candidates go; -1: not wanted
   Processors processors;
+  RandomKey key;  // coupled rows: coupled_key of the row
+  int32_t races;  // 1: a coupled row that is not filtered: its race is run shard by shard
 };
 
 // Exchange A: one rank's view of one row of target logits.
 struct ShardSummary {
   double sum_exp;     // sum over the shard of exp((logit - max) / temperature); 0 for greedy rows
+  Runner runner;      // the first of the shard's race, where the row asks for it
   float max;          // largest logit of the shard
   int32_t argmax;     // smallest token with it
   float draft_logit;  // logit of the drafted token where this shard owns it, else -infinity
@@ -103,7 +116,8 @@ struct SummaryMessages {
 struct RowDistribution {
   double sum;
   float max;
-  int32_t argmax;
+  int32_t choice;      // the arg max; of a coupled row of the target the first of its race
+  float choice_logit;  // its
   float temperature;
   float cut_logit;
   int32_t cut_token;
@@ -137,8 +151,9 @@ struct SequenceToVerify {
 
 // What verification made of one sequence: the same on every rank.
 struct Verdict {
-  double alpha_sum;      // rejection: sum of Σ min(p, q) over alpha_rows; greedy: accepted of them
-  int32_t alpha_rows;    // positions up to and including the first refusal
+  double alpha_sum;    // rejection: sum of Σ min(p / lenience, q) over alpha_rows; else: accepted
+  double shift_sum;    // of what lenience added to it: 0 where it is 1
+  int32_t alpha_rows;  // positions up to and including the first refusal
   int32_t num_accepted;  // n, 0 … K
   int32_t extra_token;   // follows the accepted prefix
   float extra_logit;     // the target's, of that token
@@ -175,7 +190,8 @@ struct RaceRow {
 // Exchange B: one rank's best token in the race for the extra token.
 struct RaceResult {
   double time;     // +infinity where the shard has no weight
-  double overlap;  // sum over the shard of min(p, q), over positions 0 … min(n, K - 1)
+  double overlap;  // sum over the shard of min(p / lenience, q), positions 0 … min(n, K - 1)
+  double shift;    // the same of min(p / lenience, q) - min(p, q)
   int32_t token;
   float logit;
 };

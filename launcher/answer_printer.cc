@@ -116,6 +116,8 @@ nlohmann::ordered_json to_json(const v1::GenerateOnceResponse& answer) {
         {"acceptance_by_position",
          std::vector<double>(s.acceptance_by_position().begin(), s.acceptance_by_position().end())},
         {"alpha", s.alpha()},
+        {"lenience", s.lenience()},
+        {"lenience_shift", s.lenience_shift()},
         {"draft_cost", s.draft_cost()},
         {"predicted_speedup", s.predicted_speedup()},
         {"measured_speedup", s.measured_speedup()},

@@ -73,7 +73,9 @@ void RequestFlags::add_parameters_to(CLI::App& command) {
       ->allow_extra_args(false);
   command.add_flag("--ignore-eos", ignore_eos_, "Go on past the end-of-sequence token");
 
-  command.add_option("--mode", mode_, "How to speculate: rejection, coupled or off")
+  command
+      .add_option("--mode", mode_,
+                  "How to speculate: rejection (default), coupled (default with --seed) or off")
       ->check(CLI::IsMember({"rejection", "coupled", "off"}));
   command.add_option("--drafter", drafter_,
                      "Who drafts: bigram, head, model, prompt_lookup, random or "
@@ -82,7 +84,8 @@ void RequestFlags::add_parameters_to(CLI::App& command) {
                      "Draft exactly so many tokens a step, 0 … 15");
   command.add_option("--tpot-slo", tpot_slo_ms_,
                      "Milliseconds that a token behind the first shall take at most");
-  command.add_option("--lenience", lenience_, "Not supported by the server yet");
+  command.add_option("--lenience", lenience_,
+                     "Accept more at the price of exactness, (0, 1] (default 1: exact)");
 }
 
 v1::GenerateRequest RequestFlags::request() const {

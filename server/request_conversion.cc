@@ -21,44 +21,31 @@ constexpr size_t kLongestSpecialToken = 64;
 // Unicode normalisation may shorten a text before it is cut into tokens, by at most this.
 constexpr int64_t kNormalisationRatio = 4;
 
-template <typename T>
-absl::Status not_supported(absl::string_view field, const T& found, absl::string_view neutral) {
-  return field_error(field,
-                     absl::StrCat("is not supported yet: it is ", found, "; expected ", neutral));
-}
-
 absl::Status only_unset(absl::string_view field, bool is_set) {
   if (!is_set) return absl::OkStatus();
   return field_error(field, "is not supported yet; expected it to be unset");
 }
 
 absl::Status check_unsupported(const v1::GenerateRequest& proto) {
-  const auto& speculation = proto.speculation();
-  if (speculation.has_lenience() && speculation.lenience() != 1) {
-    return not_supported("speculation.lenience", speculation.lenience(), "1 (exact)");
-  }
-  const std::pair<absl::string_view, bool> set_fields[] = {
-      {"stream_stats", proto.stream_stats()},
-  };
-  for (const auto& [field, is_set] : set_fields) {
-    if (auto status = only_unset(field, is_set); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return only_unset("stream_stats", proto.stream_stats());
 }
 
 absl::Status read_mode(v1::SpeculationMode mode, SpeculationParams& speculation) {
   switch (mode) {
     case v1::SPECULATION_MODE_UNSPECIFIED:
+      return absl::OkStatus();
     case v1::SPECULATION_MODE_REJECTION:
+      speculation.mode = VerifyMode::rejection;
+      return absl::OkStatus();
+    case v1::SPECULATION_MODE_COUPLED:
+      speculation.mode = VerifyMode::coupled;
       return absl::OkStatus();
     case v1::SPECULATION_MODE_OFF:
       speculation.off = true;
       return absl::OkStatus();
-    case v1::SPECULATION_MODE_COUPLED:
-      return not_supported("speculation.mode", "COUPLED", "REJECTION or OFF");
     default:
       return field_error("speculation.mode", absl::StrCat("is ", static_cast<int>(mode),
-                                                          "; expected REJECTION or OFF"));
+                                                          "; expected REJECTION, COUPLED or OFF"));
   }
 }
 
@@ -162,6 +149,9 @@ absl::StatusOr<Request> to_request(const v1::GenerateRequest& proto,
   }
   if (proto.speculation().has_tpot_slo_ms()) {
     request.speculation.tpot_slo_ms = proto.speculation().tpot_slo_ms();
+  }
+  if (proto.speculation().has_lenience()) {
+    request.speculation.lenience = proto.speculation().lenience();
   }
   if (auto status = validate_parameters(request, context.limits); !status.ok()) return status;
   auto prompt = tokenise(proto, context);

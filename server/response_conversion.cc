@@ -24,6 +24,8 @@ std::string mode_name(SpeculationMode mode) {
       return "greedy";
     case SpeculationMode::rejection:
       return "rejection";
+    case SpeculationMode::coupled:
+      return "coupled";
     case SpeculationMode::off:
       return "off";
   }
@@ -85,6 +87,8 @@ v1::Complete to_proto(const Completion& completion) {
                                            static_cast<double>(stats.drafted_per_position[i]));
   }
   speculation.set_alpha(stats.alpha());
+  speculation.set_lenience(completion.lenience);
+  speculation.set_lenience_shift(stats.lenience_shift());
   speculation.set_mode(mode_name(completion.mode));
   speculation.set_drafter(drafter_name(stats.drafter));
   speculation.set_seed(completion.seed);

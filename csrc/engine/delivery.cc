@@ -107,6 +107,7 @@ void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {
   for (int i = 0; i < accepted; ++i) ++stats.accepted_per_position[i];
   if (whole) {
     stats.alpha_sum += item.alpha_sum;
+    stats.shift_sum += item.shift_sum;
     stats.alpha_rows += item.alpha_rows;
   }
   stats.speedup.add(item.num_drafted, num_emitted, item.timed);

@@ -59,7 +59,7 @@ struct Delivered {
   std::optional<FinishReason> end;      // with the last of them
   std::vector<TokenLogprobs> logprobs;  // for each token, where wanted
   int num_drafted = 0, num_accepted = 0;
-  double alpha_sum = 0;
+  double alpha_sum = 0, shift_sum = 0;
   int alpha_rows = 0;
   TimedStep timed;
   bool finished_already = false;  // a resumed answer that was complete

@@ -13,7 +13,6 @@ namespace outrider {
 
 namespace {
 
-constexpr float kGreedyTemperature = 1e-5f;
 // Where any model's distribution is flat to the last bit, and a masked token still has no chance.
 constexpr float kHottest = 1e30f;
 // A request's priority is worth so much waiting.
@@ -26,16 +25,20 @@ constexpr double kPrefillMs = 1;
 constexpr size_t kMaxNonFinite = 3;
 constexpr uint64_t kNonFiniteSteps = 16;
 
-Processors processors_of(const SamplingParams& sampling) {
-  if (sampling.temperature < kGreedyTemperature) return {};
+Processors processors_of(const Request& request) {
+  const SamplingParams& sampling = request.sampling;
+  const float lenience = request.speculation.lenience;
+  const VerifyMode mode = verify_mode(request);
+  if (mode == VerifyMode::greedy) return {.lenience = lenience};
   const float temperature = std::min(sampling.temperature, kHottest);
   // By this process alone, and the others are told: a logarithm may differ from host to host.
   const double reach = -double{temperature} * std::log(double{sampling.min_p});
-  return {.mode = VerifyMode::rejection,
+  return {.mode = mode,
           .temperature = temperature,
           .top_k = sampling.top_k,
           .top_p = sampling.top_p,
-          .min_p_reach = sampling.min_p > 0 ? static_cast<float>(reach) : -1.0f};
+          .min_p_reach = sampling.min_p > 0 ? static_cast<float>(reach) : -1.0f,
+          .lenience = lenience};
 }
 
 LogitRules rules_of(const SamplingParams& sampling, const std::vector<int32_t>& eos_token_ids) {
@@ -56,6 +59,19 @@ LogitRules rules_of(const SamplingParams& sampling, const std::vector<int32_t>& 
   }
   for (const auto& [token, what] : listed) rules.listed.push_back(what);
   return rules;
+}
+
+SpeculationMode mode_of(const Processors& processors, int lookahead) {
+  if (lookahead == 0) return SpeculationMode::off;
+  switch (processors.mode) {
+    case VerifyMode::greedy:
+      return SpeculationMode::greedy;
+    case VerifyMode::rejection:
+      return SpeculationMode::rejection;
+    case VerifyMode::coupled:
+      return SpeculationMode::coupled;
+  }
+  return SpeculationMode::off;
 }
 
 uint64_t draw_seed() {
@@ -221,21 +237,21 @@ void Engine::start(Submission& submission) {
   const int64_t max_tokens = max_tokens_of(request);
   const SpeculationParams& speculation = request.speculation;
   const LookaheadPolicy& policy = executor_.options().lookahead;
-  // What is drawn from a seed repeats only with a fixed K; greedy answers are the same for any.
-  const bool repeats =
-      sampling.seed.has_value() && processors_of(sampling).mode == VerifyMode::rejection;
+  const Processors processors = processors_of(request);
+  // By rejection, a seed's answer repeats only with a fixed K and a drafter that has it in every
+  // step; greedy and coupled ones are the same for any.
+  const bool repeats = sampling.seed.has_value() && processors.mode == VerifyMode::rejection;
+  const DrafterKind usual = repeats && limits_.default_drafter == DrafterKind::head
+                                ? DrafterKind::prompt_lookup
+                                : limits_.default_drafter;
   const int lookahead = speculation.off
                             ? 0
                             : speculation.num_speculative_tokens.value_or(
                                   repeats ? std::min(policy.fixed, policy.most()) : policy.most());
   const DrafterKind drafter = lookahead == 0        ? DrafterKind::none
                               : speculation.drafter ? *drafter_from_name(*speculation.drafter)
-                                                    : limits_.default_drafter;
+                                                    : usual;
   const uint64_t seed = sampling.seed ? *sampling.seed : draw_seed();
-  const SpeculationMode mode = lookahead == 0 ? SpeculationMode::off
-                               : processors_of(sampling).mode == VerifyMode::greedy
-                                   ? SpeculationMode::greedy
-                                   : SpeculationMode::rejection;
   const bool exact = speculation.num_speculative_tokens.has_value() || repeats;
   const double objective_ms = speculation.tpot_slo_ms.value_or(executor_.options().tpot_slo_ms);
   const LogitRules rules = rules_of(sampling, limits_.eos_token_ids);
@@ -256,7 +272,8 @@ void Engine::start(Submission& submission) {
     completion.speculation.drafter = drafter;
     completion.speculation.draft_cost = lookahead_.draft_cost(drafter);
     completion.speculation.tpot_slo_ms = objective_ms;
-    completion.mode = mode;
+    completion.mode = mode_of(processors, lookahead);
+    completion.lenience = speculation.lenience;
     completion.seed = seed;
     completion.numerics_fingerprint = fingerprint_;
     if (answer->output.finished()) {
@@ -283,7 +300,7 @@ void Engine::start(Submission& submission) {
                     .num_prompt_tokens = prompt_length,
                     .max_length = prompt_length + max_tokens,
                     .rules = rules,
-                    .processors = processors_of(sampling),
+                    .processors = processors,
                     .seed = seed,
                     .drafter = drafter,
                     .lookahead = lookahead,
@@ -431,6 +448,7 @@ void Engine::apply(const SlotOutcome& outcome) {
   item.num_drafted = outcome.num_drafted;
   item.num_accepted = verdict.num_accepted;
   item.alpha_sum = verdict.alpha_sum;
+  item.shift_sum = verdict.shift_sum;
   item.alpha_rows = verdict.alpha_rows;
   decoded_.push_back({.id = id,
                       .position = static_cast<int64_t>(state.size()) - verdict.num_accepted - 1,

@@ -93,6 +93,8 @@ Digest128 Quarantine::digest_of(const Request& request) const {
   chain_optional(digest, sampling.prompt_logprobs);
   const SpeculationParams& speculation = request.speculation;
   chain(digest, speculation.off);
+  chain_optional(digest, speculation.mode);
+  chain(digest, speculation.lenience);
   const std::string drafter = speculation.drafter.value_or("");
   chain(digest, drafter.data(), drafter.size());
   chain_optional(digest, speculation.num_speculative_tokens);

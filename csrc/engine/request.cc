@@ -1,7 +1,20 @@
-// Names of drafters, and the rates that a request's speculation statistics come to.
+// Names of drafters, the mode of a request, and the rates that its speculation statistics come to.
 #include "engine/request.h"
 
 namespace outrider {
+
+namespace {
+
+constexpr float kGreedyTemperature = 1e-5f;
+
+}  // namespace
+
+VerifyMode verify_mode(const Request& request) {
+  if (request.sampling.temperature < kGreedyTemperature) return VerifyMode::greedy;
+  const SpeculationParams& speculation = request.speculation;
+  const bool repeats = request.sampling.seed.has_value() || speculation.off;
+  return speculation.mode.value_or(repeats ? VerifyMode::coupled : VerifyMode::rejection);
+}
 
 std::optional<DrafterKind> drafter_from_name(const std::string& name) {
   for (const auto kind : {DrafterKind::model, DrafterKind::head, DrafterKind::bigram,
@@ -44,6 +57,10 @@ double SpeculationStats::draft_acceptance_rate() const {
 
 double SpeculationStats::alpha() const {
   return alpha_rows == 0 ? 0 : alpha_sum / static_cast<double>(alpha_rows);
+}
+
+double SpeculationStats::lenience_shift() const {
+  return alpha_rows == 0 ? 0 : shift_sum / static_cast<double>(alpha_rows);
 }
 
 }  // namespace outrider

@@ -24,7 +24,8 @@ constexpr int kNumDrafterKinds = 7;
 std::optional<DrafterKind> drafter_from_name(const std::string& name);
 std::string drafter_name(DrafterKind kind);
 
-enum class SpeculationMode : int32_t { greedy, rejection, off };  // how an answer was made
+// How an answer was made.
+enum class SpeculationMode : int32_t { greedy, rejection, coupled, off };
 
 struct SamplingParams {
   float temperature = 1.0f;             // below 1e-5: greedy
@@ -48,6 +49,8 @@ struct SamplingParams {
 
 struct SpeculationParams {
   bool off = false;                               // K = 0 whatever the server's policy
+  std::optional<VerifyMode> mode;                 // rejection or coupled; unset: see verify_mode
+  float lenience = 1.0f;                          // (0, 1]; 1: exact
   std::optional<std::string> drafter;             // unset: the server's default
   std::optional<int32_t> num_speculative_tokens;  // exactly this K; unset: the server's policy
   std::optional<double> tpot_slo_ms;  // that a step shall take at most; unset: the server's
@@ -62,6 +65,11 @@ struct Request {
   SpeculationParams speculation;
   std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();
 };
+
+// How a request's tokens are chosen. Sampled ones without a mode of their own are `coupled` where a
+// seed asks for answers that repeat, or where nothing is drafted at all: then the seed that the
+// response tells repeats them too.
+VerifyMode verify_mode(const Request& request);
 
 struct Logprob {
   int32_t token = 0;
@@ -104,6 +112,7 @@ struct SpeculationStats {
   std::array<int64_t, kMaxDraftTokens> drafted_per_position{};
   std::array<int64_t, kMaxDraftTokens> accepted_per_position{};
   double alpha_sum = 0;
+  double shift_sum = 0;
   int64_t alpha_rows = 0;
   SpeedupRecord speedup;
   double draft_cost = 0;   // c: a round of the drafter for one sequence, in plain steps
@@ -113,6 +122,7 @@ struct SpeculationStats {
   double mean_acceptance_length() const;  // emitted tokens a decode step, the extra one counts
   double draft_acceptance_rate() const;   // accepted over drafted; 0 where nothing was drafted
   double alpha() const;                   // measured over verified rows; 0 where there were none
+  double lenience_shift() const;          // of their distributions' total variation, likewise
 };
 
 // What a drafter has done since the start.
@@ -135,6 +145,7 @@ struct Completion {
   Timings timings;
   SpeculationStats speculation;
   SpeculationMode mode = SpeculationMode::greedy;
+  float lenience = 1.0f;
   uint64_t seed = 0;  // used, or drawn by the server
   std::string numerics_fingerprint;
 };

@@ -196,6 +196,37 @@ absl::Status validate_sampling(const SamplingParams& sampling, const Limits& lim
   return validate_min_tokens(sampling, limits);
 }
 
+// A head drafts nothing in a sequence's first step, which a preemption adds.
+absl::Status validate_repeatable(const Request& request) {
+  if (request.speculation.drafter != drafter_name(DrafterKind::head) ||
+      !request.sampling.seed.has_value() || verify_mode(request) != VerifyMode::rejection) {
+    return absl::OkStatus();
+  }
+  return unexpected("speculation.drafter", "\"head\"",
+                    "another where speculation.mode is rejection and there is a seed: answers "
+                    "would not repeat");
+}
+
+absl::Status validate_lenience(const Request& request) {
+  const SpeculationParams& speculation = request.speculation;
+  const float lenience = speculation.lenience;
+  if (!(lenience > 0 && lenience <= 1)) {
+    return unexpected("speculation.lenience", lenience, "a number in (0, 1]");
+  }
+  if (lenience == 1) return absl::OkStatus();
+  if (speculation.off) {
+    return unexpected("speculation.lenience", lenience,
+                      "1 (exact) or unset where speculation.mode is off");
+  }
+  if (speculation.mode == VerifyMode::coupled || verify_mode(request) == VerifyMode::coupled) {
+    return unexpected(
+        "speculation.lenience", lenience,
+        "1 (exact) or unset where speculation.mode is coupled, which a seed makes the "
+        "default");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status validate_speculation(const SpeculationParams& speculation, const Limits& limits) {
   if (speculation.drafter.has_value()) {
     const auto kind = drafter_from_name(*speculation.drafter);
@@ -238,7 +269,9 @@ absl::Status validate_parameters(const Request& request, const Limits& limits) {
                       absl::StrCat(-limits.max_priority, " … ", limits.max_priority));
   }
   if (auto status = validate_sampling(request.sampling, limits); !status.ok()) return status;
-  return validate_speculation(request.speculation, limits);
+  if (auto status = validate_speculation(request.speculation, limits); !status.ok()) return status;
+  if (absl::Status status = validate_repeatable(request); !status.ok()) return status;
+  return validate_lenience(request);
 }
 
 absl::Status validate(const Request& request, const Limits& limits) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/digest.h"
+#include "kernels/randomness.h"
 #include "spec/step_marks.h"
 
 namespace outrider {
@@ -121,18 +122,22 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
   raw_rows_.clear();
   int32_t num_filtered = 0;
   const auto add_row = [&](int64_t logits_row, bool candidates, const int32_t* drafted,
-                           int32_t token, const Processors& processors) {
+                           int32_t token, const Processors& processors, const RandomKey& key) {
     draft_tokens_.host()[num_rows_] = {drafted, &rows_.device()[num_rows_].draft_token};
     rows_.host()[num_rows_++] = {.logits_row = static_cast<int32_t>(logits_row),
                                  .draft_token = token,
                                  .candidates_slot = candidates ? num_filtered++ : -1,
-                                 .processors = processors};
+                                 .processors = processors,
+                                 .key = key,
+                                 .races = processors.mode == VerifyMode::coupled && !candidates};
   };
   for (int64_t s = 0; s < num_sequences_; ++s) {
     const VerifyWork& w = work[s];
     CHECK(w.num_drafted <= kMaxDraftTokens && num_rows_ + w.num_drafted + 1 <= max_rows_);
     raw_rows_.push_back(w.raw_row);
-    races_ = races_ || w.processors.mode != VerifyMode::greedy;
+    Processors processors = w.processors;
+    if (processors.top_k >= vocab_size_) processors.top_k = 0;  // filters nothing
+    races_ = races_ || processors.mode == VerifyMode::rejection;
     sequences_.host()[s] = {
         .rows = {.target_logits = logits.data<float>() + w.first_row * shard_size_,
                  .draft_logits = w.draft_logits,
@@ -144,11 +149,11 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
                  .shard_size = static_cast<int32_t>(shard_size_),
                  .vocab_size = static_cast<int32_t>(vocab_size_),
                  .draft_stride = w.draft_stride},
-        .processors = w.processors,
+        .processors = processors,
         .key = w.key};
     for (int i = 0; i <= w.num_drafted; ++i) {
-      add_row(w.first_row + i, w.processors.filtered(), i < w.num_drafted ? w.drafted + i : nullptr,
-              -1, w.processors);
+      add_row(w.first_row + i, processors.filtered(), i < w.num_drafted ? w.drafted + i : nullptr,
+              -1, processors, coupled_key(w.key, i));
     }
   }
   num_padded_sequences_ = num_sequences_;
@@ -159,15 +164,15 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
     }
     const int64_t rows = backend_.padded_rows(num_rows_);
     CHECK(rows <= logits.extent(0));
-    while (num_rows_ < rows) add_row(num_rows_, false, nullptr, -1, {});
+    while (num_rows_ < rows) add_row(num_rows_, false, nullptr, -1, {}, {});
     if (num_filtered > 0) num_filtered = static_cast<int32_t>(backend_.padded_rows(num_filtered));
   }
   num_work_rows_ = num_rows_;
   queries_.assign(queries.begin(), queries.end());
   for (const LogprobQuery& query : queries) {
     CHECK(query.top_n <= kMaxTopLogprobs);
-    add_row(query.row, query.top_n > 0, query.drafted, query.token,
-            {.mode = VerifyMode::rejection});
+    add_row(query.row, query.top_n > 0, query.drafted, query.token, {.mode = VerifyMode::rejection},
+            {});
   }
   message_bytes_ = SummaryMessage::bytes(num_rows_, num_filtered);
   *digest_.host() = digest;
@@ -283,6 +288,7 @@ void Verifier::resolve(int64_t sequence, Stream& stream) {
         all.rows(r, r + 1).slice(1, 0, shards_[r].size), stream);
   }
   backend_.resolve_row(whole_row_.view(DType::f32, {vocab_size_}), of.processors,
+                       coupled_key(of.key, position),
                        const_cast<RowDistribution*>(of.rows.p) + position, stream);
 }
 

@@ -111,7 +111,7 @@ class Verifier {
   std::vector<int64_t> raw_rows_;       // [sequences]: VerifyWork::raw_row
   int64_t num_rows_ = 0, num_work_rows_ = 0, num_sequences_ = 0;
   int64_t num_padded_sequences_ = 0;
-  bool races_ = false;        // some sequence samples: there is an exchange B
+  bool races_ = false;        // some sequence is `rejection`: there is an exchange B
   size_t message_bytes_ = 0;  // of exchange A, a rank
   TensorView logits_;
   std::vector<LogprobQuery> queries_;

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "kernels/coupled.h"
+#include "kernels/cpu/sample.h"
+
 namespace outrider::cpu {
 
 namespace {
@@ -112,6 +115,7 @@ constexpr int64_t kBlock = 1024;  // tokens: what a pass looks at before it deci
                                                   int32_t first_token, const VerifyRow& row,
                                                   ShardSummary& summary, Candidate* candidates) {
   summary = {};
+  summary.runner = kNobody;
   summary.shard_size = static_cast<int32_t>(n);
   summary.draft_token = row.draft_token;
   find_max(logits, n, first_token, summary);
@@ -220,6 +224,10 @@ void verify_summary(const float* logits, int64_t shard_size, int32_t first_token
     const float* row = logits + rows[r].logits_row * shard_size;
     OUTRIDER_DISPATCH(isa, summarise,
                       (row, shard_size, first_token, rows[r], summaries[r], candidates));
+    if (rows[r].races == 0 || summaries[r].non_finite != 0) continue;
+    const auto size = static_cast<int32_t>(shard_size);
+    summaries[r].runner = coupled_race(
+        coupled_shard(row, first_token, size, rows[r].processors.temperature), rows[r].key, isa);
   }
 }
 
@@ -239,13 +247,21 @@ uint64_t combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t
       if (summaries[r].draft_token != summaries[0].draft_token) disagreeing |= uint64_t{1} << r;
     }
     p[row] = combine_summaries(summaries, candidates, all.ranks, rows[row].processors);
+    if (!chooses_coupled(rows[row], p[row])) continue;
+    choose(p[row], coupled_runner(all, rows[row], row, p[row], 0, 1));
   }
   return disagreeing;
 }
 
 RowDistribution resolve_row(const RowDistribution& unresolved, const float* logits,
-                            int64_t vocab_size, const Processors& processors, Isa isa) {
-  return filter(WholeRow{logits, vocab_size, isa}, vocab_size, unresolved, processors);
+                            int64_t vocab_size, const Processors& processors, const RandomKey& key,
+                            Isa isa) {
+  RowDistribution row =
+      filter(WholeRow{logits, vocab_size, isa}, vocab_size, unresolved, processors);
+  if (processors.mode == VerifyMode::coupled) {
+    choose(row, coupled_race(draft_row(logits, vocab_size, row), key, isa));
+  }
+  return row;
 }
 
 RowDistribution process_row(const float* logits, int64_t vocab_size, const Processors& processors,
@@ -253,13 +269,16 @@ RowDistribution process_row(const float* logits, int64_t vocab_size, const Proce
   const VerifyRow whole{.logits_row = 0,
                         .draft_token = -1,
                         .candidates_slot = processors.filtered() ? 0 : -1,
-                        .processors = processors};
+                        .processors = processors,
+                        .key = {},
+                        .races = 0};
   ShardSummary summary;
   Candidate candidates[kCandidates];
   verify_summary(logits, vocab_size, 0, &whole, 1, &summary, candidates, isa);
   const Candidate* list = candidates;
   const RowDistribution row = combine_summaries(&summary, &list, 1, processors);
-  return row.resolved != 0 ? row : resolve_row(row, logits, vocab_size, processors, isa);
+  if (row.resolved != 0) return row;
+  return filter(WholeRow{logits, vocab_size, isa}, vocab_size, row, processors);
 }
 
 }  // namespace outrider::cpu

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kGroups = 64;  // Philox calls of a block, four tokens each
 constexpr int kBlock = 4 * kGroups;
-constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kNever = kNobody.time;
 
 // words[i] = random_word(key, offset, purpose, first_token + i); first_token is a multiple of 4.
 // The rounds go over arrays, one lane a call, so that each is a vector loop.
@@ -68,10 +68,44 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
   if (row.excluded >= 0 && 0 <= excluded && excluded < count) w[excluded] = 0.0;
 }
 
+// u[i] = race_uniform of words[i], which is token first_token + i's.
+[[gnu::always_inline]] inline void uniforms(const RandomKey& key, int offset, Purpose purpose,
+                                            int32_t first_token, const uint32_t* words,
+                                            int32_t count, double* u) {
+  uint32_t smallest = UINT32_MAX;
+  for (int32_t i = 0; i < count; ++i) {
+    u[i] = (static_cast<double>(words[i]) + 0.5) * 0x1p-32;
+    smallest = words[i] < smallest ? words[i] : smallest;
+  }
+  if (smallest >= kRefineBelow) return;
+  for (int32_t i = 0; i < count; ++i) {
+    u[i] = race_uniform(words[i], [&] {
+      return random_word(key, offset, refined(purpose), static_cast<uint32_t>(first_token + i));
+    });
+  }
+}
+
+// The index of the smallest time below `best`, then the smallest index; -1: none is. time has room
+// for a multiple of 8.
+[[gnu::always_inline]] inline int32_t first_arrival(double* time, int32_t count, double best) {
+  constexpr int kLanes = 8;
+  int32_t padded = count;
+  while (padded % kLanes != 0) time[padded++] = kNever;
+  double lanes[kLanes];
+  std::fill_n(lanes, kLanes, kNever);
+  for (int32_t i = 0; i < padded; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = time[i + lane] < lanes[lane] ? time[i + lane] : lanes[lane];
+    }
+  }
+  const double smallest = *std::min_element(lanes, lanes + kLanes);
+  if (!(smallest < best)) return -1;
+  return static_cast<int32_t>(std::find(time, time + count, smallest) - time);
+}
+
 [[gnu::always_inline]] inline RaceResult race_body(const RaceRow& row, const RandomKey& key,
                                                    int offset, Purpose purpose) {
-  constexpr int kLanes = 8;
-  RaceResult best{.time = kNever, .overlap = 0.0, .token = -1, .logit = 0.0f};
+  RaceResult best{.time = kNever, .overlap = 0.0, .shift = 0.0, .token = -1, .logit = 0.0f};
   const int32_t skipped = row.first_token % 4;  // blocks of random words start at multiples of 4
   for (int32_t block = -skipped; block < row.size; block += kBlock) {
     const int32_t begin = std::max(block, 0);
@@ -82,22 +116,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
     uint32_t words[kBlock];
     const auto first_word = static_cast<uint32_t>(row.first_token + block);
     random_block(key, offset, purpose, first_word, words);
-    const uint32_t* k = words + (begin - block);
-
     double u[kBlock];
-    uint32_t smallest = UINT32_MAX;
-    for (int32_t i = 0; i < count; ++i) {
-      u[i] = (static_cast<double>(k[i]) + 0.5) * 0x1p-32;
-      smallest = k[i] < smallest ? k[i] : smallest;
-    }
-    if (smallest < kRefineBelow) {
-      for (int32_t i = 0; i < count; ++i) {
-        if (k[i] >= kRefineBelow) continue;
-        const auto token = static_cast<uint32_t>(row.first_token + begin + i);
-        const uint64_t second = random_word(key, offset, refined(purpose), token);
-        u[i] = (static_cast<double>(uint64_t{k[i]} << 32 | second) + 0.5) * 0x1p-64;
-      }
-    }
+    uniforms(key, offset, purpose, row.first_token + begin, words + (begin - block), count, u);
     // E = -log(1 - u) > u: most blocks have nobody who can still win, and need no logarithm.
     int64_t can_win = 0;
     for (int32_t i = 0; i < count; ++i) {
@@ -106,20 +126,9 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
     if (can_win == 0) continue;
     // Tokens of weight 0 never arrive: E > 0.
     for (int32_t i = 0; i < count; ++i) time[i] = neg_log1p_f64(u[i]) / w[i];
-
-    int32_t padded = count;
-    while (padded % kLanes != 0) time[padded++] = kNever;
-    double lanes[kLanes];
-    std::fill_n(lanes, kLanes, kNever);
-    for (int32_t i = 0; i < padded; i += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        lanes[lane] = time[i + lane] < lanes[lane] ? time[i + lane] : lanes[lane];
-      }
-    }
-    const double smallest_time = *std::min_element(lanes, lanes + kLanes);
-    if (!(smallest_time < best.time)) continue;
-    const auto i = static_cast<int32_t>(std::find(time, time + count, smallest_time) - time);
-    best.time = smallest_time;
+    const int32_t i = first_arrival(time, count, best.time);
+    if (i < 0) continue;
+    best.time = time[i];
     best.token = row.first_token + begin + i;
     best.logit = row.p_logits[begin + i];
   }
@@ -129,6 +138,36 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 OUTRIDER_MULTIVERSION(RaceResult, race,
                       (const RaceRow& row, const RandomKey& key, int offset, Purpose purpose),
                       (row, key, offset, purpose));
+
+[[gnu::always_inline]] inline Runner coupled_race_body(const RaceRow& row, const RandomKey& key) {
+  const double per = per_temperature(row.p.temperature);
+  Runner best = kNobody;
+  const int32_t skipped = row.first_token % 4;
+  for (int32_t block = -skipped; block < row.size; block += kBlock) {
+    const int32_t begin = std::max(block, 0);
+    const int32_t count = std::min(block + kBlock, row.size) - begin;
+    const float* const logits = row.p_logits + begin;
+    uint32_t words[kBlock];
+    random_block(key, 0, Purpose::coupled, static_cast<uint32_t>(row.first_token + block), words);
+    double u[kBlock], pace[kBlock], time[kBlock];
+    uniforms(key, 0, Purpose::coupled, row.first_token + begin, words + (begin - block), count, u);
+    for (int32_t i = 0; i < count; ++i) pace[i] = logits[i] * per;
+    int64_t can_win = 0;  // most blocks have nobody who can
+    for (int32_t i = 0; i < count; ++i) {
+      can_win |= coupled_time_bound(u[i], pace[i]) < best.time ? 1 : 0;
+    }
+    if (can_win == 0) continue;
+    for (int32_t i = 0; i < count; ++i) {
+      const double arrival = coupled_time(u[i], pace[i]);
+      time[i] = is_kept(row.p, logits[i], row.first_token + begin + i) ? arrival : kNever;
+    }
+    const int32_t i = first_arrival(time, count, best.time);
+    if (i >= 0) best = {time[i], row.first_token + begin + i, logits[i]};
+  }
+  return best;
+}
+
+OUTRIDER_MULTIVERSION(Runner, coupled_race, (const RaceRow& row, const RandomKey& key), (row, key));
 
 }  // namespace
 
@@ -140,6 +179,10 @@ void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w) {
 
 RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa) {
   return OUTRIDER_DISPATCH(isa, race, (row, key, offset, purpose));
+}
+
+Runner coupled_race(const RaceRow& row, const RandomKey& key, Isa isa) {
+  return OUTRIDER_DISPATCH(isa, coupled_race, (row, key));
 }
 
 RaceRow draft_row(const float* logits, int64_t vocab_size, const RowDistribution& q) {
@@ -155,8 +198,16 @@ RaceRow draft_row(const float* logits, int64_t vocab_size, const RowDistribution
 int32_t sample_draft(const float* logits, int64_t vocab_size, const RowDistribution& q,
                      VerifyMode mode, const RandomKey& key, int offset, Isa isa) {
   if (q.non_finite != 0) return 0;
-  if (mode == VerifyMode::greedy) return q.argmax;
-  return race(draft_row(logits, vocab_size, q), key, offset, Purpose::draft, isa).token;
+  const RaceRow row = draft_row(logits, vocab_size, q);
+  switch (mode) {
+    case VerifyMode::greedy:
+      return q.choice;
+    case VerifyMode::rejection:
+      return race(row, key, offset, Purpose::draft, isa).token;
+    case VerifyMode::coupled:
+      return coupled_race(row, coupled_key(key, offset), isa).token;
+  }
+  return q.choice;
 }
 
 void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/coupled.h"
 #include "kernels/cpu/multiversion.h"
 #include "kernels/randomness.h"
 #include "kernels/verify_types.h"
@@ -20,6 +21,12 @@ void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w);
 // `overlap` 0. Twin: ../cuda/sample.cu.
 // Bound: compute, ~50 instructions a token. No sums, so no order.
 RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa);
+
+// The first of a coupled row's race over the tokens that row.p keeps (its temperature and cut are
+// all that is read of row.p): the smallest time, then the smallest token. key: coupled_key of the
+// row. Twin: ../cuda/race.cuh.
+// Bound: compute, ~50 instructions a token. No sums, so no order.
+Runner coupled_race(const RaceRow& row, const RandomKey& key, Isa isa);
 
 // Draws a drafted token from the whole row; greedy: its arg max. Token 0 where the row has a NaN or
 // an infinity (its q is then no distribution, and verification refuses the token unseen).

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/distribution.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/race.cuh"
 #include "kernels/cuda/resolve.cuh"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/summary.cuh"
@@ -12,6 +13,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr unsigned kMergeThreads = 128;
+constexpr unsigned kMaxResolveThreads = 512;  // its race takes 82 registers a thread, of 65,536
 
 __device__ inline float logit_of_rank(unsigned long long rank) {
   return logit_of_key(static_cast<int32_t>(static_cast<uint32_t>(rank >> 32) ^ 0x80000000u));
@@ -21,8 +23,8 @@ __device__ inline int32_t token_of_rank(unsigned long long rank) {
   return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(rank));
 }
 
-__global__ void summarise_chunks(const float* logits, int64_t shard_size, const VerifyRow* rows,
-                                 ChunkSummary* chunks) {
+__global__ void summarise_chunks(const float* logits, int64_t shard_size, int32_t first_token,
+                                 const VerifyRow* rows, ChunkSummary* chunks) {
   const VerifyRow& row = rows[blockIdx.y];
   const float* const of_row = logits + row.logits_row * shard_size;
   const int64_t begin = blockIdx.x * kChunk;
@@ -45,8 +47,14 @@ __global__ void summarise_chunks(const float* logits, int64_t shard_size, const 
     }
     sum = block_sum(sum);
   }
+  Runner runner = kNobody;
+  if (row.races != 0 && !non_finite) {
+    const RaceRow shard = coupled_shard(of_row, first_token, static_cast<int32_t>(shard_size),
+                                        row.processors.temperature);
+    runner = coupled_chunk(shard, row.key, begin, end);
+  }
   if (threadIdx.x == 0) {
-    chunks[blockIdx.y * gridDim.x + blockIdx.x] = {sum, best, non_finite ? 1 : 0};
+    chunks[blockIdx.y * gridDim.x + blockIdx.x] = {sum, best, runner, non_finite ? 1 : 0};
   }
 }
 
@@ -72,11 +80,19 @@ __global__ void merge_chunks(const float* logits, int64_t shard_size, int32_t fi
     }
     sum = block_sum(sum);
   }
+  Runner runner = kNobody;
+  if (row.races != 0 && non_finite == 0) {
+    for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
+      runner = first_of(runner, of_row[c].runner);
+    }
+    runner = block_first(runner);
+  }
   if (threadIdx.x != 0) return;
   const int64_t drafted = int64_t{row.draft_token} - first_token;
   const bool owned = row.draft_token >= 0 && 0 <= drafted && drafted < shard_size;
   summaries[blockIdx.x] = {
       .sum_exp = sum,
+      .runner = runner,
       .max = max,
       .argmax = first_token + (shard_size > 0 ? token_of_rank(best) : 0),
       .draft_logit = owned ? logits[row.logits_row * shard_size + drafted] : -kInfinity,
@@ -172,15 +188,27 @@ __global__ void combine(SummaryMessages all, const VerifyRow* rows, int64_t num_
     }
     p[row] = combine_summaries(summaries, candidates, all.ranks, rows[row].processors);
   }
+  __syncthreads();  // p is there for all
+  for (int64_t row = threadIdx.x / kWarp; row < num_rows; row += blockDim.x / kWarp) {
+    if (!chooses_coupled(rows[row], p[row])) continue;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const Runner first = warp_first(coupled_runner(all, rows[row], row, p[row], lane, kWarp));
+    if (lane == 0) choose(p[row], first);
+  }
   differing =
       block_reduce(differing, [](unsigned long long a, unsigned long long b) { return a | b; });
   if (threadIdx.x == 0) *disagreeing = differing;
 }
 
 __global__ void resolve(const float* logits, int64_t vocab_size, Processors processors,
-                        RowDistribution* row) {
-  const RowDistribution resolved =
-      filter(BlockRow{logits, vocab_size}, vocab_size, *row, processors);
+                        RandomKey key, RowDistribution* row) {
+  RowDistribution resolved = filter(BlockRow{logits, vocab_size}, vocab_size, *row, processors);
+  if (processors.mode == VerifyMode::coupled) {
+    RaceRow whole =
+        coupled_shard(logits, 0, static_cast<int32_t>(vocab_size), processors.temperature);
+    whole.p = resolved;
+    choose(resolved, coupled_chunk(whole, key, 0, vocab_size));
+  }
   __syncthreads();
   if (threadIdx.x == 0) *row = resolved;
 }
@@ -193,7 +221,8 @@ void summarise(const float* logits, int64_t shard_size, int32_t first_token, con
   const int64_t count = num_chunks(shard_size);
   if (count > 0) {
     const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(num_rows));
-    launch(summarise_chunks, grid, kChunkThreads, 0, stream, logits, shard_size, rows, chunks);
+    launch(summarise_chunks, grid, kChunkThreads, 0, stream, logits, shard_size, first_token, rows,
+           chunks);
   }
   launch(merge_chunks, static_cast<unsigned>(num_rows), kMergeThreads, 0, stream, logits,
          shard_size, first_token, rows, chunks, count, summaries);
@@ -216,8 +245,9 @@ void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num
 }
 
 void resolve_row(const float* logits, int64_t vocab_size, const Processors& processors,
-                 RowDistribution* row, cudaStream_t stream) {
-  launch(resolve, 1, row_threads(vocab_size), 0, stream, logits, vocab_size, processors, row);
+                 const RandomKey& key, RowDistribution* row, cudaStream_t stream) {
+  launch(resolve, 1, std::min(row_threads(vocab_size), kMaxResolveThreads), 0, stream, logits,
+         vocab_size, processors, key, row);
 }
 
 }  // namespace outrider::cuda

@@ -22,7 +22,8 @@ void verify_summary(const float* logits, int64_t shard_size, int32_t first_token
                     const VerifyRow* rows, int64_t num_rows, ShardSummary* summaries,
                     Candidate* candidates, void* workspace, cudaStream_t stream);
 
-// Bound: launch; a filtered row merges its candidates in one thread.
+// Bound: launch; a filtered row merges its candidates in one thread, and where it is coupled a warp
+// runs its race.
 void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num_rows,
                   RowDistribution* p, uint64_t* disagreeing, cudaStream_t stream);
 
@@ -30,6 +31,6 @@ void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num
 // Bound: three passes over the row in the second-level cache by one block, twice with top_k and
 // top_p.
 void resolve_row(const float* logits, int64_t vocab_size, const Processors& processors,
-                 RowDistribution* row, cudaStream_t stream);
+                 const RandomKey& key, RowDistribution* row, cudaStream_t stream);
 
 }  // namespace outrider::cuda

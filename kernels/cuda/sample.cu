@@ -37,7 +37,9 @@ __global__ void describe_rows(const DraftRow* drafts, int64_t num_rows, VerifyRo
   rows[r] = {.logits_row = static_cast<int32_t>(r),
              .draft_token = -1,
              .candidates_slot = -1,
-             .processors = drafts[r].processors};
+             .processors = drafts[r].processors,
+             .key = {},
+             .races = 0};
 }
 
 // A row of the draft's is whole: its summary is its distribution, and a filtered one is resolved
@@ -70,8 +72,10 @@ __global__ void race_rows(const float* logits, int64_t vocab_size, const DraftRo
                     .first_token = 0,
                     .size = static_cast<int32_t>(vocab_size)};
   const int64_t begin = blockIdx.x * kChunk;
-  const Runner best = race_chunk(row, draft.key, draft.offset, Purpose::draft, begin,
-                                 min(begin + kChunk, vocab_size));
+  const int64_t end = min(begin + kChunk, vocab_size);
+  const Runner best = draft.processors.mode == VerifyMode::coupled
+                          ? coupled_chunk(row, coupled_key(draft.key, draft.offset), begin, end)
+                          : race_chunk(row, draft.key, draft.offset, Purpose::draft, begin, end);
   if (threadIdx.x == 0) runners[blockIdx.y * gridDim.x + blockIdx.x] = best;
 }
 
@@ -81,7 +85,7 @@ __global__ void draw_tokens(const DraftRow* drafts, int64_t num_rows, const RowD
   if (r >= num_rows) return;
   const DraftRow& draft = drafts[r];
   const RowDistribution& row = q[draft.drafted];
-  int32_t token = row.non_finite != 0 ? 0 : row.argmax;
+  int32_t token = row.non_finite != 0 ? 0 : row.choice;
   if (races(draft, row)) {
     Runner best = kNobody;
     for (int64_t c = 0; c < count; ++c) best = first_of(best, runners[r * count + c]);

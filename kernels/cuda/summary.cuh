@@ -23,6 +23,7 @@ constexpr unsigned row_threads(int64_t tokens) {
 struct ChunkSummary {
   double sum_exp;           // of exp((logit - the chunk's max) / temperature)
   unsigned long long best;  // rank_of its best token
+  Runner runner;            // the first of its coupled race, where the row asks for one
   int32_t non_finite;
 };
 

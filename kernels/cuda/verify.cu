@@ -23,26 +23,30 @@ __global__ void accept(const SequenceToVerify* sequences, Verdict* verdicts) {
   const int i = static_cast<int>(threadIdx.x);
   bool accepted = false;
   if (i < k) {
-    const bool greedy = sequence.processors.mode == VerifyMode::greedy;
+    const bool samples = sequence.processors.mode == VerifyMode::rejection;
     double p = 0.0, q = 0.0;
     draft_probability(sequence.rows, sequence.processors, i, p, q);
-    accepted = accepts(p, q, greedy ? 0.0 : accept_uniform(sequence.key, i));
+    accepted = accepts(p, q, samples ? accept_uniform(sequence.key, i) : 0.0);
   }
   const unsigned refused = ~__ballot_sync(kAllLanes, accepted);
   if (i == 0)
     verdicts[blockIdx.x] = verdict_of(sequence.rows, __ffs(static_cast<int>(refused)) - 1);
 }
 
-// This chunk's part of the sums of min(p, q), over positions up to and including the first refusal.
-__device__ double chunk_overlap(const SequenceRows& rows, int num_accepted, int64_t begin,
-                                int64_t end) {
-  double sum = 0.0;
+// This chunk's part of the sums.
+__device__ Overlap chunk_overlap(const SequenceRows& rows, int num_accepted, float lenience,
+                                 int64_t begin, int64_t end) {
+  const double per_lenience = 1.0 / lenience;
+  Overlap total{};
   for (int position = 0; position <= num_accepted && position < rows.num_drafted; ++position) {
     const RowDistribution& p = rows.p[position];
     if (rows.draft_logits == nullptr) {
       const int64_t owned = int64_t{rows.drafted[position]} - rows.first_token;
       if (threadIdx.x == 0 && begin <= owned && owned < end) {
-        sum += probability(p, p.draft_logit, rows.drafted[position]);
+        const double exact = probability(p, p.draft_logit, rows.drafted[position]);
+        const double lenient = copied_overlap(exact, lenience);
+        total.sum += lenient;
+        total.shift += lenient - exact;
       }
       continue;
     }
@@ -54,14 +58,16 @@ __device__ double chunk_overlap(const SequenceRows& rows, int num_accepted, int6
       const auto token = static_cast<int32_t>(rows.first_token + i);
       const double a = kept_exp(p, p_logits[i], token) * p_scale;
       const double b = kept_exp(q, q_logits[i], token) * q_scale;
-      sum += a < b ? a : b;
+      const double lenient = min(a * per_lenience, b);
+      total.sum += lenient;
+      total.shift += lenient - min(a, b);
     }
   }
-  return block_sum(sum);
+  return {block_sum(total.sum), lenience < 1.0f ? block_sum(total.shift) : 0.0};
 }
 
 __global__ void race_chunks(const SequenceToVerify* sequences, const Verdict* verdicts,
-                            Runner* runners, double* overlaps) {
+                            Runner* runners, Overlap* overlaps) {
   const SequenceToVerify& sequence = sequences[blockIdx.y];
   if (!races(sequence, verdicts[blockIdx.y])) return;
   const int accepted = verdicts[blockIdx.y].num_accepted;
@@ -69,26 +75,28 @@ __global__ void race_chunks(const SequenceToVerify* sequences, const Verdict* ve
   const int64_t begin = blockIdx.x * kChunk;
   const int64_t end = min(begin + kChunk, int64_t{sequence.rows.shard_size});
   const Runner best = race_chunk(row, sequence.key, accepted, Purpose::extra, begin, end);
-  const double overlap = chunk_overlap(sequence.rows, accepted, begin, end);
+  const Overlap overlap =
+      chunk_overlap(sequence.rows, accepted, sequence.processors.lenience, begin, end);
   if (threadIdx.x != 0) return;
   runners[blockIdx.y * gridDim.x + blockIdx.x] = best;
   overlaps[blockIdx.y * gridDim.x + blockIdx.x] = overlap;
 }
 
 __global__ void finish_races(const SequenceToVerify* sequences, int64_t n, const Verdict* verdicts,
-                             const Runner* runners, const double* overlaps, int64_t count,
+                             const Runner* runners, const Overlap* overlaps, int64_t count,
                              RaceResult* results) {
   const int64_t s = blockIdx.x * blockDim.x + threadIdx.x;
   if (s >= n) return;
   Runner best = kNobody;
-  double overlap = 0.0;
+  Overlap overlap{};
   if (races(sequences[s], verdicts[s])) {
     for (int64_t c = 0; c < count; ++c) {
       best = first_of(best, runners[s * count + c]);
-      overlap += overlaps[s * count + c];
+      overlap.sum += overlaps[s * count + c].sum;
+      overlap.shift += overlaps[s * count + c].shift;
     }
   }
-  results[s] = {best.time, overlap, best.token, best.logit};
+  results[s] = {best.time, overlap.sum, overlap.shift, best.token, best.logit};
 }
 
 __global__ void commit(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
@@ -118,7 +126,7 @@ void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
   if (n == 0) return;
   const int64_t chunks = num_chunks(shard_size);
   auto* const runners = static_cast<Runner*>(workspace);
-  auto* const overlaps = reinterpret_cast<double*>(runners + n * chunks);
+  auto* const overlaps = reinterpret_cast<Overlap*>(runners + n * chunks);
   if (chunks > 0) {
     launch(race_chunks, dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(n)),
            kChunkThreads, 0, stream, sequences, verdicts, runners, overlaps);

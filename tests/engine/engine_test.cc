@@ -96,6 +96,7 @@ TEST(Engine, SampledAnswersRepeatWithTheSameSeedAndK) {
         request.sampling.top_k = 200;
         request.sampling.top_p = 0.97f;
         request.sampling.seed = seed;
+        request.speculation.mode = VerifyMode::rejection;
         requests.push_back(request);
       }
     }
@@ -115,7 +116,9 @@ TEST(Engine, DrawsASeedThatRepeatsTheAnswer) {
   request.sampling.temperature = 1.0f;
   const auto drawn = run_requests(tiny_options(), 1, {request});
   ASSERT_TRUE(drawn[0].completion);
+  EXPECT_EQ(drawn[0].completion->mode, SpeculationMode::rejection);
   request.sampling.seed = drawn[0].completion->seed;
+  request.speculation.mode = VerifyMode::rejection;
   EXPECT_EQ(run_requests(tiny_options(), 1, {request})[0].token_ids, drawn[0].token_ids);
 }
 

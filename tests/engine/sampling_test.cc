@@ -1,5 +1,6 @@
 // Sampled tokens through the whole engine against the target's exact distribution: a request with
-// speculation draws from the distribution of one without (Chen et al. 2023, Theorem 1).
+// speculation draws from the distribution of one without (Chen et al. 2023, Theorem 1), a coupled
+// one too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -106,6 +107,7 @@ struct Processing {
   const char* name;
   const char* draft;
   std::vector<std::string> arms;
+  VerifyMode mode;
   float temperature;
   int32_t top_k;
   float top_p;
@@ -133,6 +135,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   request.sampling.max_tokens = 4;  // the first step may draft three
   request.sampling.ignore_eos = true;
   request.speculation.num_speculative_tokens = 3;
+  request.speculation.mode = GetParam().mode;
 
   const std::vector<std::string>& arms = GetParam().arms;
   std::vector<Request> requests;
@@ -196,22 +199,29 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
 // tiny-v64-trimmed knows two thirds of the tokens.
 const std::vector<std::string> kEveryArm = {"model",  "head",          "bigram", "unigram",
                                             "random", "prompt_lookup", "off"};
+const std::vector<std::string> kCopied = {"model", "prompt_lookup"};
+constexpr VerifyMode kRejection = VerifyMode::rejection, kCoupled = VerifyMode::coupled;
 INSTANTIATE_TEST_SUITE_P(
     Processors, EngineSampling,
-    ::testing::Values(Processing{"temperature_1", "tiny-v64-draft", kEveryArm, 1.0f, 0, 1.0f},
-                      Processing{"top_k_and_top_p", "tiny-v64-draft", kEveryArm, 0.8f, 20, 0.9f},
-                      Processing{"trimmed_draft", "tiny-v64-trimmed", {"model"}, 1.0f, 0, 1.0f},
-                      Processing{
-                          "trimmed_draft_top_p", "tiny-v64-trimmed", {"model"}, 0.8f, 0, 0.9f},
-                      Processing{"edited", "tiny-v64-draft", kEveryArm, 1.2f, 0, 1.0f, 0, true},
-                      Processing{"trimmed_draft_edited_min_p",
-                                 "tiny-v64-trimmed",
-                                 {"model"},
-                                 1.4f,
-                                 40,
-                                 0.95f,
-                                 0.03f,
-                                 true}),
+    ::testing::Values(
+        Processing{"temperature_1", "tiny-v64-draft", kEveryArm, kRejection, 1.0f, 0, 1.0f},
+        Processing{"top_k_and_top_p", "tiny-v64-draft", kEveryArm, kRejection, 0.8f, 20, 0.9f},
+        Processing{"trimmed_draft", "tiny-v64-trimmed", {"model"}, kRejection, 1.0f, 0, 1.0f},
+        Processing{"trimmed_draft_top_p", "tiny-v64-trimmed", {"model"}, kRejection, 0.8f, 0, 0.9f},
+        Processing{"edited", "tiny-v64-draft", kEveryArm, kRejection, 1.2f, 0, 1.0f, 0, true},
+        Processing{"trimmed_draft_edited_min_p",
+                   "tiny-v64-trimmed",
+                   {"model"},
+                   kRejection,
+                   1.4f,
+                   40,
+                   0.95f,
+                   0.03f,
+                   true},
+        Processing{"coupled", "tiny-v64-draft", {"model", "head", "off"}, kCoupled, 1.0f, 0, 1.0f},
+        Processing{"coupled_filtered", "tiny-v64-trimmed", kCopied, kCoupled, 0.8f, 20, 0.9f},
+        Processing{"coupled_edited_min_p", "tiny-v64-trimmed", kCopied, kCoupled, 1.4f, 40, 0.95f,
+                   0.03f, true}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -183,6 +183,35 @@ const std::vector<Case>& cases() {
        [](Request& r) { r.speculation.num_speculative_tokens = -1; }},
       {"off, and none drafted", "",
        [](Request& r) { r.speculation.off = true, r.speculation.num_speculative_tokens = 0; }},
+      {"lenience", "", [](Request& r) { r.speculation.lenience = 0.5f; }},
+      {"the smallest lenience", "",
+       [](Request& r) { r.speculation.lenience = std::numeric_limits<float>::min(); }},
+      {"greedy lenience with a seed", "",
+       [](Request& r) {
+         r.sampling.temperature = 0, r.sampling.seed = 1, r.speculation.lenience = 0.5f;
+       }},
+      {"lenience with a seed and rejection", "",
+       [](Request& r) {
+         r.sampling.seed = 1, r.speculation.mode = VerifyMode::rejection;
+         r.speculation.lenience = 0.5f;
+       }},
+      {"lenience 0", "speculation.lenience", [](Request& r) { r.speculation.lenience = 0; }},
+      {"lenience above 1", "speculation.lenience",
+       [](Request& r) { r.speculation.lenience = std::nextafter(1.0f, 2.0f); }},
+      {"a negative lenience", "speculation.lenience",
+       [](Request& r) { r.speculation.lenience = -0.5f; }},
+      {"a NaN lenience", "speculation.lenience", [](Request& r) { r.speculation.lenience = kNan; }},
+      {"lenience where coupled", "speculation.lenience",
+       [](Request& r) { r.speculation.mode = VerifyMode::coupled, r.speculation.lenience = 0.5f; }},
+      {"greedy lenience where coupled", "speculation.lenience",
+       [](Request& r) {
+         r.sampling.temperature = 0, r.speculation.mode = VerifyMode::coupled;
+         r.speculation.lenience = 0.5f;
+       }},
+      {"lenience with a seed, which couples", "speculation.lenience",
+       [](Request& r) { r.sampling.seed = 1, r.speculation.lenience = 0.5f; }},
+      {"lenience where nothing is drafted", "speculation.lenience",
+       [](Request& r) { r.speculation.off = true, r.speculation.lenience = 0.5f; }},
       {"off, yet some drafted", "speculation.num_speculative_tokens",
        [](Request& r) { r.speculation.off = true, r.speculation.num_speculative_tokens = 1; }},
       {"an objective", "", [](Request& r) { r.speculation.tpot_slo_ms = 0.001; }},

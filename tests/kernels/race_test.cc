@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cpu/distribution.h"
 #include "kernels/cpu/sample.h"
 #include "kernels/math_f64.h"
 
@@ -24,7 +25,8 @@ std::vector<Isa> available_isas() {
 RowDistribution unfiltered(double sum) {
   return {.sum = sum,
           .max = 0.0f,
-          .argmax = 0,
+          .choice = 0,
+          .choice_logit = 0.0f,
           .temperature = 1.0f,
           .cut_logit = -INFINITY,
           .cut_token = INT32_MAX,
@@ -62,7 +64,7 @@ RaceResult reference_race(const RaceRow& row, const RandomKey& key, int offset, 
     const long double time = -log1pl(-reference_uniform(key, offset, purpose, token)) / w[i];
     if (time < best) best = time, winner = row.first_token + i;
   }
-  return {static_cast<double>(best), 0.0, winner, 0.0f};
+  return {static_cast<double>(best), 0.0, 0.0, winner, 0.0f};
 }
 
 // The promised bounds are four roundings (2^-53 each) of the last operations: above the series'
@@ -84,6 +86,24 @@ TEST(MathF64, LogIsAccurateDownToTheSmallestUniform) {
     check(u);
   }
   EXPECT_LT(worst, 5e-16);
+}
+
+TEST(MathF64, NaturalLogIsAccurate) {
+  std::mt19937_64 random(6);
+  std::uniform_real_distribution<double> exponent(-66.0, 5.0);
+  double worst = 0.0;
+  const auto check = [&](double x) {
+    const long double exact = logl(x);
+    worst = std::max(worst, static_cast<double>(fabsl((log_f64(x) - exact) / exact)));
+  };
+  for (int i = 0; i < 1'000'000; ++i) check(std::exp2(exponent(random)));
+  for (const double x :
+       {0x1p-66, 0.5, std::sqrt(0.5), std::nextafter(std::sqrt(0.5), 0.0), std::nextafter(1.0, 0.0),
+        std::nextafter(1.0, 2.0), std::sqrt(2.0), 22.9}) {
+    check(x);
+  }
+  EXPECT_LT(worst, 5e-16);
+  EXPECT_EQ(log_f64(1.0), 0.0);
 }
 
 TEST(MathF64, ExpIsAccurate) {
@@ -162,8 +182,9 @@ TEST(Race, RefinesTheSmallestUniforms) {
 TEST(Race, PurposesAndPositionsHaveCountersOfTheirOwn) {
   const RandomKey key{.seed = 1, .choice = 0, .base = 10};
   std::vector<uint32_t> words;
-  for (const Purpose purpose : {Purpose::draft, Purpose::accept, Purpose::extra,
-                                Purpose::draft_refined, Purpose::extra_refined}) {
+  for (const Purpose purpose :
+       {Purpose::draft, Purpose::accept, Purpose::extra, Purpose::draft_refined,
+        Purpose::extra_refined, Purpose::coupled, Purpose::coupled_refined}) {
     for (int offset = 0; offset <= kMaxDraftTokens; ++offset) {
       for (uint32_t token = 0; token < 8; ++token) {
         words.push_back(random_word(key, offset, purpose, token));
@@ -174,7 +195,7 @@ TEST(Race, PurposesAndPositionsHaveCountersOfTheirOwn) {
        {RandomKey{2, 0, 10}, {1, 1, 10}, {1, 0, 11}, {1ull << 32, 0, 10}}) {
     words.push_back(random_word(other, 0, Purpose::draft, 0));
   }
-  // 644 words: two of 2^32 values agree by chance in one run of 20,000.
+  // 900 words: two of 2^32 values agree by chance in one run of 10,000.
   std::sort(words.begin(), words.end());
   EXPECT_EQ(std::adjacent_find(words.begin(), words.end()), words.end());
 }
@@ -208,6 +229,110 @@ TEST(Race, ShardingCannotChangeTheOutcome) {
       EXPECT_EQ(std::min(a.time, b.time), whole.time);
     }
   }
+}
+
+// Behind the scenes of coupled rows: arg max (logit / T + Gumbel) in long double.
+Runner reference_coupled(const RaceRow& row, const RandomKey& key) {
+  Runner best = kNobody;
+  long double time = INFINITY;
+  for (int32_t i = 0; i < row.size; ++i) {
+    const int32_t token = row.first_token + i;
+    if (!is_kept(row.p, row.p_logits[i], token)) continue;
+    const long double u = reference_uniform(key, 0, Purpose::coupled, static_cast<uint32_t>(token));
+    const long double gumbel = -logl(-log1pl(-u));
+    const long double t = -(static_cast<long double>(row.p_logits[i]) / row.p.temperature + gumbel);
+    if (t >= time) continue;
+    time = t;
+    best = {static_cast<double>(t), token, row.p_logits[i]};
+  }
+  return best;
+}
+
+TEST(CoupledRace, FollowsItsDefinitionOnEveryInstructionSet) {
+  std::mt19937 random(13);
+  std::normal_distribution<float> normal(-3.0f, 3.0f);
+  for (const int size : {1, 2, 3, 5, 16, 255, 256, 257, 1000}) {
+    for (const int first_token : {0, 1, 2, 3, 4, 1027}) {
+      std::vector<float> logits(size);
+      for (float& x : logits) x = normal(random);
+      for (int variant = 0; variant < 4; ++variant) {
+        const float temperatures[] = {1.0f, 0.3f, 5.0f, 1.0f};
+        RaceRow row = coupled_shard(logits.data(), first_token, size, temperatures[variant]);
+        if (variant == 3) {
+          row.p.cut_logit = logits[size / 2];
+          row.p.cut_token = first_token + size / 2;
+        }
+        for (uint32_t position = 0; position < 4; ++position) {
+          const RandomKey key{.seed = 0x123456789abcdefu, .choice = 2, .base = position};
+          const Runner expected = reference_coupled(row, key);
+          const Runner scalar = coupled_race(row, key, Isa::scalar);
+          EXPECT_EQ(scalar.token, expected.token);
+          EXPECT_EQ(scalar.logit, expected.logit);
+          EXPECT_NEAR(scalar.time, expected.time, 1e-13);  // of at most 64, in four roundings
+          for (const Isa isa : available_isas()) {
+            const Runner result = coupled_race(row, key, isa);
+            EXPECT_EQ(result.token, scalar.token);
+            EXPECT_EQ(result.time, scalar.time) << isa_name(isa);
+          }
+          // A candidate's time is the race's, bit for bit.
+          const Runner candidate = coupled_candidate(row.p, key, {scalar.logit, scalar.token});
+          EXPECT_EQ(candidate.time, scalar.time);
+        }
+      }
+    }
+  }
+}
+
+// What the race skips tokens by.
+TEST(CoupledRace, TheBoundIsNeverLate) {
+  std::mt19937_64 random(14);
+  std::normal_distribution<double> normal(0.0, 20.0);
+  const auto check = [&](double u) {
+    for (const double pace : {0.0, normal(random), 1e7 * normal(random)}) {
+      EXPECT_LE(coupled_time_bound(u, pace), coupled_time(u, pace)) << u;
+    }
+  };
+  for (int i = 0; i < 100'000; ++i) {
+    const auto k = static_cast<uint32_t>(random());
+    check(race_uniform(k, [] { return 0u; }));
+    check(race_uniform(k % kRefineBelow, [&] { return static_cast<uint32_t>(random()); }));
+  }
+  for (int n = 1; n <= 65; ++n) check(std::exp2(-n));
+  check(1.0 - 0x1p-33);
+}
+
+TEST(CoupledRace, ShardsTiesAndDraftsCannotChangeTheOutcome) {
+  std::mt19937 random(15);
+  std::normal_distribution<float> normal(0.0f, 2.0f);
+  std::vector<float> logits(1001);
+  for (float& x : logits) x = normal(random);
+  for (uint32_t position = 0; position < 200; ++position) {
+    const RandomKey key{.seed = 9, .choice = 0, .base = position};
+    const auto race_of = [&](int begin, int end) {
+      return coupled_race(coupled_shard(&logits[begin], begin, end - begin, 0.8f), key,
+                          select_isa());
+    };
+    const Runner whole = race_of(0, 1001);
+    for (const int cut : {1, 255, 256, 333, 1000}) {
+      const Runner first = first_of(race_of(0, cut), race_of(cut, 1001));
+      EXPECT_EQ(first.token, whole.token);
+      EXPECT_EQ(first.time, whole.time);
+    }
+    // A draft of the same row, at whatever offset of whatever step, proposes the same token.
+    const Processors processors{.mode = VerifyMode::coupled, .temperature = 0.8f};
+    const RowDistribution q = process_row(logits.data(), 1001, processors, select_isa());
+    for (const uint32_t offset : {0u, 1u, 7u}) {
+      if (offset > position) break;
+      const RandomKey step{.seed = 9, .choice = 0, .base = position - offset};
+      EXPECT_EQ(sample_draft(logits.data(), 1001, q, processors.mode, step,
+                             static_cast<int>(offset), select_isa()),
+                whole.token);
+    }
+  }
+  const Runner a{1.0, 5, 0.0f}, b{1.0, 3, 0.0f};
+  EXPECT_EQ(first_of(a, b).token, 3);
+  EXPECT_EQ(first_of(b, a).token, 3);
+  EXPECT_EQ(first_of(a, kNobody).token, 5);
 }
 
 // Tokens of total mass 1e-8 must not win. With 24 bits and 0 allowed, some token's E is 0 in

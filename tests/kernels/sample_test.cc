@@ -47,9 +47,11 @@ TEST(SampleDraft, DrawsInProportion) {
   const std::vector<float> logits{std::log(0.5f), std::log(0.3f), std::log(0.2f)};
   const double expected[] = {0.5, 0.3, 0.2};
   constexpr int kDraws = 40'000;
-  int counts[3] = {};
-  for (uint32_t base = 0; base < kDraws; ++base) ++counts[draw(logits, kSampled, base)];
-  for (int v = 0; v < 3; ++v) EXPECT_NEAR(counts[v] / double{kDraws}, expected[v], 0.0125);
+  for (const VerifyMode mode : {VerifyMode::rejection, VerifyMode::coupled}) {
+    int counts[3] = {};
+    for (uint32_t base = 0; base < kDraws; ++base) ++counts[draw(logits, {.mode = mode}, base)];
+    for (int v = 0; v < 3; ++v) EXPECT_NEAR(counts[v] / double{kDraws}, expected[v], 0.0125);
+  }
 }
 
 TEST(SampleDraft, IsAFunctionOfKeyAndOffset) {

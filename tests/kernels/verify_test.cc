@@ -203,11 +203,11 @@ TEST(Filters, CandidatesAndGatheredRowsAgree) {
             const RowDistribution p = over_shards(row, shards, processors);
             // Start anew from the same maximum and mass: only the way to the cut differs.
             RowDistribution whole = over_shards(row, shards, sampled(0.9f, 0, 1.0f));
-            whole = resolve_row(whole, row.data(), n, processors, select_isa());
+            whole = resolve_row(whole, row.data(), n, processors, {}, select_isa());
             if (p.resolved == 0) {
               ++gathered;
               EXPECT_TRUE(
-                  same_bits(resolve_row(p, row.data(), n, processors, select_isa()), whole));
+                  same_bits(resolve_row(p, row.data(), n, processors, {}, select_isa()), whole));
             } else {
               ++resolved;
               EXPECT_TRUE(same_bits(p, whole)) << n << " " << top_k << " " << top_p;
@@ -269,7 +269,7 @@ TEST(CombineSummaries, GreedyIsOneHotAtTheSmallestArgMaxOfAllRanks) {
   const std::vector<float> row{1.0f, 5.0f, 0.0f, 5.0f, 2.0f};
   for (const int shards : {1, 2, 3, 5}) {
     const RowDistribution p = over_shards(row, shards, {});
-    EXPECT_EQ(p.argmax, 1);
+    EXPECT_EQ(p.choice, 1);
     for (int v = 0; v < 5; ++v) EXPECT_EQ(probability(p, row[v], v), v == 1 ? 1.0 : 0.0);
   }
 }
@@ -295,10 +295,10 @@ TEST(VerifyCommit, TakesTheSmallestTimeThenTheSmallestToken) {
   rows.drafted = drafted;
   rows.num_drafted = 1;
   rows.p = &p;
-  const RaceResult results[] = {{2.0, 0, 10, 0}, {1.0, 0, 20, 0}, {1.0, 0, 30, 0}};
+  const RaceResult results[] = {{2.0, 0, 0, 10, 0}, {1.0, 0, 0, 20, 0}, {1.0, 0, 0, 30, 0}};
   EXPECT_EQ(verify_commit(results, 3, 1, rows, 0), 20);
   EXPECT_EQ(verify_commit(results, 1, 1, rows, 0), 10);
-  const RaceResult none[] = {{INFINITY, 0, -1, 0}, {INFINITY, 0, -1, 0}};
+  const RaceResult none[] = {{INFINITY, 0, 0, -1, 0}, {INFINITY, 0, 0, -1, 0}};
   EXPECT_EQ(verify_commit(none, 2, 1, rows, 0), 42);  // no residual anywhere: the refused token
 }
 
@@ -325,10 +325,10 @@ TEST(ShardOverlap, IsTheSumOfMinimaOverReachedRows) {
   const int32_t drafted[] = {0, 1};
   SequenceRows rows{target.data(), draft.data(), drafted, p, q, 2, 0, kVocab, kVocab, kVocab};
   for (const Isa isa : available_isas()) {  // sums of 700 numbers below 1: 700 * 2^-53
-    EXPECT_NEAR(shard_overlap(rows, 0, isa), expected[0], 1e-13);
-    EXPECT_NEAR(shard_overlap(rows, 1, isa), expected[0] + expected[1], 1e-13);
-    EXPECT_NEAR(shard_overlap(rows, 2, isa), expected[0] + expected[1], 1e-13);
-    EXPECT_EQ(shard_overlap(rows, 2, isa), shard_overlap(rows, 2, Isa::scalar));
+    EXPECT_NEAR(shard_overlap(rows, 0, 1.0f, isa).sum, expected[0], 1e-13);
+    EXPECT_NEAR(shard_overlap(rows, 1, 1.0f, isa).sum, expected[0] + expected[1], 1e-13);
+    EXPECT_NEAR(shard_overlap(rows, 2, 1.0f, isa).sum, expected[0] + expected[1], 1e-13);
+    EXPECT_EQ(shard_overlap(rows, 2, 1.0f, isa).sum, shard_overlap(rows, 2, 1.0f, Isa::scalar).sum);
   }
 }
 

@@ -150,7 +150,6 @@ std::vector<Case> bad_requests() {
       {"sampling_params.stop_token_ids[0]", [](R& r) { sampling(r).add_stop_token_ids(512); }},
       {"sampling_params.stop_token_ids",
        [](R& r) { sampling(r).mutable_stop_token_ids()->Resize(1000, 1); }},
-      {"speculation.mode", [](R& r) { speculation(r).set_mode(v1::SPECULATION_MODE_COUPLED); }},
       {"speculation.mode",
        [](R& r) { speculation(r).set_mode(static_cast<v1::SpeculationMode>(77)); }},
       {"speculation.drafter", [](R& r) { speculation(r).set_drafter("no_such_drafter"); }},
@@ -167,8 +166,20 @@ std::vector<Case> bad_requests() {
          speculation(r).set_mode(v1::SPECULATION_MODE_OFF);
          speculation(r).set_num_speculative_tokens(4);
        }},
-      {"speculation.lenience", [](R& r) { speculation(r).set_lenience(0.5f); }},
-      {"speculation.lenience", [](R& r) { speculation(r).set_lenience(kNan); }},
+      {"speculation.lenience", [](R& r) { speculation(r).set_lenience(0); }},
+      {"speculation.lenience", [](R& r) { speculation(r).set_lenience(-0.5f); }},
+      {"speculation.lenience", [](R& r) { speculation(r).set_lenience(1.0001f); }},
+      {"speculation.lenience",
+       [](R& r) {
+         speculation(r).set_mode(v1::SPECULATION_MODE_COUPLED);
+         speculation(r).set_lenience(0.5f);
+       }},
+      {"speculation.lenience",
+       [](R& r) {
+         sampling(r).set_temperature(1);
+         sampling(r).set_seed(1);
+         speculation(r).set_lenience(0.5f);
+       }},
   };
   for (Case& numbers : bad_numbers()) cases.push_back(std::move(numbers));
   return cases;

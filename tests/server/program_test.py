@@ -248,7 +248,7 @@ class Generate(unittest.TestCase):
                                   ['--num-speculative-tokens', '100000', 'x']),
                                  ('drafter', ['--drafter', 'no_such_drafter', 'x']),
                                  ('input_ids', ['--input-ids', '5000000']),
-                                 ('mode', ['--mode', 'coupled', 'x']),
+                                 ('lenience', ['--lenience', '0', 'x']),
                                  ('input', [])):
             base = [a for a in self.where if a not in ('--temperature', '0', '--max-tokens', '12')]
             result = outrider(*base, *arguments)

@@ -10,6 +10,10 @@
 namespace outrider {
 namespace {
 
+v1::SpeculationParams& speculation(v1::GenerateRequest& request) {
+  return *request.mutable_speculation();
+}
+
 TEST(Requests, SeveralAnswersComeByIndex) {
   RunningServer server;
   v1::GenerateRequest request = greedy("The quick brown fox", 10);
@@ -43,6 +47,51 @@ TEST(Requests, SeveralAnswersComeByIndex) {
     EXPECT_EQ(texts[i], whole.others(i - 1).text());
     EXPECT_EQ(whole.others(i - 1).complete().index(), i);
   }
+}
+
+TEST(Requests, ASeedGivesOneAnswerWhateverIsDrafted) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("one two three one two three one two", 30);
+  sampling(request).set_temperature(0.9f);
+  sampling(request).set_seed(7);
+  speculation(request).set_mode(v1::SPECULATION_MODE_OFF);
+  const Heard off = generate(server.port(), request);
+  ASSERT_TRUE(off.status.ok()) << off.status.error_message();
+  EXPECT_EQ(off.complete.speculation().mode(), "off");
+  for (const auto mode : {v1::SPECULATION_MODE_UNSPECIFIED, v1::SPECULATION_MODE_COUPLED}) {
+    speculation(request).set_mode(mode);
+    for (const int k : {0, 1, 3, 6}) {
+      for (const char* const drafter : {"prompt_lookup", "random"}) {
+        speculation(request).set_num_speculative_tokens(k);
+        speculation(request).set_drafter(drafter);
+        const Heard heard = generate(server.port(), request);
+        EXPECT_EQ(heard.token_ids, off.token_ids) << k << " by " << drafter;
+        EXPECT_EQ(heard.complete.speculation().mode(), k == 0 ? "off" : "coupled");
+      }
+    }
+  }
+  speculation(request).set_mode(v1::SPECULATION_MODE_REJECTION);
+  EXPECT_EQ(generate(server.port(), request).complete.speculation().mode(), "rejection");
+}
+
+TEST(Requests, LenienceIsToldWithWhatItDid) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("one two three one two three one two", 60);
+  sampling(request).set_temperature(1);
+  sampling(request).set_seed(3);
+  speculation(request).set_mode(v1::SPECULATION_MODE_REJECTION);
+  speculation(request).set_drafter("random");
+  speculation(request).set_num_speculative_tokens(4);
+  const Heard exact = generate(server.port(), request);
+  EXPECT_EQ(exact.complete.speculation().lenience(), 1.0f);
+  EXPECT_EQ(exact.complete.speculation().lenience_shift(), 0.0);
+  speculation(request).set_lenience(0.25f);
+  const Heard lenient = generate(server.port(), request);
+  ASSERT_TRUE(lenient.status.ok()) << lenient.status.error_message();
+  EXPECT_EQ(lenient.complete.speculation().lenience(), 0.25f);
+  EXPECT_GT(lenient.complete.speculation().lenience_shift(), 0.0);
+  EXPECT_LE(lenient.complete.speculation().lenience_shift(), 0.75);  // at most 1 - l
+  EXPECT_GT(lenient.complete.speculation().alpha(), exact.complete.speculation().alpha());
 }
 
 TEST(Requests, LogprobsComeWithTheirTokens) {

@@ -230,6 +230,17 @@ class ExactOutput {
     return sum / 2;
   }
 
+  // The distribution of the first token alone, [vocab].
+  std::vector<double> first_token() {
+    std::vector<int32_t> tokens;
+    draft(tokens, 1.0);
+    std::vector<double> marginal(pair_.vocab);
+    for (size_t i = 0; i < joint_.size(); ++i) {
+      marginal[i / (joint_.size() / pair_.vocab)] += joint_[i];
+    }
+    return marginal;
+  }
+
  private:
   // Each draft, with its probability.
   void draft(std::vector<int32_t>& tokens, double probability) {
@@ -241,7 +252,7 @@ class ExactOutput {
     if (q.non_finite != 0) {
       w[0] = 1.0;  // as sample_draft says
     } else if (pair_.one_hot || pair_.processors.mode == VerifyMode::greedy) {
-      w[q.argmax] = 1.0;
+      w[q.choice] = 1.0;
     } else {
       cpu::race_weights(cpu::draft_row(row.data(), pair_.vocab, q), 0, pair_.vocab, w.data());
     }
@@ -307,8 +318,12 @@ class ExactOutput {
     const int ranks = static_cast<int>(shards_.size()), rows = num_drafted + 1;
     std::vector<VerifyRow> what;
     for (int i = 0; i < rows; ++i) {
-      what.push_back({i, i < num_drafted ? drafted[i] : -1, pair_.processors.filtered() ? i : -1,
-                      pair_.processors});
+      what.push_back({i,
+                      i < num_drafted ? drafted[i] : -1,
+                      pair_.processors.filtered() ? i : -1,
+                      pair_.processors,
+                      {},
+                      0});
     }
     std::vector<ShardSummary> summaries(ranks * rows);
     std::vector<Candidate> candidates(ranks * rows * kCandidates);
@@ -344,7 +359,7 @@ class ExactOutput {
                    double probability) {
     std::vector<double> w(pair_.vocab, 0.0);
     if (pair_.processors.mode == VerifyMode::greedy) {
-      w[views[0].p[n].argmax] = 1.0;
+      w[views[0].p[n].choice] = 1.0;
     } else {
       for (size_t r = 0; r < views.size(); ++r) {
         steps_.race_weights(steps_.extra_token_row(views[r], n), 0, shards_[r].size,
@@ -353,7 +368,7 @@ class ExactOutput {
     }
     const double total = std::accumulate(w.begin(), w.end(), 0.0);
     if (total == 0.0) {
-      const RaceResult nobody{std::numeric_limits<double>::infinity(), 0.0, -1, 0.0f};
+      const RaceResult nobody{std::numeric_limits<double>::infinity(), 0.0, 0.0, -1, 0.0f};
       const std::vector<RaceResult> results(views.size(), nobody);
       w[steps_.verify_commit(results.data(), static_cast<int>(results.size()), 1, views[0], n)] =
           1.0;

@@ -62,6 +62,56 @@ TEST(Exactness, RecoversTheTargetBehindABrokenDraft) {
   }
 }
 
+// What the ranks measure of the first row: Σ [min(q, p / l) - min(q, p)].
+double measured_shift(const Pair& pair, int ranks) {
+  const cpu::Isa isa = cpu::select_isa();
+  RowDistribution p = cpu::process_row(pair.target[0].data(), pair.vocab, pair.processors, isa);
+  const RowDistribution q =
+      cpu::process_row(pair.draft[0].data(), pair.vocab, pair.processors, isa);
+  const int32_t drafted = q.choice;
+  p.draft_logit = pair.target[0][drafted];
+  double shift = 0;
+  for (const Shard& shard : make_shards(pair.vocab, ranks)) {
+    const SequenceRows rows{pair.target[0].data() + shard.first,
+                            pair.one_hot ? nullptr : pair.draft[0].data(),
+                            &drafted,
+                            &p,
+                            &q,
+                            1,
+                            shard.first,
+                            shard.size,
+                            pair.vocab,
+                            pair.vocab};
+    shift += cpu::shard_overlap(rows, 0, pair.processors.lenience, isa).shift;
+  }
+  return shift;
+}
+
+// No token comes with more than p(x) / l, and the measured shift is the first token's distance.
+TEST(Lenience, MovesTheOutputByWhatIsMeasuredAndNoFurther) {
+  double largest = 0.0;
+  for (Pair pair : random_pairs(2, 6)) {
+    if (pair.num_drafted == 0 || pair.processors.mode == VerifyMode::greedy) continue;
+    const auto p = reference_distribution(pair.target[0], pair.processors);
+    for (const float lenience : {0.9f, 0.5f, 0.1f}) {
+      pair.processors.lenience = lenience;
+      for (const int ranks : {1, 3}) {
+        const auto first = ExactOutput(pair, ranks, Steps{}).first_token();
+        double distance = 0.0;
+        for (int v = 0; v < pair.vocab; ++v) {
+          EXPECT_LE(first[v], p[v] / lenience * (1 + kTolerance) + 1e-9);
+          distance += std::abs(first[v] - p[v]) / 2;
+        }
+        EXPECT_NEAR(measured_shift(pair, ranks), distance, kTolerance);
+        largest = std::max(largest, distance);
+      }
+    }
+    pair.processors.lenience = 1.0f;
+    EXPECT_EQ(measured_shift(pair, 2), 0.0);
+  }
+  EXPECT_GT(largest, 0.3);  // it does something
+}
+
 // q is zero outside a trimmed head's tokens, at any temperature and under any filter that a request
 // may ask for; greedy drafts are of its tokens too.
 TEST(Exactness, DraftsNothingOutsideATrimmedHead) {
@@ -78,7 +128,7 @@ TEST(Exactness, DraftsNothingOutsideATrimmedHead) {
       }
     }
   }
-  EXPECT_EQ(cpu::process_row(logits.data(), 5, {}, cpu::select_isa()).argmax, 3);
+  EXPECT_EQ(cpu::process_row(logits.data(), 5, {}, cpu::select_isa()).choice, 3);
 }
 
 }  // namespace

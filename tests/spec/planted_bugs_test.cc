@@ -330,8 +330,9 @@ TEST(PlantedBugs, AOneHotThroughoutIsExact) {
 }
 
 // One step of one drafted token through production's own randomness; returns the total variation
-// of the first emitted token from p.
-double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset)) {
+// of the first emitted token from p. draft: with whose noise the token is drafted.
+double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset),
+                               VerifyMode draft_mode = VerifyMode::rejection) {
   const std::vector<float> target{0.0f, 1.0f, -0.5f, 0.3f}, draft{0.8f, -0.2f, 0.1f, 0.4f};
   const Processors processors{.mode = VerifyMode::rejection};
   const Isa isa = cpu::select_isa();
@@ -341,7 +342,7 @@ double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset))
   std::vector<double> frequency(4, 0.0);
   for (uint32_t base = 0; base < kSamples; ++base) {
     const RandomKey key{.seed = 11, .choice = 0, .base = base};
-    const int32_t drafted = cpu::sample_draft(draft.data(), 4, q, processors.mode, key, 0, isa);
+    const int32_t drafted = cpu::sample_draft(draft.data(), 4, q, draft_mode, key, 0, isa);
     p.draft_logit = target[drafted];
     const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, 1, 0, 4, 4, 4};
     double p_draft, q_draft;
@@ -367,6 +368,17 @@ TEST(PlantedBugs, CountersSharedByDraftAndAcceptAreSeen) {
     return random_word(key, offset, Purpose::draft, 0) * 0x1p-32;
   });
   std::printf("%-50s total variation %.3f\n", "counters shared by draft and accept", planted);
+  EXPECT_GT(planted, 0.02);
+}
+
+TEST(PlantedBugs, CoupledNoiseReusedInTheAcceptTestIsSeen) {
+  EXPECT_LT(sampled_total_variation(accept_uniform, VerifyMode::coupled), 0.01);
+  const double planted = sampled_total_variation(
+      [](const RandomKey& key, int offset) {
+        return random_word(coupled_key(key, offset), 0, Purpose::coupled, 0) * 0x1p-32;
+      },
+      VerifyMode::coupled);
+  std::printf("%-50s total variation %.3f\n", "coupled noise reused in the accept test", planted);
   EXPECT_GT(planted, 0.02);
 }
 

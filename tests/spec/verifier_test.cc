@@ -116,9 +116,9 @@ int32_t draw(const std::vector<float>& logits, const Processors& processors, con
 }
 
 std::string describe(const Verdict& v) {
-  return testing::PrintToString(std::vector<double>{double(v.num_accepted), double(v.extra_token),
-                                                    double(v.non_finite), double(v.gathered),
-                                                    double(v.alpha_rows), v.alpha_sum});
+  return testing::PrintToString(
+      std::vector<double>{double(v.num_accepted), double(v.extra_token), double(v.non_finite),
+                          double(v.gathered), double(v.alpha_rows), v.alpha_sum, v.shift_sum});
 }
 
 // The verdicts of one step; all ranks must have the same.
@@ -245,10 +245,11 @@ TEST(Verifier, BrokenDraftRowIsRefusedAndTheTargetDrawnFrom) {
 }
 
 // A flat row of 2000 tokens: half of its mass takes 1000 of them, far more than the candidates.
-TEST(Verifier, GathersWhatTheCandidatesDoNotCover) {
+class VerifierGathers : public testing::TestWithParam<VerifyMode> {};
+TEST_P(VerifierGathers, WhatTheCandidatesDoNotCover) {
   std::mt19937 random(2);
   constexpr int kVocab = 2000;
-  const Processors nucleus{VerifyMode::rejection, 1.0f, 0, 0.5f};
+  const Processors nucleus{GetParam(), 1.0f, 0, 0.5f};
   std::vector<Case> cases;
   for (uint32_t i = 0; i < 40; ++i) {
     Case c{.target = {}, .draft = {}, .drafted = {}, .processors = nucleus, .key = {i, 0, 5}};
@@ -270,6 +271,46 @@ TEST(Verifier, GathersWhatTheCandidatesDoNotCover) {
       EXPECT_GT(p[verdicts[i].extra_token], 0.0);
       EXPECT_NEAR(verdicts[i].alpha_sum, 2.0, 1e-6);
     }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, VerifierGathers,
+                         testing::Values(VerifyMode::rejection, VerifyMode::coupled));
+
+// A top_k of the whole vocabulary, or beyond it, leaves nothing out and needs no candidates.
+TEST(Verifier, CoupledRowsOfWhichNothingIsFilteredOutAreTheUnfiltered) {
+  std::mt19937 random(8);
+  for (int i = 0; i < 20; ++i) {
+    Case c{.target = {random_row(random, 500)}, .draft = {}, .drafted = {}, .processors = {}};
+    c.key.base = static_cast<uint32_t>(i);
+    std::vector<Case> cases;
+    for (const int32_t top_k : {0, 500, 100'000}) {
+      cases.push_back(c);
+      cases.back().processors = {VerifyMode::coupled, 1.0f, top_k, 1.0f};
+    }
+    const auto verdicts = verify_over(2, cases);
+    EXPECT_EQ(verdicts[1].extra_token, verdicts[0].extra_token);
+    EXPECT_EQ(verdicts[2].extra_token, verdicts[0].extra_token);
+    EXPECT_FALSE(verdicts[1].gathered);
+  }
+}
+
+// ln 0.5 = -0.6931: what lies nearer to the largest logit is kept, whatever the id.
+TEST(Verifier, GreedyLenienceKeepsWhatComesNearTheArgMax) {
+  const std::vector<float> row{2.0f, 5.0f, 4.31f, 4.30f, 5.0f};
+  const auto verdict_of = [&](int32_t drafted, float lenience) {
+    const Case c{{row, row}, {}, {drafted}, {.lenience = lenience}};
+    return verify_over(2, {c})[0];
+  };
+  for (const int32_t drafted : {0, 1, 2, 3, 4}) {
+    EXPECT_EQ(verdict_of(drafted, 1.0f).num_accepted, drafted == 1 ? 1 : 0);
+    const Verdict lenient = verdict_of(drafted, 0.5f);
+    const bool near = row[drafted] >= 4.31f;
+    EXPECT_EQ(lenient.num_accepted, near ? 1 : 0) << drafted;
+    EXPECT_EQ(lenient.extra_token, 1);
+    EXPECT_EQ(lenient.alpha_rows, 1);
+    EXPECT_EQ(lenient.alpha_sum, near ? 1.0 : 0.0);
+    EXPECT_EQ(lenient.shift_sum, near && drafted != 1 ? 1.0 : 0.0);
   }
 }
 
@@ -405,7 +446,8 @@ class Statistics : public testing::TestWithParam<Processors> {};
 // changes them only where a sum's rounding decides (about one in 10^6).
 TEST_P(Statistics, OutputFollowsTheTargetOverRanks) {
   constexpr int kVocab = Language::kVocab;
-  const int num_sequences = GetParam().filtered() ? 40'000 : 100'000;  // candidates take time
+  const int halves = GetParam().mode == VerifyMode::coupled ? 1 : 2;
+  const int num_sequences = halves * (GetParam().filtered() ? 20'000 : 50'000);
   const Language language;
   std::vector<std::vector<double>> p;
   for (const auto& row : language.target) p.push_back(reference_distribution(row, GetParam()));
@@ -446,15 +488,20 @@ TEST_P(Statistics, OutputFollowsTheTargetOverRanks) {
     };
     different += same(texts[1]) && same(texts[2]) ? 0 : 1;
   }
-  EXPECT_LE(different, 3);
+  // No sum has a part in a coupled row that is not filtered.
+  const bool same = GetParam().mode == VerifyMode::coupled && !GetParam().filtered();
+  EXPECT_LE(different, same ? 0 : 3);
   RecordProperty("texts_that_ranks_changed", different);
 }
 
 INSTANTIATE_TEST_SUITE_P(Processors, Statistics,
-                         testing::Values(kSampled,
-                                         Processors{VerifyMode::rejection, 0.8f, 9, 0.9f}),
+                         testing::Values(kSampled, Processors{VerifyMode::rejection, 0.8f, 9, 0.9f},
+                                         Processors{.mode = VerifyMode::coupled},
+                                         Processors{VerifyMode::coupled, 0.8f, 9, 0.9f}),
                          [](const auto& info) {
-                           return info.param.filtered() ? "Filtered" : "Plain";
+                           const bool coupled = info.param.mode == VerifyMode::coupled;
+                           return std::string(coupled ? "Coupled" : "Rejection") +
+                                  (info.param.filtered() ? "Filtered" : "Plain");
                          });
 
 // Against sums in fp64 over the whole row. fp32 exponentials err by 2^-22 each at most (math_test),

@@ -126,7 +126,8 @@ class MeteringBackend final : public Backend {
                     Stream&) override {
     cost_ += combine_rows_cost();
   }
-  void resolve_row(TensorView, const Processors&, RowDistribution*, Stream&) override {}
+  void resolve_row(TensorView, const Processors&, const RandomKey&, RowDistribution*,
+                   Stream&) override {}
   void accept_step(const SequenceToVerify*, int64_t, Verdict*, Stream&) override {
     cost_ += accept_step_cost();
   }

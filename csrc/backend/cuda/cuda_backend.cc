@@ -350,10 +350,10 @@ void CudaBackend::combine_rows(SummaryMessages all, const VerifyRow* rows, int64
   cuda::combine_rows(all, rows, num_rows, p, disagreeing, handle(stream));
 }
 
-void CudaBackend::resolve_row(TensorView logits, const Processors& processors, RowDistribution* row,
-                              Stream& stream) {
+void CudaBackend::resolve_row(TensorView logits, const Processors& processors, const RandomKey& key,
+                              RowDistribution* row, Stream& stream) {
   CHECK(has_shape(logits, DType::f32, {-1}));
-  cuda::resolve_row(logits.data<float>(), logits.extent(0), processors, row, handle(stream));
+  cuda::resolve_row(logits.data<float>(), logits.extent(0), processors, key, row, handle(stream));
 }
 
 void CudaBackend::accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,

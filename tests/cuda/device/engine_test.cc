@@ -114,12 +114,16 @@ TEST_P(CudaEngineRanks, AgreeAndSpeculationDoesNotShow) {
   NEED_GPUS(ranks);
   std::vector<Request> requests;
   for (const int k : {0, 1, 4}) requests.push_back(greedy_request(20, 1, 12, k, "model"));
-  for (int repeat = 0; repeat < 2; ++repeat) {
-    Request sampled = greedy_request(20, 2, 12, 3, "model");
-    sampled.sampling.temperature = 1.5f;
-    sampled.sampling.top_p = 0.9f;
-    sampled.sampling.seed = 5;
+  Request sampled = greedy_request(20, 2, 12, 3, "model");
+  sampled.sampling.temperature = 1.5f;
+  sampled.sampling.top_p = 0.9f;
+  sampled.sampling.seed = 5;
+  sampled.speculation.mode = VerifyMode::rejection;
+  requests.insert(requests.end(), 2, sampled);
+  sampled.speculation.mode = VerifyMode::coupled;
+  for (const int k : {0, 2, 5}) {
     requests.push_back(sampled);
+    requests.back().speculation.num_speculative_tokens = k;
   }
   const auto answers = run(options(), requests, ranks);
   for (const CollectedAnswer& answer : answers) {
@@ -129,6 +133,8 @@ TEST_P(CudaEngineRanks, AgreeAndSpeculationDoesNotShow) {
   EXPECT_EQ(answers[1].token_ids, answers[0].token_ids);
   EXPECT_EQ(answers[2].token_ids, answers[0].token_ids);
   EXPECT_EQ(answers[4].token_ids, answers[3].token_ids);
+  EXPECT_EQ(answers[6].token_ids, answers[5].token_ids);
+  EXPECT_EQ(answers[7].token_ids, answers[5].token_ids);
 }
 
 TEST_P(CudaEngineRanks, AgreeOnEditedAnswers) {
@@ -163,6 +169,7 @@ TEST(CudaEngine, SampledAnswersRepeat) {
       request.sampling.top_k = 200;
       request.sampling.top_p = 0.97f;
       request.sampling.seed = 11;
+      request.speculation.mode = VerifyMode::rejection;
       requests.push_back(request);
     }
   }
@@ -170,6 +177,33 @@ TEST(CudaEngine, SampledAnswersRepeat) {
   for (size_t i = 0; i < answers.size(); i += 2) {
     ASSERT_TRUE(answers[i].completion) << answers[i].status;
     EXPECT_EQ(answers[i].token_ids, answers[i + 1].token_ids);
+  }
+}
+
+// Whatever drafts, and how much; with filters, without, and without drafts. Times of a race are the
+// CPU's bit for bit where logits are; here they differ by rounding, which decides no race.
+TEST(CudaEngine, CoupledDoesNotDependOnSpeculation) {
+  for (const bool filtered : {false, true}) {
+    std::vector<Request> requests;
+    for (const std::string drafter : {"model", "random", "prompt_lookup"}) {
+      for (const int k : {0, 1, 5}) {
+        Request request = greedy_request(20, 3, 16, k, drafter);
+        request.sampling.temperature = 0.9f;
+        request.sampling.top_k = filtered ? 50 : 0;
+        request.sampling.top_p = filtered ? 0.97f : 1.0f;
+        request.sampling.seed = 11;
+        requests.push_back(request);
+      }
+    }
+    const auto answers = run(options("tiny"), requests);
+    int64_t accepted = 0;
+    for (const CollectedAnswer& answer : answers) {
+      ASSERT_TRUE(answer.completion) << answer.status;
+      EXPECT_EQ(answer.token_ids, answers[0].token_ids);
+      accepted += answer.completion->speculation.num_accepted_draft_tokens;
+    }
+    EXPECT_GT(accepted, 10);
+    EXPECT_EQ(answers[0].token_ids, run_requests(options("tiny"), 1, {requests[0]})[0].token_ids);
   }
 }
 

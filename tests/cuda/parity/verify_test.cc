@@ -21,13 +21,23 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int kK = 3;  // tokens drafted for a sequence
-constexpr int kSequences = 8;
+constexpr int kSequences = 13;
 constexpr int kRows = kSequences * (kK + 1);
 constexpr float kNaNf = std::numeric_limits<float>::quiet_NaN();
 
-Processors sampled(float temperature, int top_k, float top_p, float min_p_reach = -1.0f) {
-  Processors processors{VerifyMode::rejection, temperature, top_k, top_p};
-  processors.min_p_reach = min_p_reach;
+Processors sampled(float temperature, int top_k, float top_p, float min_p_reach = -1.0f,
+                   float lenience = 1.0f) {
+  return {.mode = VerifyMode::rejection,
+          .temperature = temperature,
+          .top_k = top_k,
+          .top_p = top_p,
+          .min_p_reach = min_p_reach,
+          .lenience = lenience};
+}
+
+Processors coupled(float temperature, int top_k, float top_p, float min_p_reach = -1.0f) {
+  Processors processors = sampled(temperature, top_k, top_p, min_p_reach);
+  processors.mode = VerifyMode::coupled;
   return processors;
 }
 
@@ -38,7 +48,12 @@ const Processors kProcessors[kSequences] = {{},
                                             sampled(1.0f, 300, 0.95f),
                                             sampled(2.0f, 1, 0.5f),
                                             sampled(1.0f, 0, 1.0f, 3.0f),
-                                            sampled(0.8f, 200, 0.9f, 1.5f)};
+                                            sampled(0.8f, 200, 0.9f, 1.5f),
+                                            coupled(0.8f, 0, 1.0f),
+                                            coupled(1.2f, 40, 0.9f, 4.0f),
+                                            coupled(1.0f, 0, 0.95f),
+                                            sampled(1.0f, 0, 1.0f, -1.0f, 0.5f),
+                                            {.lenience = 0.3f}};
 
 enum class Kind { normal, tied, flat, broken };
 
@@ -117,7 +132,8 @@ TEST_P(VerifyParity, DraftsAreTheCpus) {
     EXPECT_EQ(values[i].non_finite, expected_q[i].non_finite);
     if (expected_q[i].non_finite != 0) continue;
     EXPECT_EQ(values[i].max, expected_q[i].max);
-    EXPECT_EQ(values[i].argmax, expected_q[i].argmax);
+    EXPECT_EQ(values[i].choice, expected_q[i].choice);
+    EXPECT_EQ(values[i].choice_logit, expected_q[i].choice_logit);
     EXPECT_EQ(values[i].cut_logit, expected_q[i].cut_logit);
     EXPECT_EQ(values[i].cut_token, expected_q[i].cut_token);
     EXPECT_EQ(values[i].resolved, 1);
@@ -155,10 +171,13 @@ TEST_P(VerifyParity, StepsAreTheCpus) {
   int32_t num_filtered = 0;
   for (int s = 0; s < kSequences; ++s) {
     for (int i = 0; i <= kK; ++i) {
-      rows.push_back({.logits_row = s * (kK + 1) + i,
-                      .draft_token = i < kK ? drafted[s * kK + i] : -1,
-                      .candidates_slot = kProcessors[s].filtered() ? num_filtered++ : -1,
-                      .processors = kProcessors[s]});
+      rows.push_back(
+          {.logits_row = s * (kK + 1) + i,
+           .draft_token = i < kK ? drafted[s * kK + i] : -1,
+           .candidates_slot = kProcessors[s].filtered() ? num_filtered++ : -1,
+           .processors = kProcessors[s],
+           .key = {.seed = 5, .choice = 0, .base = static_cast<uint32_t>(10 + i)},
+           .races = kProcessors[s].mode == VerifyMode::coupled && !kProcessors[s].filtered()});
     }
   }
   const DeviceArray<VerifyRow> device_rows(rows);
@@ -195,6 +214,7 @@ TEST_P(VerifyParity, StepsAreTheCpus) {
       EXPECT_EQ(got[row].max, want.max);
       EXPECT_EQ(got[row].argmax, want.argmax);
       EXPECT_EQ(got[row].draft_logit, want.draft_logit);
+      EXPECT_TRUE(same_bits(got[row].runner, want.runner)) << "row " << row;
       expect_near(got[row].sum_exp, want.sum_exp, kSumTolerance, "sum_exp");
       for (int c = 0; c < want.num_candidates; ++c) {
         const int64_t at = int64_t{rows[row].candidates_slot} * kCandidates + c;
@@ -218,9 +238,11 @@ TEST_P(VerifyParity, StepsAreTheCpus) {
     if (p[row].resolved != 0) continue;
     const std::vector<float> whole(target.begin() + row * vocab_,
                                    target.begin() + (row + 1) * vocab_);
-    p[row] = cpu::resolve_row(p[row], whole.data(), vocab_, rows[row].processors, isa);
+    p[row] =
+        cpu::resolve_row(p[row], whole.data(), vocab_, rows[row].processors, rows[row].key, isa);
     const DeviceArray<float> device_whole(whole);
-    resolve_row(device_whole.data(), vocab_, rows[row].processors, device_p.data() + row, stream_);
+    resolve_row(device_whole.data(), vocab_, rows[row].processors, rows[row].key,
+                device_p.data() + row, stream_);
   }
   got_p = device_p.values();
   for (int row = 0; row < kRows; ++row) EXPECT_TRUE(same_bits(got_p[row], p[row])) << "row " << row;
@@ -273,6 +295,7 @@ TEST_P(VerifyParity, StepsAreTheCpus) {
       EXPECT_EQ(got[s].time, want.time);
       EXPECT_EQ(got[s].logit, want.logit);
       EXPECT_NEAR(got[s].overlap, want.overlap, 1e-9);
+      EXPECT_NEAR(got[s].shift, want.shift, 1e-9);
     }
     const auto got_verdicts = device_verdicts.values();
     for (int s = 0; s < kSequences; ++s) {
@@ -293,6 +316,7 @@ TEST_P(VerifyParity, StepsAreTheCpus) {
       EXPECT_EQ(committed[s].extra_logit, verdicts[s].extra_logit);
       EXPECT_EQ(committed[s].alpha_rows, verdicts[s].alpha_rows);
       EXPECT_EQ(committed[s].alpha_sum, verdicts[s].alpha_sum);
+      EXPECT_EQ(committed[s].shift_sum, verdicts[s].shift_sum);
     }
   }
 }
