@@ -205,13 +205,14 @@ class DecodeBench {
 // Seconds, a round each.
 struct RowSamples {
   int64_t rows = 0;
-  std::vector<double> target, unreplayed, greedy, rejection, all_reduce;
+  std::vector<double> target, unreplayed, greedy, rejection, coupled, all_reduce;
 
   void add(DecodeBench& bench, bool gpu) {
     target.push_back(bench.target_step(rows, true));
     if (gpu) unreplayed.push_back(bench.target_step(rows, false));
     greedy.push_back(bench.verify(rows, VerifyMode::greedy));
     rejection.push_back(bench.verify(rows, VerifyMode::rejection));
+    coupled.push_back(bench.verify(rows, VerifyMode::coupled));
     all_reduce.push_back(bench.all_reduce(rows));
   }
 };
@@ -252,17 +253,19 @@ void print(const DecodeBenchOptions& options, const BenchDevice& device, int ran
               results.weights / 1e6, device.gpu ? "copies" : "reads", results.bandwidth / 1e9);
   std::printf(
       "| rows | target step, ms | to the first | GB/s | of the machine | verify greedy, ms | "
-      "verify rejection, ms | all-reduce, us |%s\n",
+      "verify rejection, ms | verify coupled, ms | all-reduce, us |%s\n",
       device.gpu ? " without graphs, ms |" : "");
-  std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |%s\n", device.gpu ? " --- |" : "");
+  std::printf("| --- | --- | --- | --- | --- | --- | --- | --- | --- |%s\n",
+              device.gpu ? " --- |" : "");
   const double one = median(results.rows[0].target);
   for (const RowSamples& samples : results.rows) {
     const double seconds = median(samples.target);
     const double rate = results.weights / seconds;
-    std::printf("| %lld | %.3f | %.3f | %.1f | %.1f %% | %.3f | %.3f | %.1f |",
+    std::printf("| %lld | %.3f | %.3f | %.1f | %.1f %% | %.3f | %.3f | %.3f | %.1f |",
                 static_cast<long long>(samples.rows), 1e3 * seconds, seconds / one, rate / 1e9,
                 100 * rate / results.bandwidth, 1e3 * median(samples.greedy),
-                1e3 * median(samples.rejection), 1e6 * median(samples.all_reduce));
+                1e3 * median(samples.rejection), 1e3 * median(samples.coupled),
+                1e6 * median(samples.all_reduce));
     if (device.gpu) std::printf(" %.3f |", 1e3 * median(samples.unreplayed));
     std::printf("\n");
   }
@@ -292,6 +295,7 @@ void write_json(const DecodeBenchOptions& options, const BenchDevice& device, in
     add("decode/target_without_graphs" + rows, samples.unreplayed, {});
     add("decode/verify_greedy" + rows, samples.greedy, {});
     add("decode/verify_rejection" + rows, samples.rejection, {});
+    add("decode/verify_coupled" + rows, samples.coupled, {});
     add("decode/all_reduce" + rows, samples.all_reduce, {});
   }
   add("decode/draft", results.draft, {});

@@ -45,10 +45,10 @@ class Bench(unittest.TestCase):
         done, report = bench("decode", "--model", SHAPE, "--context", 20)
         self.check(done, report)
         parts = ("target", "target_without_graphs", "verify_greedy", "verify_rejection",
-                 "all_reduce")
+                 "verify_coupled", "all_reduce")
         self.assertEqual(names(report), [f"decode/{part}/rows:{rows}" for rows in (1, 5)
                                          for part in parts])
-        one, five = (report["benchmarks"][i] for i in (0, 5))
+        one, five = (report["benchmarks"][i] for i in (0, 6))
         self.assertGreater(one["real_time"], 0)
         # As many kernels, whatever the rows; five are padded to eight, and compute for them.
         self.assertEqual(one["launches"], five["launches"])
