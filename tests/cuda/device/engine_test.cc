@@ -20,7 +20,9 @@ std::unique_ptr<Backend> make_device(int rank) { return make_cuda_backend(gpu_of
 
 EngineOptions options(const char* draft = "tiny-draft") {
   EngineOptions options{.model = test_checkpoint("tiny"), .draft = test_checkpoint(draft)};
-  options.prefill_beside = 16;  // whatever it costs: nobody waits, and measuring takes long here
+  // Whatever it costs: nobody waits, and measuring takes long here.
+  options.prefill_beside = 16;
+  options.lookahead = *parse_lookahead("fixed:4");
   return options;
 }
 
