@@ -65,11 +65,11 @@ std::string summary(const v1::Complete& complete) {
       complete.timings().ttft_ms());
   if (s.num_draft_tokens() > 0) {
     text += absl::StrFormat(
-        "\nalpha %.2f, c %.3f: %.2f times as fast as without drafts, predicted %.2f", s.alpha(),
+        "; alpha %.2f, c %.3f: %.2f times as fast as without drafts, predicted %.2f", s.alpha(),
         s.draft_cost(), s.measured_speedup(), s.predicted_speedup());
   }
   if (s.has_tpot_slo_ms()) {
-    text += absl::StrFormat("\nthe objective of %g ms a token was %s", s.tpot_slo_ms(),
+    text += absl::StrFormat("; the objective of %g ms a token was %s", s.tpot_slo_ms(),
                             s.tpot_slo_missed() ? "missed" : "met");
   }
   return text;

@@ -39,8 +39,8 @@ class AnswerPrinter {
       answers_;  // by index; coloured text where that is asked for
 };
 
-// "accepted 12 of 30 drafted tokens (40.0 %), 2.10 tokens a step, …", and lines on what speculation
-// brought and whether an objective was met, where there is something to say.
+// "accepted 12 of 30 drafted tokens (40.0 %), 2.10 tokens a step, …", and what speculation brought
+// and whether an objective was met, where there is something to say.
 std::string summary(const v1::Complete& complete);
 
 // The object of --format json, without a line break: the answer, and in `others` those behind it.

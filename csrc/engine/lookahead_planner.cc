@@ -81,7 +81,8 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     const auto position = static_cast<int64_t>(choice.tokens.size());
     const int k = choice.exact ? choice.num_draft_tokens : 0;
     base.add(pricing_.target(), position, sequence.drafter, k);
-    costs_.tokens += 1 + accepted_of(hazard_of_sequence(sequence), k);
+    costs_.tokens += 1;
+    if (k > 0) costs_.tokens += accepted_of(hazard_of_sequence(sequence), k);
     if (sequence.max_step_ms > 0) {
       costs_.max_ms = std::min(costs_.max_ms, sequence.max_step_ms);
     }

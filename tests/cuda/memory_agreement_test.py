@@ -19,7 +19,8 @@ def tokens_of_cache(*free_bytes):
         command += [':'] if i > 0 else []
         command += ['-np', '1', 'env', f'OUTRIDER_EMU_MEMORY_BYTES={free}', 'OUTRIDER_EMU_DEVICES=2',
                     PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--device', 'cuda',
-                    '--max-sequences', '1024', '--prefill-beside', '16']
+                    '--max-sequences', '1024', '--prefill-beside', '16',
+                    '--lookahead', 'fixed:4']
     process = subprocess.Popen(['setpriv', '--pdeathsig', 'KILL', 'timeout', str(LIMIT_S), *command],
                                stderr=subprocess.PIPE, text=True)
     try:

@@ -23,7 +23,7 @@ class Failure(unittest.TestCase):
         process = subprocess.Popen(
             ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'launch', '--ranks', '2', '--no-restart',
              '--', 'serve', '--model', CHECKPOINT, '--port', '0', '--prefill-beside', '16',
-             '--device', 'cuda', '--share-gpus'],
+             '--lookahead', 'fixed:4', '--device', 'cuda', '--share-gpus'],
             stderr=subprocess.PIPE, text=True, env=env)
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.kill)

@@ -21,7 +21,8 @@ def server(program, *flags):
     """The port of a server of two ranks."""
     process = subprocess.Popen(
         ['setpriv', '--pdeathsig', 'KILL', program, 'launch', '--ranks', '2', '--', 'serve',
-         '--model', CHECKPOINT, '--port', '0', '--prefill-beside', '16', *flags],
+         '--model', CHECKPOINT, '--port', '0', '--prefill-beside', '16',
+         '--lookahead', 'fixed:4', *flags],
         stderr=subprocess.PIPE, text=True)
     try:
         said = []

@@ -64,7 +64,8 @@ class Programs:
 
     def device_flags(self, ranks: int, gpus: int) -> list[str]:
         # What is slow is not measured before it serves.
-        beside = ["--prefill-beside", "16"] if self.slow(ranks, gpus) else []
+        unmeasured = ["--prefill-beside", "16", "--lookahead", "fixed:4"]
+        beside = unmeasured if self.slow(ranks, gpus) else []
         return ["--device", "cuda", *(["--share-gpus"] if ranks > gpus else []), *beside]
 
     def run(self, *command, check: bool = True, timeout: float | None = None, env=None):

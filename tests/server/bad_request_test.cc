@@ -159,6 +159,7 @@ std::vector<Case> bad_requests() {
        [](R& r) { speculation(r).set_num_speculative_tokens(16); }},
       {"speculation.num_speculative_tokens",
        [](R& r) { speculation(r).set_num_speculative_tokens(-1); }},
+      {"speculation.tpot_slo_ms", [](R& r) { speculation(r).set_tpot_slo_ms(0); }},
       {"speculation.num_speculative_tokens",
        [](R& r) { speculation(r).set_num_speculative_tokens(100'000); }},
       {"speculation.num_speculative_tokens",

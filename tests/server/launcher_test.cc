@@ -61,6 +61,10 @@ v1::Complete a_complete() {
   stats.set_mean_acceptance_length(2.1);
   stats.set_draft_acceptance_rate(0.4);
   stats.set_drafter("model");
+  stats.set_alpha(0.45);
+  stats.set_draft_cost(0.125);
+  stats.set_measured_speedup(1.5);
+  stats.set_predicted_speedup(1.625);
   stats.set_seed(18446744073709551615u);
   return complete;
 }
@@ -68,7 +72,24 @@ v1::Complete a_complete() {
 TEST(AnswerPrinter, Summary) {
   EXPECT_EQ(summary(a_complete()),
             "accepted 12 of 30 drafted tokens (40.0 %), 2.10 tokens a step, drafter model; 25 "
-            "tokens in 0.50 s (50.0 a second), the first after 40 ms");
+            "tokens in 0.50 s (50.0 a second), the first after 40 ms; alpha 0.45, c 0.125: 1.50 "
+            "times as fast as without drafts, predicted 1.62");
+}
+
+TEST(AnswerPrinter, SummaryWithoutDrafts) {
+  v1::Complete complete = a_complete();
+  complete.mutable_speculation()->set_num_draft_tokens(0);
+  EXPECT_EQ(summary(complete).find("alpha"), std::string::npos);
+}
+
+TEST(AnswerPrinter, SummaryOfAnObjective) {
+  v1::Complete complete = a_complete();
+  complete.mutable_speculation()->set_tpot_slo_ms(12.5);
+  EXPECT_NE(summary(complete).find("; the objective of 12.5 ms a token was met"),
+            std::string::npos);
+  complete.mutable_speculation()->set_tpot_slo_missed(true);
+  EXPECT_NE(summary(complete).find("; the objective of 12.5 ms a token was missed"),
+            std::string::npos);
 }
 
 TEST(AnswerPrinter, JsonKeepsNumbersAndPrintsZeros) {
@@ -84,7 +105,10 @@ TEST(AnswerPrinter, JsonKeepsNumbersAndPrintsZeros) {
   EXPECT_TRUE(object["cached_tokens"].is_number_integer());
   EXPECT_EQ(object["cached_tokens"], 0);
   EXPECT_EQ(object["speculation"]["seed"].get<uint64_t>(), 18446744073709551615u);
-  EXPECT_EQ(object["speculation"]["alpha"], 0.0);
+  EXPECT_EQ(object["speculation"]["alpha"], 0.45);
+  EXPECT_EQ(object["speculation"]["draft_cost"], 0.125);
+  EXPECT_TRUE(object["speculation"]["tpot_slo_ms"].is_null());
+  EXPECT_EQ(object["speculation"]["tpot_slo_missed"], false);
   EXPECT_EQ(object["speculation"]["acceptance_by_position"], nlohmann::json::array());
 }
 

@@ -22,7 +22,9 @@ EngineOptions options(const char* draft = "tiny-draft") {
   EngineOptions options{.model = test_checkpoint("tiny"),
                         .draft = test_checkpoint(draft),
                         .draft_head = test_checkpoint("tiny-head")};
-  options.prefill_beside = 16;  // whatever it costs: nobody waits, and measuring takes long here
+  // Whatever it costs: nobody waits, and measuring takes long here.
+  options.prefill_beside = 16;
+  options.lookahead = *parse_lookahead("fixed:4");
   return options;
 }
 
