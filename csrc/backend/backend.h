@@ -67,7 +67,8 @@ class Backend {
   virtual void mark(int mark, Stream& stream) = 0;
   // Seconds between two marks, both of which the stream has passed.
   virtual double seconds_between(int from, int to) const = 0;
-  // Rows that a replayed pass of `rows` is padded to, by rows at position -1.
+  // Rows that a replayed pass of `rows` is padded to, by rows at position -1: less than twice as
+  // many.
   virtual int64_t padded_rows(int64_t rows) const = 0;
 
   // Stacks the parts along n. Each part: bf16 [n_i, k] on the host, last dimension contiguous.

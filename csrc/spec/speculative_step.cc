@@ -19,8 +19,8 @@ uint64_t key_of(Pass pass, int64_t rows, const LogitEditor::Batch& edited, uint6
   return digest(key, sizeof key);
 }
 
-// Logit drafters that take part in one step, at most: rows are padded for each.
-constexpr int64_t kLogitDrafters = 5;
+// Rows are padded for each drafter, to less than twice as many (Backend::padded_rows).
+constexpr int64_t kPadding = 2;
 
 bool drafts_with(const SequenceState& state, const SlotWork& work, const LogitDrafter* drafter) {
   return state.drafter == drafter && work.num_draft_tokens > 0;
@@ -37,7 +37,7 @@ SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, T
                 target.shard().vocab.size(), max_rows, num_slots),
       max_rows_(max_rows),
       nobody_(num_slots * kMaxDraftTokens),
-      max_draft_rows_(kLogitDrafters * backend.padded_rows(num_slots) * kMaxDraftTokens),
+      max_draft_rows_(kPadding * backend.padded_rows(num_slots) * kMaxDraftTokens),
       rows_(backend, max_rows),
       editor_(backend, target.config().vocab_size, num_slots,
               max_listed_tokens(target.config().eos_token_ids.size()),
@@ -52,6 +52,7 @@ SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, T
   drafting_.reserve(num_slots);
   contexts_.reserve(num_slots);
   to_verify_.reserve(num_slots);
+  raw_rows_.reserve(num_slots);
   queries_.reserve(max_rows);
   outcomes_.reserve(num_slots);
 }
@@ -70,6 +71,7 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   // One ragged pass: prompt rows, then for each decoding sequence its last token and the drafted
   // ones.
   to_verify_.clear();
+  raw_rows_.clear();
   queries_.clear();
   outcomes_.clear();
   for (size_t i = 0; i < work.size(); ++i) add_rows(slots, work, static_cast<int64_t>(i));
@@ -118,7 +120,7 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
     commit(state, work[i], verifier_.host_drafted() + place(static_cast<int64_t>(i)),
            outcome.verdict);
     if (state.drafter != nullptr && !outcome.verdict.non_finite) {
-      const int64_t row = to_verify_[verdict].first_row + outcome.verdict.num_accepted;
+      const int64_t row = raw_rows_[verdict] + outcome.verdict.num_accepted;
       state.drafter->take_state(work[i].slot, static_cast<int64_t>(state.tokens.size()),
                                 states.rows(row, row + 1), stream);
     }
@@ -193,6 +195,7 @@ void SpeculativeStep::add_rows(std::span<SequenceState> slots, std::span<const S
     const int k = w.num_draft_tokens;
     const int64_t raw_row = rows_.num_logit_rows();
     const bool edits = editor_.edits(w.slot);
+    raw_rows_.push_back(raw_row);
     to_verify_.push_back({.first_row = edits ? max_rows_ + edited_rows_ : raw_row,
                           .num_drafted = k,
                           .drafted = drafted,

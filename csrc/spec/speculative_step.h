@@ -129,6 +129,7 @@ class SpeculativeStep {
   std::vector<int64_t> drafting_;  // works, by falling K
   std::vector<DraftContext> contexts_;
   std::vector<VerifyWork> to_verify_;
+  std::vector<int64_t> raw_rows_;  // [to_verify_]: its first row, before edits
   std::vector<LogprobQuery> queries_;
   std::vector<SlotOutcome> outcomes_;
   StepPhases times_;

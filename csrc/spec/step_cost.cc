@@ -20,8 +20,8 @@ constexpr int64_t kReservedBytes = int64_t{1} << 30;
 // Weights on their way to the device: backend/cuda/cuda_backend.cc, two pieces.
 constexpr int64_t kLoadingBytes = int64_t{2} * (int64_t{32} << 20);
 
-// Logit drafters whose rows a step has room for: SpeculativeStep.
-constexpr int64_t kLogitDrafters = 2;
+// Of drafted rows, over all drafters of a step: SpeculativeStep.
+constexpr int64_t kPadding = 2;
 
 // `each` rows in each sequence, all with logits, as a replayed pass pads them.
 PassShape replayed(const StepShape& shape, int64_t each) {
@@ -90,7 +90,7 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
                          cuda_attention_scratch_bytes(server.max_rows, positions, whole.attention));
   }
   const int64_t draft_rows =
-      kLogitDrafters * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
+      kPadding * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
   const int64_t summary_rows = 2 * server.max_rows;
   cost.workspace += attention + kLoadingBytes;
   if (server.numerics == Numerics::fast) {  // weights in cuBLASLt's order as well

@@ -61,7 +61,7 @@ TEST(Plan, RanksShareWeightsAndExchangeSums) {
   const auto pass = planned(options)["passes"][0];
   EXPECT_EQ(pass["exchanges"], 1 + 2 * 32 + 1);  // embedding, two a layer, verification
   // Five rows are padded to eight.
-  const int64_t sums = 65 * 8 * 4096 * 4, summaries = 8 + 8 * 40;
+  const int64_t sums = 65 * 8 * 4096 * 4, summaries = 8 + 8 * 56;
   EXPECT_EQ(pass["exchange_bytes"], sums + summaries);
   EXPECT_NEAR(pass["exchange_ms"].get<double>(), (sums + summaries) / 450e9 * 1e3 + 66 * 0.01,
               1e-9);
