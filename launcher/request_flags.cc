@@ -78,7 +78,7 @@ void RequestFlags::add_parameters_to(CLI::App& command) {
                   "How to speculate: rejection (default), coupled (default with --seed) or off")
       ->check(CLI::IsMember({"rejection", "coupled", "off"}));
   command.add_option("--drafter", drafter_,
-                     "Who drafts: bigram, head, model, prompt_lookup, random or "
+                     "Who drafts: bigram, head, model, ngram, prompt_lookup, random or "
                      "unigram");
   command.add_option("--num-speculative-tokens", num_speculative_tokens_,
                      "Draft exactly so many tokens a step, 0 … 15");

@@ -381,7 +381,7 @@ void Engine::propose(StepPlan& plan) {
     const Sequence& sequence = sequences_.at(id);
     const DrafterKind drafter = sequence.answer->completion.speculation.drafter;
     if (drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
-    if (drafter != DrafterKind::prompt_lookup) continue;
+    if (!drafts_by_copying(drafter)) continue;
     const auto tokens = scheduler_.tokens(id);
     work.proposed = lookahead_.propose(id, tokens, work.num_draft_tokens);
     const auto length = static_cast<int64_t>(tokens.size());

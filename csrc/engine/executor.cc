@@ -239,7 +239,8 @@ DrafterKind Executor::default_drafter() const {
 }
 
 std::vector<DrafterKind> Executor::drafters() const {
-  std::vector<DrafterKind> kinds = {DrafterKind::prompt_lookup, DrafterKind::random};
+  std::vector<DrafterKind> kinds = {DrafterKind::prompt_lookup, DrafterKind::ngram,
+                                    DrafterKind::random};
   if (model_drafter_ != nullptr) kinds.push_back(DrafterKind::model);
   if (head_drafter_ != nullptr) kinds.push_back(DrafterKind::head);
   if (options_.draft_counts) kinds.insert(kinds.end(), {DrafterKind::bigram, DrafterKind::unigram});
@@ -259,6 +260,7 @@ LogitDrafter* Executor::logit_drafter(DrafterKind kind) {
     case DrafterKind::bigram:
       return bigram_drafter_.get();
     case DrafterKind::prompt_lookup:
+    case DrafterKind::ngram:
     case DrafterKind::none:
       return nullptr;
   }

@@ -27,12 +27,12 @@ namespace outrider {
 
 struct EngineOptions {
   std::filesystem::path model;
-  std::optional<std::filesystem::path> draft;  // a checkpoint with the target's vocabulary
+  std::optional<std::filesystem::path> draft;         // a checkpoint with the target's vocabulary
   std::optional<std::filesystem::path> draft_counts;  // a file of tools/count_tokens.py
   std::optional<std::filesystem::path> draft_head;    // of the model: tools/distill_draft.py
   std::optional<DrafterKind> drafter;  // where a request names none; unset: head, model or
                                        // prompt_lookup, the first there is
-  LookaheadPolicy lookahead;  // K where a request gives none
+  LookaheadPolicy lookahead;           // K where a request gives none
   double tpot_slo_ms = 0;     // that a step shall take at most, where a request gives none; 0: none
   int64_t max_positions = 0;  // longest prompt and answer; 0: what the model allows
   int64_t max_sequences = 64;   // that run at once

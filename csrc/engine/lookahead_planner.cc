@@ -24,7 +24,9 @@ constexpr double kLeastCost = 0.02;
 // A step that took more than so many times what drafting adds to it was held up by something else.
 constexpr double kMostOverrun = 4;
 
-bool drafts_by_copying(DrafterKind kind) { return kind == DrafterKind::prompt_lookup; }
+CopiedDraft copied_draft(DrafterKind kind, std::span<const int32_t> tokens, int k) {
+  return kind == DrafterKind::ngram ? ngram(tokens, k) : prompt_lookup(tokens, k);
+}
 
 double accepted_of(const Hazard& hazard, int num_tokens) {
   double accepted = 0, all_before = 1;
@@ -152,7 +154,7 @@ void LookaheadPlanner::set_budgets(const DecodeShape& base) {
 }
 
 bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& choice) {
-  CopiedDraft draft = prompt_lookup(choice.tokens, choice.num_draft_tokens);
+  CopiedDraft draft = copied_draft(sequence.drafter, choice.tokens, choice.num_draft_tokens);
   sequence.proposed = std::move(draft.tokens);
   sequence.draft_class = std::clamp(draft.matched - 1, 0, kClasses - 1);
   return !sequence.proposed.empty();

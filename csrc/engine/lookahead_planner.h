@@ -46,7 +46,8 @@ class LookaheadPlanner final : public LookaheadChooser {
   void choose(std::span<DecodeChoice> step) override;
   bool may_catch_up(const CatchUp& catch_up) override;
 
-  // At most k tokens that prompt_lookup has for the sequence: what k was chosen by, where it was.
+  // At most k tokens that its copy drafter has for the sequence: what k was chosen by, where it
+  // was.
   std::vector<int32_t> propose(int64_t id, std::span<const int32_t> tokens, int k);
 
   // The planned step was carried out. Returns what it took, for each of its sequences.

@@ -17,8 +17,9 @@ VerifyMode verify_mode(const Request& request) {
 }
 
 std::optional<DrafterKind> drafter_from_name(const std::string& name) {
-  for (const auto kind : {DrafterKind::model, DrafterKind::head, DrafterKind::bigram,
-                          DrafterKind::unigram, DrafterKind::random, DrafterKind::prompt_lookup}) {
+  for (const auto kind :
+       {DrafterKind::model, DrafterKind::head, DrafterKind::bigram, DrafterKind::unigram,
+        DrafterKind::random, DrafterKind::prompt_lookup, DrafterKind::ngram}) {
     if (name == drafter_name(kind)) return kind;
   }
   return std::nullopt;
@@ -40,8 +41,14 @@ std::string drafter_name(DrafterKind kind) {
       return "random";
     case DrafterKind::prompt_lookup:
       return "prompt_lookup";
+    case DrafterKind::ngram:
+      return "ngram";
   }
   return "none";
+}
+
+bool drafts_by_copying(DrafterKind kind) {
+  return kind == DrafterKind::prompt_lookup || kind == DrafterKind::ngram;
 }
 
 double SpeculationStats::mean_acceptance_length() const {

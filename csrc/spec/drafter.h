@@ -132,4 +132,9 @@ struct CopiedDraft {
 // on rank 0's host. At most k tokens, none where nothing matches.
 CopiedDraft prompt_lookup(std::span<const int32_t> tokens, int k);
 
+// `ngram`: what most often followed the context's last tokens in the context itself, of the longest
+// run of at most 3 tokens that came before; then the same behind that (Leviathan et al. 2023,
+// section 3.6). A copy drafter likewise. One look through the context for each token.
+CopiedDraft ngram(std::span<const int32_t> tokens, int k);
+
 }  // namespace outrider

@@ -27,7 +27,7 @@ EngineOptions tiny_options() {
 // among the drafts a poor one and the target itself, so that refusing and accepting both show.
 TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
   const std::map<std::string, std::vector<std::string>> drafters_of = {
-      {"tiny-draft", {"model", "random", "prompt_lookup", "head", "bigram", "unigram"}},
+      {"tiny-draft", {"model", "random", "prompt_lookup", "ngram", "head", "bigram", "unigram"}},
       {"tiny", {"model"}},
       {"tiny-trimmed", {"model"}}};
   const TemporaryDirectory directory;
