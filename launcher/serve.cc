@@ -67,6 +67,15 @@ std::string shared_settings(const EngineOptions& options) {
          std::to_string(options.prefill_beside) + " " + std::to_string(options.kv_cache_tokens);
 }
 
+// Of all that drafts, as text.
+std::string draft_hashes(const EngineOptions& options) {
+  std::string hashes;
+  if (options.draft) hashes += " model " + checkpoint_hash(*options.draft);
+  if (options.draft_head) hashes += " head " + checkpoint_hash(*options.draft_head);
+  if (options.draft_counts) hashes += " counts " + file_hash(*options.draft_counts);
+  return hashes;
+}
+
 RankHello make_hello(const EngineOptions& options, const RankDevice& device) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
@@ -76,7 +85,7 @@ RankHello make_hello(const EngineOptions& options, const RankDevice& device) {
           .device = device.choice.name,
           .nccl_version = device.choice.gpu ? nccl_version() : "",
           .checkpoint_hash = checkpoint_hash(options.model),
-          .draft_hash = options.draft ? checkpoint_hash(*options.draft) : "",
+          .draft_hash = draft_hashes(options),
           .settings_hash = shared_settings(options)};
 }
 

@@ -237,7 +237,7 @@ void Engine::start(Submission& submission) {
   const int64_t max_tokens = max_tokens_of(request);
   const SpeculationParams& speculation = request.speculation;
   const LookaheadPolicy& policy = executor_.options().lookahead;
-  const Processors processors = processors_of(request);
+  Processors processors = processors_of(request);
   // By rejection, a seed's answer repeats only with a fixed K and a drafter that has it in every
   // step; greedy and coupled ones are the same for any.
   const bool repeats = sampling.seed.has_value() && processors.mode == VerifyMode::rejection;
@@ -251,6 +251,11 @@ void Engine::start(Submission& submission) {
   const DrafterKind drafter = lookahead == 0        ? DrafterKind::none
                               : speculation.drafter ? *drafter_from_name(*speculation.drafter)
                                                     : usual;
+  if (lookahead == 0 && !speculation.mode && processors.mode == VerifyMode::rejection) {
+    // Nothing is drafted, so nothing is refused; and the seed that the response tells repeats it.
+    processors.mode = VerifyMode::coupled;
+    processors.lenience = 1;
+  }
   const uint64_t seed = sampling.seed ? *sampling.seed : draw_seed();
   const bool exact = speculation.num_speculative_tokens.has_value() || repeats;
   const double objective_ms = speculation.tpot_slo_ms.value_or(executor_.options().tpot_slo_ms);

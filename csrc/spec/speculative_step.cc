@@ -362,7 +362,9 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
       editor_.add(contexts_[j].slot, contexts_[j].drafted, round, q_logits, q_logits, 0, vocab);
     }
     const LogitEditor::Batch edited = editor_.upload(stream);
-    backend_.replay(key_of(Pass::draft, first_row + row, edited, key), stream, [&] {
+    const uint64_t whose[] = {reinterpret_cast<uintptr_t>(drafter), key};
+    const uint64_t own_key = digest(whose, sizeof whose);
+    backend_.replay(key_of(Pass::draft, first_row + row, edited, own_key), stream, [&] {
       drafter->enqueue(stream);
       editor_.enqueue(edited, stream);
       backend_.sample_drafts(of_round, draft_rows_.device() + first_row + row, drafting,

@@ -88,6 +88,7 @@ TEST(EngineLookahead, SeededSamplesRepeat) {
     requests.push_back(policy_request(i, i % 2 == 0 ? "model" : "random"));
     requests.back().sampling.temperature = 0.9f;
     requests.back().sampling.seed = i;
+    requests.back().speculation.mode = VerifyMode::rejection;
   }
   const auto once = tokens_of(run_requests(options_with("adaptive"), 1, requests));
   EXPECT_EQ(tokens_of(run_requests(options_with("adaptive"), 1, requests)), once);

@@ -10,17 +10,30 @@
 #include "backend/backend.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "testing/checkpoints.h"
+#include "testing/count_file.h"
 #include "testing/engine_harness.h"
 #include "testing/gpus.h"
+#include "testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
 
 std::unique_ptr<Backend> make_device(int rank) { return make_cuda_backend(gpu_of_thread(rank)); }
 
+std::filesystem::path counts_file() {
+  static const TemporaryDirectory directory;
+  static const bool written = [] {
+    directory.write("counts.safetensors", some_counts(512));
+    return true;
+  }();
+  CHECK(written);
+  return directory.path() / "counts.safetensors";
+}
+
 EngineOptions options(const char* draft = "tiny-draft") {
   EngineOptions options{.model = test_checkpoint("tiny"),
                         .draft = test_checkpoint(draft),
+                        .draft_counts = counts_file(),
                         .draft_head = test_checkpoint("tiny-head")};
   // Whatever it costs: nobody waits, and measuring takes long here.
   options.prefill_beside = 16;
@@ -161,6 +174,28 @@ TEST_P(CudaEngineRanks, AgreeOnEditedAnswers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, CudaEngineRanks, testing::Values(2, 3));
+
+// In one engine, whose graphs are as large for each: what is accepted is what the CPU's accept.
+TEST(CudaEngine, EachDrafterHasGraphsOfItsOwn) {
+  std::vector<Request> requests;
+  for (const std::string drafter : {"head", "bigram", "unigram"}) {
+    requests.push_back(greedy_request(20, 3, 24, 3, drafter));
+    requests.back().sampling.temperature = 1.0f;
+    requests.back().sampling.seed = 5;
+    requests.back().speculation.mode = VerifyMode::rejection;
+  }
+  EngineOptions one_by_one = options();
+  one_by_one.max_sequences = 1;
+  const auto answers = run(one_by_one, requests);
+  const auto expected = run_requests(one_by_one, 1, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_TRUE(answers[i].completion) << answers[i].status;
+    ASSERT_TRUE(expected[i].completion) << expected[i].status;
+    EXPECT_NEAR(answers[i].completion->speculation.alpha(),
+                expected[i].completion->speculation.alpha(), 2e-3)
+        << *requests[i].speculation.drafter;
+  }
+}
 
 TEST(CudaEngine, SampledAnswersRepeat) {
   std::vector<Request> requests;
