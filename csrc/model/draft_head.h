@@ -21,7 +21,7 @@ struct DraftHeadConfig {
   float rms_norm_eps = 0;
   std::vector<int32_t>
       draft_token_ids;  // tokens that it scores, ascending; others are never drafted
-  std::string target;  // checkpoint_hash of the model that it was trained on; empty: any
+  std::string target;   // checkpoint_hash of the model that it was trained on; empty: any
 
   // Reads config.json. Throws Error naming file and field.
   static DraftHeadConfig load(const std::filesystem::path& directory);
