@@ -89,8 +89,7 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
     attention = std::max(attention,
                          cuda_attention_scratch_bytes(server.max_rows, positions, whole.attention));
   }
-  const int64_t draft_rows =
-      kPadding * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
+  const int64_t draft_rows = kPadding * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
   const int64_t summary_rows = 2 * server.max_rows;
   cost.workspace += attention + kLoadingBytes;
   if (server.numerics == Numerics::fast) {  // weights in cuBLASLt's order as well
