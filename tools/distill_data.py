@@ -62,9 +62,11 @@ class Renderer:
 def draw(logits: torch.Tensor, temperatures: torch.Tensor,
          generator: torch.Generator) -> torch.Tensor:
     """A token of each row. logits: f32 [rows, vocab]; temperatures: [rows], 0: the arg max."""
-    # Minus Gumbel noise; an exponential of 0 must not make a NaN of a greedy row.
-    noise = torch.empty_like(logits).exponential_(generator=generator).clamp_min_(1e-30).log_()
-    return (logits - noise * temperatures[:, None]).argmax(-1)
+    # By the inverse of the cumulative distribution: one uniform number a row.
+    sums = (logits / temperatures.clamp_min(1e-3)[:, None]).softmax(-1).cumsum(-1)
+    uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device)
+    drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True)[:, 0]
+    return torch.where(temperatures > 0, drawn.clamp_max(logits.shape[1] - 1), logits.argmax(-1))
 
 
 @torch.inference_mode()
@@ -95,7 +97,7 @@ def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows:
     tokens, generated = shard["tokens"], shard["generated"]
     tokens[:, 0] = forced[:, 0]
     temperatures = torch.from_numpy(temperature).to(device)
-    cache = Cache(target.shape, rows, length, target.embed_tokens)
+    cache = Cache(target.shape, rows, target.embed_tokens)
     for i in range(length):
         hidden = target(torch.from_numpy(tokens[:, i:i + 1]).to(device), cache, i)[:, 0]
         logits = target.logits(hidden)

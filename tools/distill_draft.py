@@ -9,8 +9,8 @@ head for the target's most frequent tokens alone.
                                                           # head `serve --draft-head`, takes
     tools/distill_draft.py complete --target DIR --output DRAFT # makes one of export --trained-only
 
-Every command takes up where it was stopped; its work is in --work. On a GPU it computes in bf16, on
-a CPU in float32. Packages: requirements-train.txt.
+Every command takes up where it was stopped; its work is in --work. Packages:
+requirements-train.txt.
 
 The loss of a position is KL(p || q) + tv_weight * (1 - sum of min(p, q)), p the target's whole
 distribution at temperature 1 and q the draft's: the sum is the probability that rejection sampling
@@ -71,8 +71,8 @@ def open_work(arguments: argparse.Namespace) -> None:
 
 
 def load(arguments: argparse.Namespace, max_positions: int) -> Llama:
-    dtype = torch.bfloat16 if arguments.device == "cuda" else torch.float32
-    return load_target(arguments.target, arguments.device, dtype, max_positions)
+    return load_target(arguments.target, arguments.device, getattr(torch, arguments.dtype),
+                       max_positions)
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
@@ -449,6 +449,9 @@ def parse() -> argparse.Namespace:
     common.add_argument("--seed", type=int, default=0)
     common.add_argument("--device", choices=("cpu", "cuda"),
                         default="cuda" if torch.cuda.is_available() else "cpu")
+    common.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16",
+                        help="of what enters a linear layer; a CPU without bf16 instructions is "
+                        "faster in float32 (default: %(default)s)")
     common.add_argument("--threads", type=int, help="of the CPU (default: PyTorch's)")
     common.add_argument("--minutes", type=float, default=math.inf,
                         help="stop after so long, to be continued")

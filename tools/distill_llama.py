@@ -1,5 +1,5 @@
 """A Llama in plain PyTorch, with the arithmetic of csrc/model: what enters a linear layer has the
-compute dtype (bf16 on a GPU, as in the server; float32 on a CPU), the residual stream is float32.
+compute dtype (bf16, as in the server, or float32), the residual stream is float32.
 Reads and writes Hugging Face directories.
 """
 
@@ -55,11 +55,20 @@ class Shape:
 
 
 class Cache:
-    """Keys and values of sequences that grow together. [layers, 2, rows, kv_heads, length, dim]"""
+    """Keys and values of sequences that grow together, by layer [2, rows * kv_heads, room, dim].
+    The room grows by a block of positions at a time: attention reads all of it, whole and
+    contiguous, which is what makes its small products fast."""
 
-    def __init__(self, shape: Shape, rows: int, length: int, like: Tensor) -> None:
-        self.pages = torch.zeros(shape.num_layers, 2, rows, shape.num_kv_heads, length,
-                                 shape.head_dim, dtype=like.dtype, device=like.device)
+    BLOCK = 64
+
+    def __init__(self, shape: Shape, rows: int, like: Tensor) -> None:
+        self.layers = [torch.zeros(2, rows * shape.num_kv_heads, 0, shape.head_dim,
+                                   dtype=like.dtype, device=like.device)
+                       for _ in range(shape.num_layers)]
+
+    def reserve(self, positions: int) -> None:
+        if positions > self.layers[0].shape[2]:
+            self.layers = [F.pad(layer, (0, 0, 0, self.BLOCK)) for layer in self.layers]
 
 
 class Layer(nn.Module):
@@ -78,7 +87,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype,
                 cached: Tensor | None, start: int) -> Tensor:
         """x: f32 [rows, positions, hidden]; cos, sin: [positions, head_dim / 2];
-        cached: this layer's [2, rows, kv_heads, length, dim], filled up to `start`."""
+        cached: this layer's of a Cache, filled up to `start`."""
         shape = self.shape
         rows, positions, _ = x.shape
         normed = rms_norm(x, self.input_layernorm, shape.rms_norm_eps).to(dtype)
@@ -94,11 +103,13 @@ class Layer(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k.repeat_interleave(repeats, 1),
                                                    v.repeat_interleave(repeats, 1), is_causal=True)
         else:
-            cached[0, :, :, start:start + 1], cached[1, :, :, start:start + 1] = k, v
+            keys, values = cached
+            keys[:, start], values[:, start] = k.flatten(0, 2), v.flatten(0, 2)
             # One new position: the query heads of a group attend like rows of one head.
-            grouped = q.view(rows, shape.num_kv_heads, -1, shape.head_dim)
-            mixed = F.scaled_dot_product_attention(grouped, cached[0, :, :, :start + 1],
-                                                   cached[1, :, :, :start + 1])
+            grouped = q.reshape(len(keys), -1, shape.head_dim) * shape.head_dim**-0.5
+            scores = torch.bmm(grouped, keys.transpose(1, 2)).float()
+            scores[:, :, start + 1:] = -torch.inf
+            mixed = torch.bmm(scores.softmax(-1).to(dtype), values)
             mixed = mixed.view(rows, shape.num_heads, 1, shape.head_dim)
         mixed = mixed.transpose(1, 2).reshape(rows, positions, -1)
         x = x + F.linear(mixed, self.o_proj.to(dtype)).float()
@@ -129,8 +140,10 @@ class Llama(nn.Module):
         x = F.embedding(tokens, self.embed_tokens).float()
         end = start + tokens.shape[1]
         cos, sin = self.cos[start:end], self.sin[start:end]
+        if cache is not None:
+            cache.reserve(end)
         for i, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, self.dtype, None if cache is None else cache.pages[i], start)
+            x = layer(x, cos, sin, self.dtype, None if cache is None else cache.layers[i], start)
         return rms_norm(x, self.norm, self.shape.rms_norm_eps).to(self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
