@@ -36,7 +36,8 @@ POLLS_PER_S = 10  # of each of the busy clients: a health check and GetServerInf
 
 def import_stubs():
     directory = tempfile.mkdtemp()
-    if protoc.main(['protoc', f'-I{PROTO_ROOT}', f'--python_out={directory}',
+    well_known = Path(protoc.__file__).parent / '_proto'
+    if protoc.main(['protoc', f'-I{PROTO_ROOT}', f'-I{well_known}', f'--python_out={directory}',
                     f'--grpc_python_out={directory}', *map(str, PROTO_ROOT.rglob('*.proto'))]) != 0:
         sys.exit('serving.py: protoc failed')
     sys.path.insert(0, directory)

@@ -18,6 +18,7 @@ import json
 import random
 import statistics
 import time
+import typing
 from pathlib import Path
 
 from serving import Server, header, pb, percentile, row
@@ -28,25 +29,54 @@ KINDS = {'chat': 'chat', 'code': 'code', 'summary': 'summarising', 'copy': 'copy
 ADAPTIVE = -1
 
 
+class Prompt(typing.NamedTuple):
+    kind: str
+    text: str
+    reference: str = ''  # of a summary
+
+
+def read_prompts():
+    """By kind."""
+    prompts = collections.defaultdict(list)
+    for line in Path(__file__).with_name('speculation_prompts.jsonl').open(encoding='utf-8'):
+        prompt = Prompt(**json.loads(line))
+        prompts[prompt.kind].append(prompt)
+    return prompts
+
+
+def chat_request(text, speculation, sampling, tokens):
+    return pb.GenerateRequest(
+        messages=pb.Chat(messages=[pb.ChatMessage(role='user', content=text)]),
+        speculation=pb.SpeculationParams(**speculation),
+        sampling_params=pb.SamplingParams(max_tokens=tokens, ignore_eos=True, **sampling))
+
+
 class Arm:
-    """Answers of one drafter with one K, or adapted."""
+    """Answers to requests that differ in their prompt alone."""
 
     def __init__(self):
-        self.decode_ms = self.tokens = self.alpha_sum = self.alpha_weight = 0
-        self.token_ms, self.steps, self.predicted, self.cost = [], collections.Counter(), [], 0
+        self.decode_ms = self.tokens = self.alpha_sum = self.alpha_weight = self.cost = 0
+        self.token_ms, self.steps, self.predicted, self.shift = [], collections.Counter(), [], []
+        self.answers_ms = []  # of a token, in the mean, by answer
+        self.answers = []  # (prompt, text, log-probabilities of the tokens if asked for)
 
     def ask(self, stub, request):
-        times, sizes = [], []
+        times, sizes, text, logprobs = [], [], '', []
         for message in stub.Generate(request):
             if message.HasField('chunk') and message.chunk.token_ids:
                 times.append(time.perf_counter())
                 sizes.append(len(message.chunk.token_ids))
+                text += message.chunk.text
+                logprobs += [token.logprob for token in message.chunk.logprobs]
         complete = message.complete
         for size, begin, end in zip(sizes[1:], times, times[1:]):
             self.token_ms += [1000 * (end - begin) / size] * size
         self.decode_ms += complete.timings.decode_ms
         self.tokens += complete.completion_tokens - 1
+        self.answers_ms.append(complete.timings.decode_ms / (complete.completion_tokens - 1))
+        self.answers.append((request.messages.messages[0].content, text, logprobs))
         stats = complete.speculation
+        self.shift.append(stats.lenience_shift)
         self.alpha_sum += stats.alpha * stats.num_draft_tokens
         self.alpha_weight += stats.num_draft_tokens
         self.predicted.append(stats.predicted_speedup)
@@ -57,7 +87,7 @@ class Arm:
         return self.decode_ms / self.tokens
 
     def alpha(self):
-        return self.alpha_sum / self.alpha_weight if self.alpha_weight else None
+        return self.alpha_sum / self.alpha_weight if self.alpha_weight else 0
 
     def tokens_a_step(self):
         return self.tokens / self.steps.total()
@@ -71,16 +101,13 @@ def measure(stub, prompts, drafters, sampling, arguments, order):
     kinds = [('', 0)] + [(drafter, k) for drafter in drafters
                          for k in (*arguments.fixed, ADAPTIVE)]
     arms = {kind: Arm() for kind in kinds}
-    for text in prompts:
+    for prompt in prompts:
         for drafter, k in order.sample(kinds, len(kinds)):
             speculation = {} if k == ADAPTIVE else {'num_speculative_tokens': k}
             if drafter:
                 speculation['drafter'] = drafter
-            arms[drafter, k].ask(stub, pb.GenerateRequest(
-                messages=pb.Chat(messages=[pb.ChatMessage(role='user', content=text)]),
-                speculation=pb.SpeculationParams(**speculation),
-                sampling_params=pb.SamplingParams(max_tokens=arguments.tokens, ignore_eos=True,
-                                                  **sampling)))
+            arms[drafter, k].ask(
+                stub, chat_request(prompt.text, speculation, sampling, arguments.tokens))
     return arms
 
 
@@ -89,7 +116,7 @@ def print_rows(name, kind, drafter, arms, arguments):
     best = min(arguments.fixed, key=lambda k: arms[drafter, k].ms())
     every = [arm for (of, _), arm in arms.items() if of == drafter]
     drafted = sum(arm.alpha_weight for arm in every)
-    alpha = sum(arm.alpha_sum for arm in every) / drafted if drafted else 0
+    alpha = sum(arm.alpha_sum for arm in every) / max(drafted, 1)
     times = sorted(adaptive.token_ms)
     row(drafter, name, kind, f'{alpha:.2f}', f'{adaptive.cost:.3f}',
         f'{adaptive.tokens_a_step():.2f}', f'{adaptive.mean_lookahead():.1f}',
@@ -111,10 +138,7 @@ def main():
     parser.add_argument('--prompts', type=int, default=4, help='of a kind')
     parser.add_argument('--seed', type=int, default=0, help='of the order')
     arguments = parser.parse_args()
-    prompts = collections.defaultdict(list)
-    for line in Path(__file__).with_name('speculation_prompts.jsonl').open(encoding='utf-8'):
-        prompt = json.loads(line)
-        prompts[prompt['kind']].append(prompt['text'])
+    prompts = read_prompts()
     order = random.Random(arguments.seed)
     with Server(arguments.program, arguments.model, arguments.ranks,
                 arguments.serve.split()) as server:

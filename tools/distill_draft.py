@@ -43,7 +43,7 @@ from distill_prompts import KINDS
 
 CHECKPOINT_SECONDS = 60
 DEPTH_DISCOUNT = 0.8  # weight in the loss of a head's guess over that of the one before it
-LOSS_ROWS = 8192  # positions whose logits are held at once
+LOSS_ROWS = {"cpu": 512, "cuda": 8192}  # positions whose logits are held at once
 MAX_DRAFT_TOKENS = 15
 LOOKUP_TOKENS = 4  # of prompt lookup's longest match
 
@@ -146,6 +146,7 @@ class Trainer:
             [p for p in self.draft.parameters() if p.requires_grad], lr=arguments.learning_rate,
             betas=(0.9, 0.95), weight_decay=0.01, fused=arguments.device == "cuda")
         self.step = 0
+        self.loss_rows = LOSS_ROWS[arguments.device]
         if self.path.exists():
             state = torch.load(self.path, map_location=arguments.device)
             if state["layers"] != arguments.layers:
@@ -222,7 +223,7 @@ class Trainer:
                     batches.column("best", numbers)[wanted].long())
         hidden = self.target_forward(tokens)
         sums, best = [], []
-        for part in hidden[wanted].split(LOSS_ROWS):
+        for part in hidden[wanted].split(self.loss_rows):
             logits = self.target.logits(part)
             sums.append(logits.logsumexp(-1))
             best.append(logits.argmax(-1))
@@ -273,8 +274,8 @@ class Trainer:
         for depth, (states, which) in enumerate(predictions):
             # Logits are many: backward through them part by part, then once through the layers.
             leaf = states.detach().requires_grad_()
-            for part in range(0, len(leaf), LOSS_ROWS):
-                rows = slice(part, part + LOSS_ROWS)
+            for part in range(0, len(leaf), self.loss_rows):
+                rows = slice(part, part + self.loss_rows)
                 divergence, overlap, _ = self.compare(leaf[rows], hidden[which][rows],
                                                       log_sum_exp[which][rows])
                 loss = (divergence + self.arguments.tv_weight * (1 - overlap)).sum() / len(leaf)
@@ -312,8 +313,8 @@ class Trainer:
                 kinds = kinds[:, None].expand_as(wanted)[wanted]
                 for depth, (states, which) in enumerate(predictions):
                     accepted = []
-                    for part in range(0, len(states), LOSS_ROWS):
-                        rows = slice(part, part + LOSS_ROWS)
+                    for part in range(0, len(states), self.loss_rows):
+                        rows = slice(part, part + self.loss_rows)
                         _, overlap, logits = self.compare(states[rows], hidden[which][rows],
                                                           log_sum_exp[which][rows])
                         if mode == 0:
