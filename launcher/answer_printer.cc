@@ -111,6 +111,7 @@ nlohmann::ordered_json to_json(const v1::GenerateOnceResponse& answer) {
        {{"num_spec_steps", s.num_spec_steps()},
         {"num_draft_tokens", s.num_draft_tokens()},
         {"num_accepted_draft_tokens", s.num_accepted_draft_tokens()},
+        {"num_copied_draft_tokens", s.num_copied_draft_tokens()},
         {"mean_acceptance_length", s.mean_acceptance_length()},
         {"draft_acceptance_rate", s.draft_acceptance_rate()},
         {"acceptance_by_position",

@@ -80,6 +80,7 @@ v1::Complete to_proto(const Completion& completion) {
   speculation.set_num_spec_steps(stats.num_spec_steps);
   speculation.set_num_draft_tokens(stats.num_draft_tokens);
   speculation.set_num_accepted_draft_tokens(stats.num_accepted_draft_tokens);
+  speculation.set_num_copied_draft_tokens(stats.num_copied_draft_tokens);
   speculation.set_mean_acceptance_length(stats.mean_acceptance_length());
   speculation.set_draft_acceptance_rate(stats.draft_acceptance_rate());
   for (int i = 0; i < kMaxDraftTokens && stats.drafted_per_position[i] > 0; ++i) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "spec/acceptance.h"
+
 namespace outrider {
 
 namespace {
@@ -93,15 +95,14 @@ void Delivery::deliver(Delivered& item) {
   if (answer.output.finished()) complete(answer, answer.output.finish_reason(), item.at);
 }
 
-// What lies behind the end of an answer inside a step is not counted.
 void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {
   SpeculationStats& stats = answer.completion.speculation;
   const bool whole = num_emitted == item.num_accepted + 1;
-  const int drafted = whole ? item.num_drafted : num_emitted;
-  const int accepted = std::min(item.num_accepted, num_emitted);
+  const auto [drafted, accepted] = drafts_used(item.num_drafted, item.num_accepted, num_emitted);
   ++stats.num_decode_steps;
   if (drafted > 0) ++stats.num_spec_steps;
   stats.num_draft_tokens += drafted;
+  if (item.copied) stats.num_copied_draft_tokens += drafted;
   stats.num_accepted_draft_tokens += accepted;
   for (int i = 0; i < drafted; ++i) ++stats.drafted_per_position[i];
   for (int i = 0; i < accepted; ++i) ++stats.accepted_per_position[i];

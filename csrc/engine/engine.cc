@@ -296,7 +296,10 @@ void Engine::start(Submission& submission) {
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
-    lookahead_.add(id, drafter, exact, objective_ms);
+    lookahead_.add(id, {.drafter = drafter,
+                        .may_copy = !exact && !speculation.drafter && !executor_.options().drafter,
+                        .exact = exact,
+                        .max_step_ms = objective_ms});
     scheduler_.add({.id = id,
                     .request = first_id,
                     .choice = choice,
@@ -384,7 +387,7 @@ void Engine::propose(StepPlan& plan) {
     if (work.num_draft_tokens == 0) continue;
     const int64_t id = scheduler_.sequence_at(work.slot);
     const Sequence& sequence = sequences_.at(id);
-    const DrafterKind drafter = sequence.answer->completion.speculation.drafter;
+    const DrafterKind drafter = lookahead_.drafter_now(id);
     if (drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
     if (!drafts_by_copying(drafter)) continue;
     const auto tokens = scheduler_.tokens(id);
@@ -450,6 +453,7 @@ void Engine::apply(const SlotOutcome& outcome) {
         to_logprobs(row, tokens[i], extra ? verdict.extra_logit : row.token_logit));
   }
   const bool ended = item.end.has_value();
+  item.copied = drafts_by_copying(lookahead_.drafter_now(id));
   item.num_drafted = outcome.num_drafted;
   item.num_accepted = verdict.num_accepted;
   item.alpha_sum = verdict.alpha_sum;

@@ -45,12 +45,11 @@ LookaheadPlanner::LookaheadPlanner(LookaheadPolicy policy, LookaheadTables table
   costs_.drafters.resize(kNumDrafterKinds);
 }
 
-void LookaheadPlanner::add(int64_t id, DrafterKind drafter, bool exact, double max_step_ms) {
+void LookaheadPlanner::add(int64_t id, const DraftingTerms& terms) {
   sequences_.emplace(id,
-                     Sequence{.drafter = drafter,
-                              .exact = exact,
-                              .max_step_ms = max_step_ms,
-                              .counts = std::vector(kClasses, AcceptanceCounts(kSequenceWindow))});
+                     Sequence{.terms = terms,
+                              .counts = std::vector(kClasses, AcceptanceCounts(kSequenceWindow)),
+                              .drafter = terms.drafter});
 }
 
 void LookaheadPlanner::forget_removed() {
@@ -60,7 +59,11 @@ void LookaheadPlanner::forget_removed() {
 
 void LookaheadPlanner::choose(std::span<DecodeChoice> step) {
   forget_removed();
-  for (const DecodeChoice& choice : step) sequences_.at(choice.id).proposed.clear();
+  for (const DecodeChoice& choice : step) {
+    Sequence& sequence = sequences_.at(choice.id);
+    sequence.drafter = sequence.terms.drafter;
+    sequence.proposed.clear();
+  }
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) return choose_adaptively(step);
   if (policy_.kind == LookaheadPolicy::Kind::fixed) return;
   const int32_t k = policy_.from_table(static_cast<int>(step.size()));
@@ -79,14 +82,15 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
   costs_.tokens = 0;
   costs_.max_ms = std::numeric_limits<double>::infinity();
   for (const DecodeChoice& choice : step) {
-    const Sequence& sequence = sequences_.at(choice.id);
+    Sequence& sequence = sequences_.at(choice.id);
+    if (sequence.terms.may_copy) choose_drafter(sequence, choice);
     const auto position = static_cast<int64_t>(choice.tokens.size());
     const int k = choice.exact ? choice.num_draft_tokens : 0;
     base.add(pricing_.target(), position, sequence.drafter, k);
     costs_.tokens += 1;
     if (k > 0) costs_.tokens += accepted_of(hazard_of_sequence(sequence), k);
-    if (sequence.max_step_ms > 0) {
-      costs_.max_ms = std::min(costs_.max_ms, sequence.max_step_ms);
+    if (sequence.terms.max_step_ms > 0) {
+      costs_.max_ms = std::min(costs_.max_ms, sequence.terms.max_step_ms);
     }
     if (!choice.exact) ++of(sequence.drafter).num_sequences;
   }
@@ -106,7 +110,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     if (most == 0 || plain || of(sequence.drafter).budget.left_ms() == 0) continue;
     if (drafts_by_copying(sequence.drafter)) {
       choice.num_draft_tokens = most;
-      if (!find_proposal(sequence, choice)) most = 0;
+      if (sequence.proposed.empty() && !find_proposal(sequence, choice)) most = 0;
       most = std::min(most, static_cast<int>(sequence.proposed.size()));
       choice.num_draft_tokens = 0;
       if (most == 0) continue;
@@ -156,8 +160,28 @@ void LookaheadPlanner::set_budgets(const DecodeShape& base) {
 bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& choice) {
   CopiedDraft draft = copied_draft(sequence.drafter, choice.tokens, choice.num_draft_tokens);
   sequence.proposed = std::move(draft.tokens);
-  sequence.draft_class = std::clamp(draft.matched - 1, 0, kClasses - 1);
+  sequence.draft_class = std::clamp(draft.matched, 1, kClasses - 1);
   return !sequence.proposed.empty();
+}
+
+// Copies where that is at least as likely to be right as what would be drawn. Texts change: what
+// was refused often is tried again.
+void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice) {
+  const DrafterKind drafter = sequence.terms.drafter;
+  if (choice.num_draft_tokens == 0 || drafts_by_copying(drafter)) return;
+  sequence.draft_class = 0;
+  const double drawn = hazard_of_sequence(sequence)[0];
+  sequence.drafter = DrafterKind::prompt_lookup;
+  if (find_proposal(sequence, choice)) {
+    if (hazard_of_sequence(sequence)[0] >= drawn) return;
+    if (++copies_refused_ >= kTryEvery) {
+      copies_refused_ = 0;
+      return;
+    }
+  }
+  sequence.drafter = drafter;
+  sequence.draft_class = 0;
+  sequence.proposed.clear();
 }
 
 Hazard LookaheadPlanner::hazard_of_sequence(const Sequence& sequence) const {
@@ -218,26 +242,27 @@ void LookaheadPlanner::try_idle_drafters(std::span<DecodeChoice> step, int64_t n
 bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   if (policy_.kind != LookaheadPolicy::Kind::adaptive) return true;
   const Sequence& sequence = sequences_.at(catch_up.id);
-  Drafter& drafter = of(sequence.drafter);
+  const DrafterKind kind = sequence.terms.drafter;
+  Drafter& drafter = of(kind);
   DecodeShape base = last_base_;
-  if (base.sequences == 0) base.add(pricing_.target(), 0, sequence.drafter, 0);
+  if (base.sequences == 0) base.add(pricing_.target(), 0, kind, 0);
   if (!drafter.budget.has_started()) {
     drafter.num_sequences = std::max(drafter.num_sequences, 1);
     set_budgets(base);
   }
-  const double cost = pricing_.round_ms(sequence.drafter, catch_up.rows);
-  if (cost > drafter.budget.left_ms()) return false;
+  const double cost = pricing_.round_ms(kind, catch_up.rows);
+  if (cost > drafter.budget.left_ms() - drafter.catch_up_ms) return false;
 
   // What a step of this sequence's gains if it drafts, the others as they are.
   const int most =
       static_cast<int>(std::clamp<int64_t>(catch_up.tokens_left - 1, 0, policy_.most()));
-  candidates_.assign(1, {.drafter = static_cast<int>(sequence.drafter),
+  candidates_.assign(1, {.drafter = static_cast<int>(kind),
                          .max_tokens = most,
-                         .hazard = hazard_of_sequence(sequence)});
+                         .hazard = hazard_of(sequence.counts[0], hazard_of(drafter.counts[0]))});
   chosen_.assign(1, 0);
   costs_.tokens = static_cast<double>(base.sequences);
-  costs_.max_ms =
-      sequence.max_step_ms > 0 ? sequence.max_step_ms : std::numeric_limits<double>::infinity();
+  costs_.max_ms = sequence.terms.max_step_ms > 0 ? sequence.terms.max_step_ms
+                                                 : std::numeric_limits<double>::infinity();
   drafter.num_sequences = std::max(drafter.num_sequences, 1);
   fill_costs(base, most);
   const LookaheadChoice& choice = search_.choose(candidates_, costs_, chosen_);
@@ -245,10 +270,13 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   const double gained = choice.tokens * plain_ms - choice.ms;
   const double steps =
       static_cast<double>(catch_up.tokens_left) / (1 + choice.tokens - costs_.tokens);
-  if (gained * steps > cost) return true;
-  if (drafter.idle_steps < kTryEvery && !drafter.try_again) return false;
-  if (drafter.catching_up < 0) drafter.catching_up = catch_up.id;
-  return drafter.catching_up == catch_up.id;
+  if (gained * steps <= cost) {
+    if (drafter.idle_steps < kTryEvery && !drafter.try_again) return false;
+    if (drafter.catching_up < 0) drafter.catching_up = catch_up.id;
+    if (drafter.catching_up != catch_up.id) return false;
+  }
+  drafter.catch_up_ms += cost;
+  return true;
 }
 
 std::vector<int32_t> LookaheadPlanner::propose(int64_t id, std::span<const int32_t> tokens, int k) {
@@ -271,9 +299,9 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(
     account.all.add(target, outcome.position, sequence.drafter, outcome.num_drafted);
     account.plain.add(target, outcome.position, sequence.drafter, 0);
     account.base.add(target, outcome.position, sequence.drafter,
-                     sequence.exact ? outcome.num_drafted : 0);
+                     sequence.terms.exact ? outcome.num_drafted : 0);
     const int accepted = outcome.num_emitted - 1;
-    if (sequence.exact) {
+    if (sequence.terms.exact) {
       account.accepted_exact += accepted;
       continue;
     }
@@ -311,6 +339,7 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
     }
   }
   learn(outcomes);
+  for (Drafter& drafter : drafters_) drafter.catch_up_ms = 0;
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     of(sequence.drafter).speedup.add(outcome.num_drafted, outcome.num_emitted, timed);
@@ -365,9 +394,11 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     drafter.counts[i].observe(outcome.num_drafted, outcome.num_accepted);
     drafter.alpha_sum += outcome.alpha_sum;
     drafter.alpha_rows += outcome.alpha_rows;
+    const auto [drafted, accepted] =
+        drafts_used(outcome.num_drafted, outcome.num_accepted, outcome.num_emitted);
     ++drafter.totals.num_drafts;
-    drafter.totals.num_draft_tokens += outcome.num_drafted;
-    drafter.totals.num_accepted_draft_tokens += outcome.num_accepted;
+    drafter.totals.num_draft_tokens += drafted;
+    drafter.totals.num_accepted_draft_tokens += accepted;
     if (drafter.tried == outcome.id) drafter.try_again = outcome.num_accepted > 0;
   }
 }

@@ -34,18 +34,27 @@ struct StepDurations {
   double draft_ms = 0;  // of them, by drafters on the device
 };
 
+// How a sequence drafts.
+struct DraftingTerms {
+  DrafterKind drafter = DrafterKind::none;
+  bool may_copy = false;   // a step may take what prompt_lookup has instead, where it is likelier
+  bool exact = false;      // K is not the planner's to choose
+  double max_step_ms = 0;  // the objective; 0: none
+};
+
 class LookaheadPlanner final : public LookaheadChooser {
  public:
   LookaheadPlanner(LookaheadPolicy policy, LookaheadTables tables);
 
-  // exact: its K is not this planner's to choose. max_step_ms: the objective; 0: none.
-  void add(int64_t id, DrafterKind drafter, bool exact, double max_step_ms);
+  void add(int64_t id, const DraftingTerms& terms);
   // Still known to the next observe().
   void remove(int64_t id) { removed_.push_back(id); }
 
   void choose(std::span<DecodeChoice> step) override;
   bool may_catch_up(const CatchUp& catch_up) override;
 
+  // What the sequence drafts with in the step that is planned.
+  DrafterKind drafter_now(int64_t id) const { return sequences_.at(id).drafter; }
   // At most k tokens that its copy drafter has for the sequence: what k was chosen by, where it
   // was.
   std::vector<int32_t> propose(int64_t id, std::span<const int32_t> tokens, int k);
@@ -58,16 +67,16 @@ class LookaheadPlanner final : public LookaheadChooser {
   double draft_cost(DrafterKind kind) const;
 
  private:
-  // Copied drafts are judged by how many tokens matched, others alike.
-  static constexpr int kClasses = 4;
+  // Copied drafts are judged by how many tokens matched, 1 … kClasses - 1, others alike: class 0.
+  static constexpr int kClasses = 5;
 
   struct Sequence {
-    DrafterKind drafter;
-    bool exact;
-    double max_step_ms;
+    DraftingTerms terms;
     std::vector<AcceptanceCounts> counts;  // [kClasses]
+    // For the step that is planned:
+    DrafterKind drafter;
     int draft_class = 0;
-    std::vector<int32_t> proposed;  // for the step that is planned
+    std::vector<int32_t> proposed;
   };
   struct Drafter {
     std::vector<AcceptanceCounts> counts;  // [kClasses]
@@ -77,6 +86,7 @@ class LookaheadPlanner final : public LookaheadChooser {
     bool try_again = false;    // the last try was accepted
     int64_t tried = -1;        // the sequence that the step tries it with
     int64_t catching_up = -1;  // the one whose cache is fed for a try
+    double catch_up_ms = 0;    // of the step that is planned, granted to caches that are fed
     double alpha_sum = 0;
     int64_t alpha_rows = 0;
     SpeedupRecord speedup;
@@ -101,6 +111,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   void fill_costs(const DecodeShape& base, int64_t most_drafted);
   void set_budgets(const DecodeShape& base);
   bool find_proposal(Sequence& sequence, const DecodeChoice& choice);
+  void choose_drafter(Sequence& sequence, const DecodeChoice& choice);
   Hazard hazard_of_sequence(const Sequence& sequence) const;
   void try_idle_drafters(std::span<DecodeChoice> step, int64_t num_drafted, double ms);
 
@@ -115,6 +126,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::vector<int64_t> removed_;
   int64_t steps_since_plain_ = 0;
   int plain_asked_ = 0;
+  int64_t copies_refused_ = 0;  // since one was tried all the same
   DecodeShape last_base_;
 
   LookaheadSearch search_;

@@ -121,6 +121,7 @@ struct SpeculationStats {
   int64_t num_decode_steps = 0;
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_draft_tokens = 0;
+  int64_t num_copied_draft_tokens = 0;  // of num_draft_tokens, by a copy drafter
   std::array<int64_t, kMaxDraftTokens> drafted_per_position{};
   std::array<int64_t, kMaxDraftTokens> accepted_per_position{};
   double alpha_sum = 0;

@@ -48,7 +48,7 @@ struct PlannedWork {
   int32_t num_draft_tokens = 0;
   int32_t prompt_logits = 0;  // 1: logits of the prompt's rows are wanted
   std::vector<int32_t>
-      proposed;  // by a copy drafter, num_draft_tokens of them; empty for logit drafters
+      proposed;  // copied, num_draft_tokens of them; empty: the sequence's logit drafter draws
 };
 
 struct StepPlan {

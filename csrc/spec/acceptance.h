@@ -2,6 +2,7 @@
 // the draft.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "kernels/verify_types.h"
@@ -10,6 +11,16 @@ namespace outrider {
 
 // [i]: of the i-th drafted token of a step, given that all before it were accepted.
 using Hazard = std::array<double, kMaxDraftTokens>;
+
+// Of a step's drafted and accepted tokens, those within an answer that took num_emitted of the
+// step's tokens: what lies behind its end is nobody's.
+struct DraftsUsed {
+  int drafted = 0, accepted = 0;
+};
+inline DraftsUsed drafts_used(int num_drafted, int num_accepted, int num_emitted) {
+  const bool whole = num_emitted == num_accepted + 1;
+  return {whole ? num_drafted : num_emitted, std::min(num_accepted, num_emitted)};
+}
 
 // Counts of positions that were reached, and of those accepted. Old counts fade, so that what is
 // drafted for may change.

@@ -22,9 +22,8 @@ uint64_t key_of(Pass pass, int64_t rows, const LogitEditor::Batch& edited, uint6
 // Rows are padded for each drafter, to less than twice as many (Backend::padded_rows).
 constexpr int64_t kPadding = 2;
 
-bool drafts_with(const SequenceState& state, const SlotWork& work, const LogitDrafter* drafter) {
-  return state.drafter == drafter && work.num_draft_tokens > 0;
-}
+// Its tokens are to be drawn from the sequence's drafter.
+bool draws(const SlotWork& work) { return work.num_draft_tokens > 0 && work.proposed.empty(); }
 
 }  // namespace
 
@@ -285,9 +284,8 @@ void SpeculativeStep::draft(std::span<SequenceState> slots, std::span<const Slot
   draft_rows_used_ = 0;
   std::fill_n(drafted_.begin(), work.size(), Drafted{});
   propose(work, stream);
-  for_each_drafter(
-      slots, work, [](const SlotWork& w) { return w.num_draft_tokens > 0; },
-      [&](LogitDrafter* drafter) { draft_with(drafter, slots, work, stream); });
+  for_each_drafter(slots, work, draws,
+                   [&](LogitDrafter* drafter) { draft_with(drafter, slots, work, stream); });
 }
 
 // What copy drafters found on rank 0's host.
@@ -316,7 +314,7 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
   const int64_t vocab = target_.config().vocab_size;
   drafting_.clear();
   for (size_t i = 0; i < work.size(); ++i) {
-    if (drafts_with(slots[work[i].slot], work[i], drafter)) {
+    if (slots[work[i].slot].drafter == drafter && draws(work[i])) {
       drafting_.push_back(static_cast<int64_t>(i));
     }
   }

@@ -35,7 +35,7 @@ struct SlotWork {
   bool prompt_logits = false;     // log-probabilities of the prompt rows' next tokens are wanted
   bool decode = false;            // then prefill_end is the sequence's length - 1
   int num_draft_tokens = 0;       // K: drawn from the sequence's drafter …
-  std::span<const int32_t> proposed;  // … or, where it has none, these K tokens
+  std::span<const int32_t> proposed;  // … or, where there are any, these K tokens
 };
 
 // What a step did for one slot.

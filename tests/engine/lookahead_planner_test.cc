@@ -38,7 +38,7 @@ class SimulatedServer {
         accepts_(std::move(accepts)),
         drafter_(drafter),
         exact_(exact) {
-    for (int64_t id = 0; id < batch; ++id) planner.add(id, drafter, exact, 0);
+    for (int64_t id = 0; id < batch; ++id) planner.add(id, {.drafter = drafter, .exact = exact});
     tokens_.resize(batch, {1});
   }
 
@@ -252,7 +252,7 @@ class OneSequence : public ::testing::Test {
 
 TEST_F(OneSequence, AnObjectiveBoundsTheStep) {
   LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, kModel, false, 13);
+  planner.add(kId, {.drafter = kModel, .max_step_ms = 13});
   for (int i = 0; i < 300; ++i) {
     const int k = choose(planner, {1}, kMaxDraftTokens);
     EXPECT_LE(k, 2);  // 10 + 2.4 ms
@@ -264,7 +264,7 @@ TEST_F(OneSequence, AnObjectiveBoundsTheStep) {
 TEST_F(OneSequence, ACopyIsJudgedByWhatMatched) {
   LookaheadTables known = tables();
   LookaheadPlanner planner(adaptive(), known);
-  planner.add(kId, DrafterKind::prompt_lookup, false, 0);
+  planner.add(kId, {.drafter = DrafterKind::prompt_lookup});
   const std::vector<int32_t> none = {1, 2, 3, 4}, likely = {1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4},
                              unlikely = {9, 5, 6, 7, 8, 9};
   for (int i = 0; i < 300; ++i) {
@@ -282,9 +282,47 @@ TEST_F(OneSequence, ACopyIsJudgedByWhatMatched) {
   EXPECT_EQ(choose(planner, unlikely, kMaxDraftTokens), 0);
 }
 
+TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, {.drafter = kModel, .may_copy = true});
+  const std::vector<int32_t> none = {1, 2, 3, 4}, likely = {1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4},
+                             unlikely = {9, 5, 6, 7, 8, 9};
+  int tried = 0;
+  for (int i = 0; i < 400; ++i) {
+    for (const auto* tokens : {&none, &likely, &unlikely}) {
+      const int k = choose(planner, *tokens, kMaxDraftTokens);
+      const bool copies = planner.drafter_now(kId) == DrafterKind::prompt_lookup;
+      if (tokens == &none) EXPECT_FALSE(copies);
+      if (tokens == &unlikely && i > 200) tried += copies;
+      const int accepted = copies ? (tokens == &likely ? k : 0) : std::min(k, i % 2);
+      observe(planner, k, accepted, 10 + (copies ? 0.2 : 1.2) * k, copies ? 0 : k);
+    }
+  }
+  EXPECT_GE(tried, 1);  // texts change
+  EXPECT_LE(tried, 5);
+  EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), 7);
+  EXPECT_EQ(planner.drafter_now(kId), DrafterKind::prompt_lookup);
+  EXPECT_EQ(planner.propose(kId, likely, 7), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4}));
+  observe(planner, 7, 7, 10 + 0.2 * 7, 0);
+  const auto reports = planner.reports();
+  EXPECT_GT(reports[static_cast<int>(DrafterKind::prompt_lookup)].num_drafts, 300);
+  EXPECT_GT(reports[static_cast<int>(kModel)].num_drafts, 300);
+}
+
+TEST_F(OneSequence, CatchUpsOfAStepShareTheBudget) {
+  LookaheadPlanner planner(adaptive(), tables());
+  int fed = 0;
+  for (int64_t id = 0; id < 100; ++id) {
+    planner.add(id, {.drafter = kModel});
+    fed += planner.may_catch_up({.id = id, .rows = 300, .tokens_left = 500});
+  }
+  EXPECT_GT(fed, 0);
+  EXPECT_LT(fed, 50);
+}
+
 TEST_F(OneSequence, AProposalIsOfItsOwnStep) {
   LookaheadPlanner planner(*parse_lookahead("fixed:3"), {});
-  planner.add(kId, DrafterKind::prompt_lookup, false, 0);
+  planner.add(kId, {.drafter = DrafterKind::prompt_lookup});
   const std::vector<int32_t> first = {1, 2, 3, 1}, second = {1, 2, 3, 1, 7, 2};
   EXPECT_EQ(planner.propose(kId, first, 2), (std::vector<int32_t>{2, 3}));
   observe(planner, 2, 0, 10, 0);
@@ -293,7 +331,7 @@ TEST_F(OneSequence, AProposalIsOfItsOwnStep) {
 
 TEST_F(OneSequence, ADrafterInDisgraceIsNotFed) {
   LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, kModel, false, 0);
+  planner.add(kId, {.drafter = kModel});
   EXPECT_TRUE(planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 500}));
   // Neither where hardly anything is left to draft for, nor beyond what may be lost.
   EXPECT_FALSE(planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 1}));
@@ -311,11 +349,11 @@ TEST_F(OneSequence, ADrafterInDisgraceIsNotFed) {
 
 TEST_F(OneSequence, AnAnswerMayEndInTheStep) {
   LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, kRandom, false, 0);
+  planner.add(kId, {.drafter = kRandom});
   const int k = choose(planner, {1}, 4);
   planner.remove(kId);
   observe(planner, k, 0, 10, 0);
-  planner.add(kId + 1, kRandom, false, 0);
+  planner.add(kId + 1, {.drafter = kRandom});
   const std::vector<int32_t> tokens = {1};
   std::vector<DecodeChoice> one = {{.id = kId + 1, .tokens = tokens, .num_draft_tokens = 4}};
   planner.choose(one);
@@ -323,7 +361,7 @@ TEST_F(OneSequence, AnAnswerMayEndInTheStep) {
 
 TEST_F(OneSequence, ASpikeIsNotTheDraftersFault) {
   LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, kRandom, false, 0);
+  planner.add(kId, {.drafter = kRandom});
   run(planner, {1}, 200, true);
   const int k = choose(planner, {1}, 8);
   observe(planner, k, k, 2000, k);
