@@ -1,6 +1,8 @@
 // See response_conversion.h.
 #include "server/response_conversion.h"
 
+#include <filesystem>
+
 #include "core/version.h"
 
 namespace outrider {
@@ -44,6 +46,11 @@ void add_logprobs(const std::vector<TokenLogprobs>& logprobs,
       best.set_logprob(top.logprob);
     }
   }
+}
+
+// Whatever way it was written.
+std::string directory_name(const std::filesystem::path& path) {
+  return std::filesystem::weakly_canonical(path).filename().string();
 }
 
 }  // namespace
@@ -125,14 +132,17 @@ v1::GetModelInfoResponse model_info(const ServedModel& model, const ModelConfig&
 v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& engine) {
   v1::GetServerInfoResponse proto;
   const Limits& limits = engine.limits();
+  const EngineOptions& options = engine.executor().options();
   proto.set_version(kVersion);
   proto.set_num_ranks(model.num_ranks);
   proto.set_backend(model.backend);
   proto.set_numerics(numerics_name(model.numerics));
   for (const DrafterKind kind : limits.drafters) proto.add_drafters(drafter_name(kind));
   proto.set_default_drafter(drafter_name(limits.default_drafter));
-  proto.set_lookahead(engine.executor().options().lookahead.text());
-  const double objective_ms = engine.executor().options().tpot_slo_ms;
+  if (options.draft) proto.set_draft_model(directory_name(*options.draft));
+  if (options.draft_head) proto.set_draft_head(directory_name(*options.draft_head));
+  proto.set_lookahead(options.lookahead.text());
+  const double objective_ms = options.tpot_slo_ms;
   if (objective_ms > 0) proto.set_tpot_slo_ms(objective_ms);
   proto.set_numerics_fingerprint(engine.executor().numerics_fingerprint());
 

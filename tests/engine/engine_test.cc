@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "kernels/cpu/isa.h"
@@ -14,6 +16,7 @@
 #include "testing/count_file.h"
 #include "testing/engine_harness.h"
 #include "testing/one_line_error.h"
+#include "testing/read_file.h"
 #include "testing/temporary_directory.h"
 
 namespace outrider {
@@ -245,6 +248,24 @@ TEST(Engine, RefusesADraftWithAnotherVocabulary) {
               std::string::npos)
         << error.what();
   }
+}
+
+TEST(Engine, RefusesAHeadOfAnotherModel) {
+  const TemporaryDirectory head;
+  nlohmann::json config =
+      nlohmann::json::parse(read_file(test_checkpoint("tiny-head") / "config.json"));
+  config["target"] = "0123456789abcdef";
+  head.write("config.json", config.dump());
+  std::filesystem::copy(test_checkpoint("tiny-head") / "model.safetensors", head.path());
+  EngineOptions options = tiny_options();
+  options.draft_head = head.path();
+  options.model_hash = checkpoint_hash(options.model);
+  const auto backend = make_cpu_backend();
+  const auto self = make_self_communicator();
+  const std::vector<std::string> expected = {"config.json: target is 0123456789abcdef",
+                                             options.model_hash};
+  expect_one_line_error(expected, [&] { check_head_files(options); });
+  expect_one_line_error(expected, [&] { Executor executor(options, *backend, *self); });
 }
 
 TEST(Engine, RefusesATargetWithATrimmedHead) {

@@ -138,6 +138,78 @@ class CommandLine(unittest.TestCase):
                     self.assertIn(part, lines[0])
 
 
+class DefaultDraft(unittest.TestCase):
+    """The draft head that a directory keeps for the model is taken where no flag says who drafts."""
+
+    HEAD = Path(CHECKPOINT).with_name('tiny-head')
+
+    def setUp(self):
+        self.drafts = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.config = json.loads((self.HEAD / 'config.json').read_text())
+        report = outrider('inspect', CHECKPOINT).stdout
+        self.config['target'] = re.search(r'^hash +(\S+)$', report, re.MULTILINE)[1]
+        shutil.copytree(self.HEAD, self.drafts / 'mine')
+        self.write('mine', self.config)
+        shutil.copytree(self.HEAD, self.drafts / 'other')
+        self.write('other', {**self.config, 'target': '0123456789abcdef', 'hidden_size': 7})
+
+    def write(self, name, config):
+        (self.drafts / name / 'config.json').write_text(json.dumps(config))
+
+    def drafter_and_log(self, *options, drafts=None, starter=()):
+        options = ['--default-drafts', str(drafts or self.drafts), *options]
+        with Server(*starter, options=options) as server:
+            answer = outrider('generate', '--address', server.address, '--max-tokens', '4', *GREEDY,
+                              '--format', 'json', 'Hello')
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+            return json.loads(answer.stdout)['speculation']['drafter'], server.log
+
+    def test_is_taken_where_nothing_else_is_asked_for(self):
+        taken = f'drafting with {self.drafts}/mine, made for this model'
+        for starter in ((), (*MPIRUN, '-np', '2')):
+            drafter, log = self.drafter_and_log(starter=starter)
+            self.assertEqual(drafter, 'head')
+            self.assertEqual(log.count(taken), 1, log)
+        for options, expected in ((['--drafter', 'ngram'], 'ngram'),
+                                  (['--draft', CHECKPOINT], 'model'),
+                                  (['--draft-head', str(self.HEAD)], 'head')):
+            drafter, log = self.drafter_and_log(*options)
+            self.assertEqual(drafter, expected)
+            self.assertNotIn('this model', log)
+        drafter, log = self.drafter_and_log(drafts='none')
+        self.assertEqual(drafter, 'prompt_lookup')
+        self.assertNotIn('this model', log)
+
+    def test_none_for_this_model_is_no_error(self):
+        shutil.rmtree(self.drafts / 'mine')
+        drafter, log = self.drafter_and_log()
+        self.assertEqual(drafter, 'prompt_lookup')
+        self.assertIn(f'no draft head for this model in {self.drafts}', log)
+
+    def refuses(self, command, part):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S,
+                                stdin=subprocess.DEVNULL)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertNotIn('listening', result.stderr)
+        lines = [line for line in result.stderr.splitlines() if 'outrider: ' in line]
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertIn(part, lines[0])
+
+    def test_a_broken_one_for_this_model_is_refused(self):
+        serve = [PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--default-drafts']
+        for starter in ([], [*MPIRUN, '--quiet', '-np', '2']):
+            self.write('mine', {**self.config, 'intermediate_size': 95})
+            self.refuses([*starter, *serve, self.drafts], 'gate_proj.weight has shape')
+            (self.drafts / 'mine/config.json').write_text(json.dumps(self.config)[:-1])
+            self.refuses([*starter, *serve, self.drafts], f'{self.drafts}/mine/config.json')
+        self.refuses([*serve, '/no/such/directory'], '/no/such/directory')
+
+    def test_ranks_have_the_same(self):
+        serve = [PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--default-drafts']
+        self.refuses([*MPIRUN, '--quiet', '-np', '1', *serve, self.drafts,
+                      ':', '-np', '1', *serve, 'none'], 'draft')
+
+
 class Ranks(unittest.TestCase):
     """What ranks are to one another."""
 
