@@ -20,6 +20,20 @@ v1::FinishReason to_proto(FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
+v1::TokenOrigin to_proto(TokenOrigin origin) {
+  switch (origin) {
+    case TokenOrigin::drafted:
+      return v1::TOKEN_ORIGIN_DRAFTED;
+    case TokenOrigin::corrected:
+      return v1::TOKEN_ORIGIN_CORRECTED;
+    case TokenOrigin::bonus:
+      return v1::TOKEN_ORIGIN_BONUS;
+    case TokenOrigin::plain:
+      return v1::TOKEN_ORIGIN_PLAIN;
+  }
+  return v1::TOKEN_ORIGIN_UNSPECIFIED;
+}
+
 std::string mode_name(SpeculationMode mode) {
   switch (mode) {
     case SpeculationMode::greedy:
@@ -60,7 +74,8 @@ v1::Chunk to_proto(const Chunk& chunk) {
   proto.set_index(chunk.index);
   proto.set_text(chunk.text);
   proto.mutable_token_ids()->Add(chunk.token_ids.begin(), chunk.token_ids.end());
-  proto.mutable_drafted()->Add(chunk.drafted.begin(), chunk.drafted.end());
+  proto.mutable_origins()->Reserve(static_cast<int>(chunk.origins.size()));
+  for (const TokenOrigin origin : chunk.origins) proto.add_origins(to_proto(origin));
   proto.mutable_text_ends()->Add(chunk.text_ends.begin(), chunk.text_ends.end());
   add_logprobs(chunk.logprobs, *proto.mutable_logprobs());
   add_logprobs(chunk.prompt_logprobs, *proto.mutable_prompt_logprobs());

@@ -250,6 +250,46 @@ TEST(Engine, RefusesADraftWithAnotherVocabulary) {
   }
 }
 
+// A step gives its accepted drafts, then one token of the target's own.
+TEST(Engine, SaysWhereTokensComeFrom) {
+  constexpr int kDrafted = 3;
+  std::map<TokenOrigin, int64_t> seen;
+  for (const char* draft : {"tiny-draft", "tiny"}) {
+    EngineOptions options = tiny_options();
+    options.draft = test_checkpoint(draft);
+    std::vector<Request> requests;
+    for (const char* drafter : {"model", "random", "prompt_lookup"}) {
+      requests.push_back(greedy_request(20, 1, 60, kDrafted, drafter));
+    }
+    requests.push_back(greedy_request(20, 1, 60, 0, "model"));
+    for (const CollectedAnswer& answer : run_requests(options, 1, requests)) {
+      ASSERT_EQ(answer.origins.size(), answer.token_ids.size());
+      std::map<TokenOrigin, int64_t> counts;
+      int accepted = 0;  // of this step
+      for (size_t i = 0; i < answer.origins.size(); ++i) {
+        const TokenOrigin origin = answer.origins[i];
+        ++counts[origin];
+        // The last steps draft no more than there is room for.
+        const bool room = i + kDrafted + 1 < answer.origins.size();
+        if (origin == TokenOrigin::corrected) EXPECT_LT(accepted, kDrafted);
+        if (origin == TokenOrigin::bonus) EXPECT_GT(accepted, 0);
+        if (origin == TokenOrigin::plain) EXPECT_EQ(accepted, 0);
+        accepted = origin == TokenOrigin::drafted ? accepted + 1 : 0;
+        EXPECT_LE(accepted, kDrafted);
+        if (room && accepted == kDrafted) {
+          EXPECT_EQ(answer.origins[i + 1], TokenOrigin::bonus) << i;
+        }
+      }
+      const SpeculationStats& stats = answer.completion->speculation;
+      EXPECT_EQ(counts[TokenOrigin::drafted], stats.num_accepted_draft_tokens);
+      EXPECT_EQ(counts[TokenOrigin::corrected] + counts[TokenOrigin::bonus], stats.num_spec_steps);
+      EXPECT_EQ(counts[TokenOrigin::plain], stats.num_decode_steps - stats.num_spec_steps);
+      for (const auto& [origin, count] : counts) seen[origin] += count;
+    }
+  }
+  EXPECT_EQ(seen.size(), 4u) << "some never came";
+}
+
 TEST(Engine, RefusesAHeadOfAnotherModel) {
   const TemporaryDirectory head;
   nlohmann::json config =

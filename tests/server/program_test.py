@@ -7,6 +7,7 @@ PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory.
 
 import json
 import os
+import pty
 import re
 import select
 import shutil
@@ -23,6 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
 from program import CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Server, outrider  # noqa: E402
 
 IDLE_S = 2  # how long an idle job is watched
+ESCAPE = '\x1b'
+
+
+def without_colours(text):
+    return re.sub(ESCAPE + r'\[\d+m', '', text)
 
 
 class CommandLine(unittest.TestCase):
@@ -67,6 +73,7 @@ class CommandLine(unittest.TestCase):
         self.refuses(['generate', '--max-tokens', '99999999999', 'x'], '--max-tokens')
         self.refuses(['generate', '--seed', '-1', 'x'], '--seed')
         self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
+        self.refuses(['generate', '--color', 'sometimes', 'x'], '--color', 'always')
         self.refuses(['generate', '--input-ids', '1', 'x'], '--input-ids')
         self.refuses(['generate', '--input-ids', '1,two'], '--input-ids')
         self.refuses(['serve'], '--model')
@@ -304,8 +311,38 @@ class Generate(unittest.TestCase):
         self.assertEqual(plain.stdout, text + '\n')
         self.assertRegex(plain.stderr, r'^accepted \d+ of \d+ drafted tokens \(\d+\.\d %\), ')
         self.assertEqual(self.ask('--no-stats', 'Hello').stderr, '')
-        coloured = self.ask('--colour', '--drafter', 'random', 'Hello').stdout
-        self.assertEqual(re.sub('\x1b\\[[0-9]*m', '', coloured), text + '\n')
+
+    def test_colours_tell_where_tokens_come_from(self):
+        plain = self.ask('--no-stats', '--drafter', 'random', 'Hello')
+        self.assertNotIn(ESCAPE, plain.stdout)  # it is no terminal
+        self.assertEqual(plain.stderr, '')
+        always = self.ask('--color', 'always', '--drafter', 'random', '--num-speculative-tokens', '3',
+                          '--no-stats', 'Hello')
+        self.assertIn(ESCAPE + '[33m', always.stdout)  # a random draft is refused soon
+        self.assertEqual(without_colours(always.stdout), plain.stdout)
+        self.assertRegex(always.stderr, '^[^\n]*refused draft[^\n]*\n$')
+        json_text = self.ask('--color', 'always', '--format', 'json', 'Hello')
+        self.assertNotIn(ESCAPE, json_text.stdout + json_text.stderr)
+
+    def test_a_terminal_gets_colours_unless_told_otherwise(self):
+        def on_a_terminal(*options, **environment):
+            terminal, stdout = pty.openpty()
+            with open(terminal, 'rb', buffering=0) as output:
+                try:
+                    result = subprocess.run(
+                        [PROGRAM, *self.where, '--drafter', 'random', '--num-speculative-tokens', '3',
+                         *options, 'Hello'], stdin=subprocess.DEVNULL, stdout=stdout,
+                        stderr=subprocess.PIPE, text=True, timeout=LIMIT_S,
+                        env={**os.environ, **environment})
+                finally:
+                    os.close(stdout)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                return ESCAPE in output.read(1 << 16).decode()
+
+        self.assertTrue(on_a_terminal(NO_COLOR=''))
+        self.assertFalse(on_a_terminal(NO_COLOR='1'))
+        self.assertTrue(on_a_terminal('--color', 'always', NO_COLOR='1'))
+        self.assertFalse(on_a_terminal('--color', 'never', NO_COLOR=''))
 
     def test_a_failed_call_names_status_and_field(self):
         for field, arguments in (('temperature', ['--temperature', 'nan', 'x']),
