@@ -120,6 +120,17 @@ std::string summary(const v1::Complete& complete) {
   return text;
 }
 
+std::string short_summary(const v1::Complete& complete) {
+  const int64_t tokens = complete.completion_tokens();
+  std::string text = absl::StrFormat("%d token%s", tokens, tokens == 1 ? "" : "s");
+  if (tokens > 1) {
+    text += absl::StrFormat(", %.1f ms a token",
+                            complete.timings().decode_ms() / static_cast<double>(tokens - 1));
+  }
+  return text +
+         absl::StrFormat(", %.2f tokens a step", complete.speculation().mean_acceptance_length());
+}
+
 namespace {
 
 nlohmann::ordered_json to_json(

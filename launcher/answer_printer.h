@@ -57,6 +57,10 @@ class AnswerPrinter {
 // and whether an objective was met, where there is something to say.
 std::string summary(const v1::Complete& complete);
 
+// "25 tokens, 19.2 ms a token, 2.10 tokens a step": the time of the tokens behind the first, where
+// there are any.
+std::string short_summary(const v1::Complete& complete);
+
 // The object of --format json, without a line break: the answer, and in `others` those behind it.
 std::string to_json(const std::vector<v1::GenerateOnceResponse>& answers);
 

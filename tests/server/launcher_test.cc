@@ -98,6 +98,14 @@ TEST(AnswerPrinter, SummaryOfAnObjective) {
             std::string::npos);
 }
 
+TEST(AnswerPrinter, ShortSummary) {
+  v1::Complete complete = a_complete();
+  complete.mutable_timings()->set_decode_ms(460.8);
+  EXPECT_EQ(short_summary(complete), "25 tokens, 19.2 ms a token, 2.10 tokens a step");
+  complete.set_completion_tokens(1);  // no token behind the first
+  EXPECT_EQ(short_summary(complete), "1 token, 2.10 tokens a step");
+}
+
 TEST(AnswerPrinter, JsonKeepsNumbersAndPrintsZeros) {
   v1::GenerateOnceResponse answer;
   answer.set_text("é\n\"");

@@ -21,7 +21,8 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
-from program import CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Server, outrider  # noqa: E402
+from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Lines, Server,  # noqa: E402
+                     outrider)
 
 IDLE_S = 2  # how long an idle job is watched
 ESCAPE = '\x1b'
@@ -45,7 +46,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(outrider('--version').stdout, outrider('version').stdout)
 
     def test_help(self):
-        for command in ('serve', 'launch', 'generate', 'health', 'run', 'bench', 'inspect'):
+        for command in ('serve', 'launch', 'generate', 'chat', 'health', 'run', 'bench', 'inspect'):
             result = outrider(command, '--help')
             self.assertEqual(result.returncode, 0)
             self.assertIn('--help', result.stdout)
@@ -409,6 +410,128 @@ class Generate(unittest.TestCase):
         client.wait()
         client.stdout.close()
         self.assertEqual(self.ask('Hello').stdout, before)
+
+
+class Chat(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        # The tiny model, with the chat template of the real one.
+        model = cls.enterClassContext(tempfile.TemporaryDirectory())
+        shutil.copytree(CHECKPOINT, model, dirs_exist_ok=True)
+        golden = Path(__file__).parents[1] / 'model/testdata/chat_template_golden.json'
+        template = json.loads(golden.read_text())['template']
+        Path(model, 'tokenizer_config.json').write_text(json.dumps({'chat_template': template}))
+        cls.server = cls.enterClassContext(Server(model=model))
+        cls.where = ['--address', cls.server.address, '--temperature', '0', '--ignore-eos']
+
+    def chat(self, lines, *options, limit=8):
+        return subprocess.run([PROGRAM, 'chat', *self.where, '--max-tokens', str(limit), *options],
+                              input=''.join(line + '\n' for line in lines), capture_output=True,
+                              text=True, timeout=LIMIT_S)
+
+    def generated(self, prompt):
+        result = outrider('generate', *self.where, '--max-tokens', '8', '--no-stats', '--raw', prompt)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def rendered(self, *messages):
+        """A conversation as SmolLM2's template writes it: users and answers by turns."""
+        system = ('<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by '
+                  'Hugging Face<|im_end|>\n')
+        turns = ''.join(f'<|im_start|>{("user", "assistant")[i % 2]}\n{message}<|im_end|>\n'
+                        for i, message in enumerate(messages))
+        return system + turns + '<|im_start|>assistant\n'
+
+    def test_answers_know_what_was_said_before(self):
+        first = self.generated(self.rendered('Hello'))
+        second = self.generated(self.rendered('Hello', first[:-1], 'And you?'))
+        again = self.generated(self.rendered('And you?'))
+        self.assertNotEqual(second, again)
+        result = self.chat(['Hello', '', 'And you?', '/reset', 'And you?', '/quit', 'Hello'])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout, first + second + again)
+        line = r'8 tokens, \d+\.\d ms a token, \d\.\d\d tokens a step\n'
+        self.assertRegex(result.stderr, f'^({line}){{3}}$')
+        self.assertEqual(self.chat(['Hello'], '--no-stats').stderr, '')
+
+    def test_colours(self):
+        plain = self.chat(['Hello'])
+        self.assertNotIn(ESCAPE, plain.stdout)
+        coloured = self.chat(['Hello'], '--color', 'always', '--drafter', 'random',
+                             '--num-speculative-tokens', '3')
+        self.assertIn(ESCAPE + '[33m', coloured.stdout)
+        self.assertEqual(without_colours(coloured.stdout), plain.stdout)
+        self.assertIn('refused draft', coloured.stderr)
+
+    def test_an_error_is_one_line_and_the_conversation_goes_on(self):
+        answer = self.chat(['Hello']).stdout
+        too_long = 'word ' * 3000  # of 2048 positions
+        result = self.chat(['/rest', too_long, 'Hello'], '--no-stats')
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stdout, answer)
+        unknown, full = result.stderr.splitlines()
+        self.assertIn('unknown command /rest; expected /reset or /quit', unknown)
+        self.assertRegex(full, '^INVALID_ARGUMENT: .*204[78]')
+        nobody = outrider('chat', '--port', '1')
+        self.assertEqual((nobody.returncode, nobody.stderr), (0, ''))  # nothing was said
+        with socket.create_server(('127.0.0.1', 0)) as taken:
+            port = str(taken.getsockname()[1])
+        nobody = subprocess.run([PROGRAM, 'chat', '--port', port], input='Hello\nHello\n',
+                                capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(nobody.returncode, 1)
+        self.assertRegex(nobody.stderr, r'^(UNAVAILABLE: .*\n){2}$')
+        not_utf8 = subprocess.run([PROGRAM, 'chat', *self.where, '--no-stats'], input=b'\xff\n',
+                                  capture_output=True, timeout=LIMIT_S)
+        self.assertEqual((not_utf8.returncode, not_utf8.stderr), (1, b'the line is not UTF-8\n'))
+
+    def test_an_interrupt_stops_the_answer_alone(self):
+        client = subprocess.Popen(
+            [PROGRAM, 'chat', *self.where, '--max-tokens', '1900'], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+        with client:
+            said = Lines(client.stderr)
+            client.stdin.write('Hello\n')
+            client.stdout.read(1)  # it has begun
+            client.send_signal(signal.SIGINT)
+            self.assertEqual(said.wait_for('^stopped$'), 0)
+            client.stdin.write('/rest\n')
+            said.wait_for('unknown command', after=1)
+            client.send_signal(signal.SIGINT)  # with no answer to stop, and no terminal
+            self.assertEqual(client.wait(LIMIT_S), 128 + signal.SIGINT)
+
+    def test_on_a_terminal(self):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv(PROGRAM, [PROGRAM, 'chat', *self.where, '--max-tokens', '1900', '--drafter',
+                               'random', '--num-speculative-tokens', '3', '--color', 'auto'])
+        seen = ''
+
+        def wait_for(text):
+            nonlocal seen
+            while text not in seen:
+                ready, _, _ = select.select([terminal], [], [], LIMIT_S)
+                self.assertTrue(ready, seen)
+                seen += os.read(terminal, 1 << 16).decode(errors='replace')
+            seen = seen[seen.index(text) + len(text):]
+
+        try:
+            wait_for('refused draft')
+            wait_for('\n> ')
+            os.write(terminal, b'Hello\n')
+            wait_for(ESCAPE + '[33m')
+            os.write(terminal, b'\x03')  # Ctrl-C
+            wait_for('stopped\r\n> ')
+            os.write(terminal, b'never sent\x03')
+            wait_for('\r\n> ')
+            os.write(terminal, b'\x04')  # Ctrl-D
+            _, status = os.waitpid(pid, 0)
+            pid = 0
+            self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+        finally:
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            os.close(terminal)
 
 
 class Ends(unittest.TestCase):
