@@ -21,6 +21,9 @@ COPY launcher/setup.sh launcher/
 COPY docker/stages.sh docker/packages.txt docker/
 RUN source docker/stages.sh && install_runtime_packages && \
     useradd --system --create-home --uid 10001 outrider
+# Drafts of known models.
+COPY models /usr/local/share/outrider/models
+ENV OUTRIDER_DEFAULT_DRAFTS=/usr/local/share/outrider/models
 COPY --from=build /src/build/cpu/bin/outrider /usr/local/bin/
 RUN outrider version
 USER outrider

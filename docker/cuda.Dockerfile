@@ -35,6 +35,9 @@ COPY --from=libraries /usr/lib/x86_64-linux-gnu/libnccl.so* /usr/local/lib/
 RUN ldconfig
 # The container runtime mounts the driver's own libraries where these ask for them.
 ENV LD_LIBRARY_PATH=/usr/local/cuda/lib64 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Drafts of known models.
+COPY models /usr/local/share/outrider/models
+ENV OUTRIDER_DEFAULT_DRAFTS=/usr/local/share/outrider/models
 COPY --from=build /out/outrider /usr/local/bin/
 RUN outrider version
 USER outrider

@@ -2,15 +2,34 @@
 #include "launcher/answer_printer.h"
 
 #include <absl/strings/str_format.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 namespace outrider {
 namespace {
 
-constexpr char kDraftedColour[] = "\x1b[32m";
-constexpr char kNoColour[] = "\x1b[0m";
+constexpr char kGreen[] = "\x1b[32m", kYellow[] = "\x1b[33m", kCyan[] = "\x1b[36m";
+
+// Empty: the terminal's own.
+std::string colour_of(v1::TokenOrigin origin) {
+  switch (origin) {
+    case v1::TOKEN_ORIGIN_DRAFTED:
+      return kGreen;
+    case v1::TOKEN_ORIGIN_CORRECTED:
+      return kYellow;
+    case v1::TOKEN_ORIGIN_BONUS:
+      return kCyan;
+    default:
+      return "";
+  }
+}
+
+std::string in_colour(const std::string& colour, const std::string& text) {
+  return colour.empty() ? text : colour + text + "\x1b[0m";
+}
 
 std::string finish_reason_name(v1::FinishReason reason) {
   switch (reason) {
@@ -33,21 +52,47 @@ void AnswerFormat::add_to(CLI::App& command) {
           "--format", [this](const std::string& name) { json = name == "json"; },
           "text: as it comes; json: one object at the end")
       ->check(CLI::IsMember({"text", "json"}));
+  add_text_flags_to(command);
+}
+
+void AnswerFormat::add_text_flags_to(CLI::App& command) {
   command.add_flag("--stats,!--no-stats", stats, "Say on stderr how speculation went (default)");
-  command.add_flag("--colour", colour, "Show which tokens were drafted");
+  command
+      .add_option_function<std::string>(
+          "--color",
+          [this](const std::string& name) {
+            colour = name == "always"  ? Colour::always
+                     : name == "never" ? Colour::never
+                                       : Colour::automatic;
+          },
+          "Show by colours who made which token: auto (default: on a terminal, unless NO_COLOR is "
+          "set), always or never")
+      ->check(CLI::IsMember({"auto", "always", "never"}));
+}
+
+bool AnswerFormat::colours() const {
+  if (json || colour == Colour::never) return false;
+  if (colour == Colour::always) return true;
+  const char* no_color = std::getenv("NO_COLOR");
+  return isatty(STDOUT_FILENO) == 1 && (no_color == nullptr || *no_color == '\0');
+}
+
+std::string colour_legend() {
+  return in_colour(kGreen, "drafted and accepted") + ", " +
+         in_colour(kYellow, "in place of a refused draft") + ", " +
+         in_colour(kCyan, "added behind accepted drafts") + ", without drafts";
 }
 
 std::string coloured(const v1::Chunk& chunk) {
   const std::string& text = chunk.text();
   std::string out;
   size_t begin = 0;
-  for (int i = 0; i < chunk.text_ends_size() && i < chunk.drafted_size(); ++i) {
+  for (int i = 0; i < chunk.text_ends_size() && i < chunk.origins_size(); ++i) {
     auto end = static_cast<size_t>(chunk.text_ends(i));
     // A character belongs to the token that began it.
     while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) ++end;
     if (end <= begin || end > text.size()) continue;
-    const std::string piece = text.substr(begin, end - begin);
-    out += chunk.drafted(i) ? kDraftedColour + piece + kNoColour : piece;
+    out += in_colour(colour_of(chunk.origins(i)), text.substr(begin, end - begin));
     begin = end;
   }
   return out + text.substr(begin);
@@ -73,6 +118,17 @@ std::string summary(const v1::Complete& complete) {
                             s.tpot_slo_missed() ? "missed" : "met");
   }
   return text;
+}
+
+std::string short_summary(const v1::Complete& complete) {
+  const int64_t tokens = complete.completion_tokens();
+  std::string text = absl::StrFormat("%d token%s", tokens, tokens == 1 ? "" : "s");
+  if (tokens > 1) {
+    text += absl::StrFormat(", %.1f ms a token",
+                            complete.timings().decode_ms() / static_cast<double>(tokens - 1));
+  }
+  return text +
+         absl::StrFormat(", %.2f tokens a step", complete.speculation().mean_acceptance_length());
 }
 
 namespace {
@@ -148,7 +204,7 @@ std::string to_json(const std::vector<v1::GenerateOnceResponse>& answers) {
 
 void AnswerPrinter::chunk(const v1::Chunk& chunk) {
   started_ = true;
-  const std::string text = format_.colour && !format_.json ? coloured(chunk) : chunk.text();
+  const std::string text = colours_ ? coloured(chunk) : chunk.text();
   if (!format_.json && chunk.index() == 0) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
@@ -176,6 +232,7 @@ void AnswerPrinter::print_all() {
     }
   }
   std::fflush(stdout);
+  if (colours_) std::fprintf(stderr, "%s\n", colour_legend().c_str());
   if (format_.json || !format_.stats) return;
   for (const auto& answer : answers_) {
     std::fprintf(stderr, "%s\n", summary(answer.complete()).c_str());

@@ -10,19 +10,33 @@
 
 namespace outrider {
 
+// When text is coloured by where its tokens come from.
+enum class Colour {
+  automatic,  // where stdout is a terminal, and NO_COLOR is unset or empty
+  always,
+  never,
+};
+
 struct AnswerFormat {
   bool json = false;
-  bool stats = true;    // text: a line about speculation on stderr
-  bool colour = false;  // text: drafted tokens stand out
+  bool stats = true;  // text: a line about speculation on stderr
+  Colour colour = Colour::automatic;
 
+  // All of it.
   void add_to(CLI::App& command);
+  // What concerns text: --stats and --color.
+  void add_text_flags_to(CLI::App& command);
+
+  // Asks the environment and stdout; false for JSON.
+  bool colours() const;
 };
 
 class AnswerPrinter {
  public:
   // n: how many answers the request asked for. The first is printed as it comes, the others behind
   // it.
-  AnswerPrinter(const AnswerFormat& format, int n) : format_(format), answers_(std::max(n, 1)) {}
+  AnswerPrinter(const AnswerFormat& format, int n)
+      : format_(format), colours_(format.colours()), answers_(std::max(n, 1)) {}
 
   void chunk(const v1::Chunk& chunk);
   void complete(const v1::Complete& complete);
@@ -33,20 +47,30 @@ class AnswerPrinter {
   void print_all();
 
   AnswerFormat format_;
+  bool colours_;
   bool started_ = false;
   size_t num_complete_ = 0;
-  std::vector<v1::GenerateOnceResponse>
-      answers_;  // by index; coloured text where that is asked for
+  std::vector<v1::GenerateOnceResponse> answers_;  // by index; coloured text where colours_ is set
 };
 
 // "accepted 12 of 30 drafted tokens (40.0 %), 2.10 tokens a step, …", and what speculation brought
 // and whether an objective was met, where there is something to say.
 std::string summary(const v1::Complete& complete);
 
+// "25 tokens, 19.2 ms a token, 2.10 tokens a step": the time of the tokens behind the first, where
+// there are any.
+std::string short_summary(const v1::Complete& complete);
+
 // The object of --format json, without a line break: the answer, and in `others` those behind it.
 std::string to_json(const std::vector<v1::GenerateOnceResponse>& answers);
 
-// `text` with its drafted tokens set off by terminal escapes.
+// The chunk's text with terminal escapes: each token in the colour of its origin, tokens where
+// nothing was drafted in none. A character has the colour of the token that began it. Text that
+// came without its token has none: text is held back only where it may begin a stop string, tokens
+// until all of their text is there.
 std::string coloured(const v1::Chunk& chunk);
+
+// What the colours mean, in these colours; one line without its break.
+std::string colour_legend();
 
 }  // namespace outrider

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <iterator>
 #include <utility>
 #include <vector>
@@ -120,6 +121,15 @@ std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
       server.target(), credentials(server.tls), arguments, std::move(interceptors));
 }
 
+grpc::Status stream_answer(v1::GenerationService::Stub& stub, grpc::ClientContext& context,
+                           const v1::GenerateRequest& request,
+                           const std::function<void(const v1::GenerateResponse&)>& hear) {
+  const auto stream = stub.Generate(&context, request);
+  v1::GenerateResponse response;
+  while (stream->Read(&response)) hear(response);
+  return stream->Finish();
+}
+
 const char* status_name(grpc::StatusCode code) {
   static constexpr const char* kNames[] = {"OK",
                                            "CANCELLED",
@@ -139,6 +149,11 @@ const char* status_name(grpc::StatusCode code) {
                                            "DATA_LOSS",
                                            "UNAUTHENTICATED"};
   return code >= 0 && code < static_cast<int>(std::size(kNames)) ? kNames[code] : "UNKNOWN";
+}
+
+void print_failure(const grpc::Status& status) {
+  std::fprintf(stderr, "%s: %s\n", status_name(status.error_code()),
+               status.error_message().c_str());
 }
 
 }  // namespace outrider

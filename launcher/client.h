@@ -1,13 +1,15 @@
-// What the commands that ask a running server share: where it is and how it is reached, names of
-// statuses.
+// What the commands that ask a running server share: where it is and how it is reached, how it is
+// asked, names of statuses.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "outrider/v1/generation.grpc.pb.h"
 #include "server/tls.h"
 
 namespace outrider {
@@ -30,7 +32,15 @@ constexpr int kReconnectMs = 100;  // between attempts, while nothing listens
 // of a token that will travel in the clear.
 std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server);
 
+// Calls Generate; `hear` gets each response as it comes.
+grpc::Status stream_answer(v1::GenerationService::Stub& stub, grpc::ClientContext& context,
+                           const v1::GenerateRequest& request,
+                           const std::function<void(const v1::GenerateResponse&)>& hear);
+
 // "UNAVAILABLE"
 const char* status_name(grpc::StatusCode code);
+
+// One line on stderr: the status's name and message.
+void print_failure(const grpc::Status& status);
 
 }  // namespace outrider

@@ -76,6 +76,7 @@ Action parse_command_line(const std::vector<std::string>& arguments, int& exit_c
   add_serve_command(app, action);
   add_launch_command(app, action);
   add_generate_command(app, action);
+  add_chat_command(app, action);
   add_health_command(app, action);
   add_run_command(app, action);
   add_inspect_command(app, action);

@@ -18,6 +18,7 @@ using Action = std::function<int()>;
 void add_serve_command(CLI::App& app, Action& action);
 void add_launch_command(CLI::App& app, Action& action);
 void add_generate_command(CLI::App& app, Action& action);
+void add_chat_command(CLI::App& app, Action& action);
 void add_health_command(CLI::App& app, Action& action);
 void add_run_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);

@@ -50,8 +50,8 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
       .add_option_function<std::string>(
           "--drafter",
           [&options](const std::string& name) { options.drafter = drafter_from_name(name); },
-          "Who drafts where a request names nobody (default: head with --draft-head, model with "
-          "--draft, else prompt_lookup)")
+          "Who drafts where a request names nobody (default: head with --draft-head or a head "
+          "of --default-drafts, model with --draft, else prompt_lookup)")
       ->check(CLI::IsMember(
           {"bigram", "head", "model", "ngram", "prompt_lookup", "random", "unigram"}));
   command.add_option_function<std::string>(

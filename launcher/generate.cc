@@ -2,7 +2,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -33,13 +32,10 @@ grpc::Status ask(v1::GenerationService::Stub& stub, const v1::GenerateRequest& r
     context.set_deadline(std::chrono::system_clock::now() +
                          std::chrono::microseconds(static_cast<int64_t>(timeout_s * 1e6)));
   }
-  const auto stream = stub.Generate(&context, request);
-  v1::GenerateResponse response;
-  while (stream->Read(&response)) {
+  return stream_answer(stub, context, request, [&printer](const v1::GenerateResponse& response) {
     if (response.has_chunk()) printer.chunk(response.chunk());
     if (response.has_complete()) printer.complete(response.complete());
-  }
-  return stream->Finish();
+  });
 }
 
 int generate(const GenerateOptions& options) {
@@ -53,8 +49,7 @@ int generate(const GenerateOptions& options) {
     const bool not_ready =
         status.error_code() == grpc::StatusCode::UNAVAILABLE && !printer.started();
     if (!not_ready || Clock::now() >= ready_by) {
-      std::fprintf(stderr, "%s: %s\n", status_name(status.error_code()),
-                   status.error_message().c_str());
+      print_failure(status);
       return kExitFailed;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(kReconnectMs));

@@ -27,20 +27,37 @@ void RequestFlags::add_to(CLI::App& command) {
       ->allow_extra_args(false)
       ->excludes(prompt);
   command.add_option("--request-id", request_id_, "Your name for this request");
-  command.add_option("--priority", priority_,
-                     "Higher ones are begun first, -100 … 100 (default 0)");
   command
       .add_option("--emitted-token-ids", emitted_token_ids_,
                   "Tokens of the answer that are there already, to go on behind: 1,2,3")
       ->delimiter(',')
       ->allow_extra_args(false);
+  add_parameters_to(command);
+  add_order_and_seed_to(command);
+}
+
+void RequestFlags::add_conversation_to(CLI::App& command) {
+  add_choice_to(command);
+  add_order_and_seed_to(command);
+}
+
+void RequestFlags::add_order_and_seed_to(CLI::App& command) {
+  command.add_option("--priority", priority_,
+                     "Higher ones are begun first, -100 … 100 (default 0)");
   command.add_option("--seed", seed_, "The same seed gives the same answer")
       ->check(CLI::NonNegativeNumber);
-  add_parameters_to(command);
 }
 
 void RequestFlags::add_parameters_to(CLI::App& command) {
   command.add_flag("--raw", raw_, "Continue the prompt as it stands, without a chat template");
+  command.add_option("--n", n_, "So many answers to the prompt, 1 … 16");
+  command.add_option("--logprobs", logprobs_,
+                     "Log-probabilities of the tokens and the so many best ones, 0 … 20 (JSON)");
+  command.add_option("--prompt-logprobs", prompt_logprobs_, "The same of the prompt's tokens");
+  add_choice_to(command);
+}
+
+void RequestFlags::add_choice_to(CLI::App& command) {
   command.add_option("--temperature", temperature_, "0: greedy (default 1)");
   command.add_option("--top-p", top_p_, "Keep the likeliest tokens of this probability, (0, 1]");
   command.add_option("--top-k", top_k_, "Keep so many of the likeliest tokens (0: all)");
@@ -59,10 +76,6 @@ void RequestFlags::add_parameters_to(CLI::App& command) {
           "Add to a token's logit, -100 … 100, as 123:-5; may be given again")
       ->allow_extra_args(false)
       ->type_name("TOKEN:BIAS");
-  command.add_option("--n", n_, "So many answers to the prompt, 1 … 16");
-  command.add_option("--logprobs", logprobs_,
-                     "Log-probabilities of the tokens and the so many best ones, 0 … 20 (JSON)");
-  command.add_option("--prompt-logprobs", prompt_logprobs_, "The same of the prompt's tokens");
   command.add_option("--max-tokens", max_tokens_, "Most tokens of the answer (default: what fits)");
   command.add_option("--min-tokens", min_tokens_,
                      "No end-of-sequence or stop token before so many (default 0)");
@@ -106,6 +119,12 @@ v1::GenerateRequest RequestFlags::request_for(const std::string& prompt) const {
     message.set_role("user");
     message.set_content(prompt);
   }
+  return request;
+}
+
+v1::GenerateRequest RequestFlags::request_for(const v1::Chat& conversation) const {
+  v1::GenerateRequest request = parameters();
+  *request.mutable_messages() = conversation;
   return request;
 }
 

@@ -1,5 +1,5 @@
-// The flags of `generate`, `run` and `loadtest` that make a GenerateRequest: every parameter under
-// its own name.
+// The flags of `generate`, `chat`, `run` and `loadtest` that make a GenerateRequest: every
+// parameter under its own name.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -17,16 +17,21 @@ class RequestFlags {
  public:
   // All that one request takes.
   void add_to(CLI::App& command);
-  // What does not belong to one prompt: all but the prompt or its ids, the request's name and the
-  // seed.
+  // What does not belong to one prompt: all but the prompt or its ids, the request's name, its
+  // priority and the seed.
   void add_parameters_to(CLI::App& command);
+  // What holds for every answer of a conversation: how tokens are chosen, priority and seed.
+  void add_conversation_to(CLI::App& command);
 
   // What was given, unchecked: what is wrong with it is the server's to say.
   v1::GenerateRequest request() const;
   // The same with this prompt.
   v1::GenerateRequest request_for(const std::string& prompt) const;
+  v1::GenerateRequest request_for(const v1::Chat& conversation) const;
 
  private:
+  void add_choice_to(CLI::App& command);
+  void add_order_and_seed_to(CLI::App& command);
   v1::GenerateRequest parameters() const;
   // Texts as 123:-5. Throws CLI::ValidationError.
   void read_logit_bias(const std::vector<std::string>& texts);

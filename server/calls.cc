@@ -168,7 +168,7 @@ void UnaryCall::on_chunk(Chunk chunk) {
   }
   response.mutable_text()->append(chunk.text);
   response.mutable_token_ids()->MergeFrom(proto.token_ids());
-  response.mutable_drafted()->MergeFrom(proto.drafted());
+  response.mutable_origins()->MergeFrom(proto.origins());
   response.mutable_logprobs()->MergeFrom(proto.logprobs());
   response.mutable_prompt_logprobs()->MergeFrom(proto.prompt_logprobs());
 }

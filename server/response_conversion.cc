@@ -1,6 +1,8 @@
 // See response_conversion.h.
 #include "server/response_conversion.h"
 
+#include <filesystem>
+
 #include "core/version.h"
 
 namespace outrider {
@@ -16,6 +18,20 @@ v1::FinishReason to_proto(FinishReason reason) {
       return v1::FINISH_REASON_CANCELLED;
   }
   return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+v1::TokenOrigin to_proto(TokenOrigin origin) {
+  switch (origin) {
+    case TokenOrigin::drafted:
+      return v1::TOKEN_ORIGIN_DRAFTED;
+    case TokenOrigin::corrected:
+      return v1::TOKEN_ORIGIN_CORRECTED;
+    case TokenOrigin::bonus:
+      return v1::TOKEN_ORIGIN_BONUS;
+    case TokenOrigin::plain:
+      return v1::TOKEN_ORIGIN_PLAIN;
+  }
+  return v1::TOKEN_ORIGIN_UNSPECIFIED;
 }
 
 std::string mode_name(SpeculationMode mode) {
@@ -46,6 +62,11 @@ void add_logprobs(const std::vector<TokenLogprobs>& logprobs,
   }
 }
 
+// Whatever way it was written.
+std::string directory_name(const std::filesystem::path& path) {
+  return std::filesystem::weakly_canonical(path).filename().string();
+}
+
 }  // namespace
 
 v1::Chunk to_proto(const Chunk& chunk) {
@@ -53,7 +74,8 @@ v1::Chunk to_proto(const Chunk& chunk) {
   proto.set_index(chunk.index);
   proto.set_text(chunk.text);
   proto.mutable_token_ids()->Add(chunk.token_ids.begin(), chunk.token_ids.end());
-  proto.mutable_drafted()->Add(chunk.drafted.begin(), chunk.drafted.end());
+  proto.mutable_origins()->Reserve(static_cast<int>(chunk.origins.size()));
+  for (const TokenOrigin origin : chunk.origins) proto.add_origins(to_proto(origin));
   proto.mutable_text_ends()->Add(chunk.text_ends.begin(), chunk.text_ends.end());
   add_logprobs(chunk.logprobs, *proto.mutable_logprobs());
   add_logprobs(chunk.prompt_logprobs, *proto.mutable_prompt_logprobs());
@@ -126,14 +148,17 @@ v1::GetModelInfoResponse model_info(const ServedModel& model, const ModelConfig&
 v1::GetServerInfoResponse server_info(const ServedModel& model, const Engine& engine) {
   v1::GetServerInfoResponse proto;
   const Limits& limits = engine.limits();
+  const EngineOptions& options = engine.executor().options();
   proto.set_version(kVersion);
   proto.set_num_ranks(model.num_ranks);
   proto.set_backend(model.backend);
   proto.set_numerics(numerics_name(model.numerics));
   for (const DrafterKind kind : limits.drafters) proto.add_drafters(drafter_name(kind));
   proto.set_default_drafter(drafter_name(limits.default_drafter));
-  proto.set_lookahead(engine.executor().options().lookahead.text());
-  const double objective_ms = engine.executor().options().tpot_slo_ms;
+  if (options.draft) proto.set_draft_model(directory_name(*options.draft));
+  if (options.draft_head) proto.set_draft_head(directory_name(*options.draft_head));
+  proto.set_lookahead(options.lookahead.text());
+  const double objective_ms = options.tpot_slo_ms;
   if (objective_ms > 0) proto.set_tpot_slo_ms(objective_ms);
   proto.set_numerics_fingerprint(engine.executor().numerics_fingerprint());
 

@@ -13,6 +13,13 @@ double ms_between(EngineClock::time_point from, EngineClock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
+// Of the token at `index` of a step.
+TokenOrigin origin_of(const Delivered& item, int index) {
+  if (item.num_drafted == 0) return TokenOrigin::plain;
+  if (index < item.num_accepted) return TokenOrigin::drafted;
+  return item.num_accepted < item.num_drafted ? TokenOrigin::corrected : TokenOrigin::bonus;
+}
+
 }  // namespace
 
 Delivery::Delivery() : thread_([this] { run(); }) {}
@@ -75,11 +82,11 @@ void Delivery::deliver(Delivered& item) {
   for (const int32_t token : item.tokens) {
     std::optional<TokenLogprobs> logprobs;
     if (!item.logprobs.empty()) logprobs = std::move(item.logprobs[num_emitted]);
-    const bool drafted = num_emitted < item.num_accepted;
+    const TokenOrigin origin = origin_of(item, num_emitted);
     ++num_emitted;
     const bool last = num_emitted == static_cast<int>(item.tokens.size());
     const auto end = last ? item.end : std::nullopt;
-    if (!answer.output.push(token, drafted, end, std::move(logprobs))) break;
+    if (!answer.output.push(token, origin, end, std::move(logprobs))) break;
   }
   if (num_emitted > 0) {
     if (answer.completion.completion_tokens == 0) answer.first_token = item.at;

@@ -86,14 +86,15 @@ void check_files(const EngineOptions& options) {
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   check_tokenizer(options.model, tokenizer, config);
   if (options.draft_counts) CountTables::load(*options.draft_counts, config.vocab_size);
-  if (options.draft_head) {
-    check_target(*options.draft_head, DraftHeadConfig::load(*options.draft_head),
-                 checkpoint_hash(options.model));
-  }
   if (!options.draft) return;
   const ModelConfig draft = ModelConfig::load(*options.draft);
   check_tensors(Checkpoint(*options.draft), draft);
   check_same_vocabulary(options, tokenizer, config, draft);
+}
+
+void check_head_files(const EngineOptions& options) {
+  check_target(*options.draft_head, check_draft_head(*options.draft_head, options.model),
+               options.model_hash);
 }
 
 Executor::Executor(EngineOptions options, Backend& backend, Communicator& communicator)
@@ -109,7 +110,8 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
                                    options_.max_sequences)),
       random_drafter_(backend, target_.config().vocab_size),
       step_(backend, communicator, target_, cache_, options_.max_sequences, options_.max_rows),
-      model_hash_(checkpoint_hash(options_.model)),
+      model_hash_(options_.model_hash.empty() ? checkpoint_hash(options_.model)
+                                              : options_.model_hash),
       slots_(options_.max_sequences),
       token_digests_(options_.max_sequences, 0) {
   if (options_.draft) {

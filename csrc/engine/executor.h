@@ -30,6 +30,7 @@ struct EngineOptions {
   std::optional<std::filesystem::path> draft;         // a checkpoint with the target's vocabulary
   std::optional<std::filesystem::path> draft_counts;  // a file of tools/count_tokens.py
   std::optional<std::filesystem::path> draft_head;    // of the model: tools/distill_draft.py
+  std::string model_hash;              // checkpoint_hash of the model; empty: not known yet
   std::optional<DrafterKind> drafter;  // where a request names none; unset: head, model or
                                        // prompt_lookup, the first there is
   LookaheadPolicy lookahead;           // K where a request gives none
@@ -45,9 +46,12 @@ struct EngineOptions {
       progress;  // loading, 0 … 1; may be empty
 };
 
-// Reads what there is to be wrong in the files, without their weights. Throws Error as Executor
-// does; on rank 0 before anything is loaded, so that a bad file is reported once.
+// Reads what there is to be wrong in the files, without their weights; of the draft head nothing.
+// Throws Error as Executor does; on rank 0 before anything is loaded, so that a bad file is
+// reported once.
 void check_files(const EngineOptions& options);
+// The same of the draft head, which there is; model_hash is known.
+void check_head_files(const EngineOptions& options);
 
 class Executor {
  public:

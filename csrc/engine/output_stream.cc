@@ -13,7 +13,7 @@ OutputStream::OutputStream(const Tokenizer& tokenizer, std::vector<std::string> 
 
 void OutputStream::resume(const std::vector<int32_t>& emitted, TokenEnd& end) {
   for (const int32_t token : emitted) {
-    const bool goes_on = push(token, false, end.push(token));
+    const bool goes_on = push(token, TokenOrigin::plain, end.push(token));
     take();  // each time: what is held stays short, and so does the search for stop strings in it
     if (!goes_on) break;
   }
@@ -21,20 +21,20 @@ void OutputStream::resume(const std::vector<int32_t>& emitted, TokenEnd& end) {
   resumed_ = held_.size();
 }
 
-bool OutputStream::push(int32_t token, bool drafted, std::optional<FinishReason> end,
+bool OutputStream::push(int32_t token, TokenOrigin origin, std::optional<FinishReason> end,
                         std::optional<TokenLogprobs> logprobs) {
   CHECK(!finished_);
   ++num_tokens_;
   if (end == FinishReason::stop) {
     // The token that ends the answer is counted and sent, its text is not.
-    tokens_.push_back({token, drafted, text_length_, std::move(logprobs)});
+    tokens_.push_back({token, origin, text_length_, std::move(logprobs)});
     append(detokenizer_.finish());
     finish(FinishReason::stop);
     return false;
   }
   const std::string text = detokenizer_.push(token);
   const bool holds_bytes = text.empty() && !tokenizer_->token_bytes(token).empty();
-  tokens_.push_back({token, drafted,
+  tokens_.push_back({token, origin,
                      text_length_ + static_cast<int64_t>(text.size()) + (holds_bytes ? 1 : 0),
                      std::move(logprobs)});
   if (append(text)) {
@@ -86,7 +86,7 @@ Chunk OutputStream::take() {
   const int64_t sent = text_length_ - static_cast<int64_t>(held_.size());
   while (!tokens_.empty() && (finished_ || tokens_.front().text_end <= sent)) {
     chunk.token_ids.push_back(tokens_.front().id);
-    chunk.drafted.push_back(tokens_.front().drafted);
+    chunk.origins.push_back(tokens_.front().origin);
     if (tokens_.front().logprobs) chunk.logprobs.push_back(*std::move(tokens_.front().logprobs));
     const int64_t behind = sent - std::min(sent, tokens_.front().text_end);  // bytes after it
     chunk.text_ends.push_back(static_cast<int32_t>(

@@ -28,7 +28,7 @@ class OutputStream {
   // Takes the next token; false once the answer has ended (with this token: it counts). Not to be
   // called after that. end: what TokenEnd said of the token. logprobs: sent with the token; empty
   // where none are wanted.
-  bool push(int32_t token, bool drafted, std::optional<FinishReason> end,
+  bool push(int32_t token, TokenOrigin origin, std::optional<FinishReason> end,
             std::optional<TokenLogprobs> logprobs = {});
 
   // What may be sent since the last call: whole UTF-8 that no stop string can claim, and the tokens
@@ -42,7 +42,7 @@ class OutputStream {
  private:
   struct HeldToken {
     int32_t id;
-    bool drafted;
+    TokenOrigin origin;
     int64_t text_end;  // sent with the text up to here
     std::optional<TokenLogprobs> logprobs;
   };

@@ -94,12 +94,20 @@ struct TokenLogprobs {
   std::vector<Logprob> top;  // best first
 };
 
+// Where a token of an answer comes from.
+enum class TokenOrigin : uint8_t {
+  drafted,    // and accepted
+  corrected,  // the target's own, in place of a drafted token that was refused
+  bonus,      // the target's own, behind drafted tokens that were all accepted
+  plain,      // the target's own, where nothing was drafted
+};
+
 struct Chunk {
   int32_t index = 0;  // which of the n answers
   std::string
       text;  // whole UTF-8; may be empty while a character or a possible stop string is held
   std::vector<int32_t> token_ids;              // a closing EOS included
-  std::vector<bool> drafted;                   // for each token: it was proposed by the drafter
+  std::vector<TokenOrigin> origins;            // of each token
   std::vector<int32_t> text_ends;              // for each token: bytes of `text` up to its end
   std::vector<TokenLogprobs> logprobs;         // for each token, where they were asked for
   std::vector<TokenLogprobs> prompt_logprobs;  // of the prompt's next tokens, likewise

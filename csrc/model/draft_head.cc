@@ -1,8 +1,10 @@
 #include "model/draft_head.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
+#include "core/mapped_file.h"
 #include "model/json_file.h"
 #include "model/json_node.h"
 #include "model/model_config.h"
@@ -41,6 +43,31 @@ void check_same(const std::filesystem::path& directory, const char* field, int64
               "; expected the target's, " + std::to_string(expected));
 }
 
+void check_tensors(const std::filesystem::path& directory, const Checkpoint& checkpoint,
+                   const DraftHeadConfig& config, const ModelConfig& target) {
+  check_same(directory, "vocab_size", config.vocab_size, target.vocab_size);
+  check_same(directory, "hidden_size", config.hidden_size, target.hidden_size);
+  const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
+  TensorChecker checker(checkpoint);
+  checker.expect("embed_norm.weight", {hidden}, "hidden_size");
+  checker.expect("embed_proj.weight", {hidden, hidden}, "hidden_size");
+  checker.expect("state_proj.weight", {hidden, hidden}, "hidden_size");
+  checker.expect("ffn_norm.weight", {hidden}, "hidden_size");
+  checker.expect("gate_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
+  checker.expect("up_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
+  checker.expect("down_proj.weight", {hidden, ffn}, "hidden_size, intermediate_size");
+  checker.expect("norm.weight", {hidden}, "hidden_size");
+  checker.finish();
+}
+
+// Looks for the bytes: a file that cannot be parsed names its target too.
+bool mentions(const std::filesystem::path& path, const std::string& target_hash) {
+  const MappedFile file(path);
+  const auto bytes = file.bytes();
+  return std::search(bytes.begin(), bytes.end(), target_hash.begin(), target_hash.end()) !=
+         bytes.end();
+}
+
 }  // namespace
 
 DraftHeadConfig DraftHeadConfig::load(const std::filesystem::path& directory) {
@@ -60,26 +87,39 @@ DraftHeadConfig DraftHeadConfig::load(const std::filesystem::path& directory) {
   return config;
 }
 
+DraftHeadConfig check_draft_head(const std::filesystem::path& directory,
+                                 const std::filesystem::path& target) {
+  DraftHeadConfig config = DraftHeadConfig::load(directory);
+  check_tensors(directory, Checkpoint(directory), config, ModelConfig::load(target));
+  return config;
+}
+
+std::optional<std::filesystem::path> find_draft_head(const std::filesystem::path& directory,
+                                                     const std::string& target_hash) {
+  if (!std::filesystem::is_directory(directory)) return std::nullopt;
+  std::optional<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const auto path = entry.path() / "config.json";
+    if (!std::filesystem::is_regular_file(path) || !mentions(path, target_hash)) continue;
+    if (DraftHeadConfig::load(entry.path()).target != target_hash) continue;
+    if (found) {
+      throw Error(directory.string() + ": " + found->filename().string() + " and " +
+                  entry.path().filename().string() + " are both for the model " + target_hash +
+                  "; expected one draft head");
+    }
+    found = entry.path();
+  }
+  return found;
+}
+
 DraftHead::DraftHead(const std::filesystem::path& directory,
                      const std::filesystem::path& target_directory, Backend& backend,
                      int64_t max_rows)
     : backend_(backend), config_(DraftHeadConfig::load(directory)), max_rows_(max_rows) {
   const ModelConfig target = ModelConfig::load(target_directory);
-  check_same(directory, "vocab_size", config_.vocab_size, target.vocab_size);
-  check_same(directory, "hidden_size", config_.hidden_size, target.hidden_size);
-  const int64_t hidden = config_.hidden_size, ffn = config_.intermediate_size;
-
   const Checkpoint checkpoint(directory);
-  TensorChecker checker(checkpoint);
-  checker.expect("embed_norm.weight", {hidden}, "hidden_size");
-  checker.expect("embed_proj.weight", {hidden, hidden}, "hidden_size");
-  checker.expect("state_proj.weight", {hidden, hidden}, "hidden_size");
-  checker.expect("ffn_norm.weight", {hidden}, "hidden_size");
-  checker.expect("gate_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
-  checker.expect("up_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
-  checker.expect("down_proj.weight", {hidden, ffn}, "hidden_size, intermediate_size");
-  checker.expect("norm.weight", {hidden}, "hidden_size");
-  checker.finish();
+  check_tensors(directory, checkpoint, config_, target);
+  const int64_t hidden = config_.hidden_size, ffn = config_.intermediate_size;
   const WeightReader reader(checkpoint, backend);
   embed_norm_ = reader.norm("embed_norm.weight");
   embed_proj_ = reader.pack({reader.view("embed_proj.weight")});

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,18 @@ struct DraftHeadConfig {
   // Reads config.json. Throws Error naming file and field.
   static DraftHeadConfig load(const std::filesystem::path& directory);
 };
+
+// Reads all of a head but its weights, and returns its config. target: as for DraftHead, and throws
+// Error as it does.
+DraftHeadConfig check_draft_head(const std::filesystem::path& directory,
+                                 const std::filesystem::path& target);
+
+// Of the subdirectories of `directory` the one whose config.json names `target_hash`, a
+// checkpoint_hash, as its target; nullopt where there is none, or no `directory`. What is wrong
+// with the others does not matter. Throws Error where that config.json is not a head's, or where
+// there are two of them.
+std::optional<std::filesystem::path> find_draft_head(const std::filesystem::path& directory,
+                                                     const std::string& target_hash);
 
 class DraftHead {
  public:

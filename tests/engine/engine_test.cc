@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "kernels/cpu/isa.h"
@@ -14,6 +16,7 @@
 #include "testing/count_file.h"
 #include "testing/engine_harness.h"
 #include "testing/one_line_error.h"
+#include "testing/read_file.h"
 #include "testing/temporary_directory.h"
 
 namespace outrider {
@@ -245,6 +248,64 @@ TEST(Engine, RefusesADraftWithAnotherVocabulary) {
               std::string::npos)
         << error.what();
   }
+}
+
+// A step gives its accepted drafts, then one token of the target's own.
+TEST(Engine, SaysWhereTokensComeFrom) {
+  constexpr int kDrafted = 3;
+  std::map<TokenOrigin, int64_t> seen;
+  for (const char* draft : {"tiny-draft", "tiny"}) {
+    EngineOptions options = tiny_options();
+    options.draft = test_checkpoint(draft);
+    std::vector<Request> requests;
+    for (const char* drafter : {"model", "random", "prompt_lookup"}) {
+      requests.push_back(greedy_request(20, 1, 60, kDrafted, drafter));
+    }
+    requests.push_back(greedy_request(20, 1, 60, 0, "model"));
+    for (const CollectedAnswer& answer : run_requests(options, 1, requests)) {
+      ASSERT_EQ(answer.origins.size(), answer.token_ids.size());
+      std::map<TokenOrigin, int64_t> counts;
+      int accepted = 0;  // of this step
+      for (size_t i = 0; i < answer.origins.size(); ++i) {
+        const TokenOrigin origin = answer.origins[i];
+        ++counts[origin];
+        // The last steps draft no more than there is room for.
+        const bool room = i + kDrafted + 1 < answer.origins.size();
+        if (origin == TokenOrigin::corrected) EXPECT_LT(accepted, kDrafted);
+        if (origin == TokenOrigin::bonus) EXPECT_GT(accepted, 0);
+        if (origin == TokenOrigin::plain) EXPECT_EQ(accepted, 0);
+        accepted = origin == TokenOrigin::drafted ? accepted + 1 : 0;
+        EXPECT_LE(accepted, kDrafted);
+        if (room && accepted == kDrafted) {
+          EXPECT_EQ(answer.origins[i + 1], TokenOrigin::bonus) << i;
+        }
+      }
+      const SpeculationStats& stats = answer.completion->speculation;
+      EXPECT_EQ(counts[TokenOrigin::drafted], stats.num_accepted_draft_tokens);
+      EXPECT_EQ(counts[TokenOrigin::corrected] + counts[TokenOrigin::bonus], stats.num_spec_steps);
+      EXPECT_EQ(counts[TokenOrigin::plain], stats.num_decode_steps - stats.num_spec_steps);
+      for (const auto& [origin, count] : counts) seen[origin] += count;
+    }
+  }
+  EXPECT_EQ(seen.size(), 4u) << "some never came";
+}
+
+TEST(Engine, RefusesAHeadOfAnotherModel) {
+  const TemporaryDirectory head;
+  nlohmann::json config =
+      nlohmann::json::parse(read_file(test_checkpoint("tiny-head") / "config.json"));
+  config["target"] = "0123456789abcdef";
+  head.write("config.json", config.dump());
+  std::filesystem::copy(test_checkpoint("tiny-head") / "model.safetensors", head.path());
+  EngineOptions options = tiny_options();
+  options.draft_head = head.path();
+  options.model_hash = checkpoint_hash(options.model);
+  const auto backend = make_cpu_backend();
+  const auto self = make_self_communicator();
+  const std::vector<std::string> expected = {"config.json: target is 0123456789abcdef",
+                                             options.model_hash};
+  expect_one_line_error(expected, [&] { check_head_files(options); });
+  expect_one_line_error(expected, [&] { Executor executor(options, *backend, *self); });
 }
 
 TEST(Engine, RefusesATargetWithATrimmedHead) {

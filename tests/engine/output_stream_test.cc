@@ -31,7 +31,7 @@ Result feed(const std::vector<int32_t>& ids, const SamplingParams& sampling, siz
   Result result;
   for (size_t i = 0; i < ids.size() && !stream.finished(); i += block) {
     for (size_t j = i; j < std::min(ids.size(), i + block); ++j) {
-      if (!stream.push(ids[j], false, end.push(ids[j]))) break;
+      if (!stream.push(ids[j], TokenOrigin::plain, end.push(ids[j]))) break;
     }
     const Chunk chunk = stream.take();
     for (const int32_t end : chunk.text_ends) {

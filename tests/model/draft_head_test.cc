@@ -183,7 +183,58 @@ TEST_F(DraftHeadTest, NamesWhatDoesNotFit) {
     expect_one_line_error({directory.path().string(), c.expected}, [&] {
       DraftHead(directory.path(), test_checkpoint("tiny"), *backend_, 8);
     });
+    expect_one_line_error({directory.path().string(), c.expected},
+                          [&] { check_draft_head(directory.path(), test_checkpoint("tiny")); });
   }
+}
+
+// Heads of a directory's subdirectories, made as each test needs them.
+class FindDraftHead : public ::testing::Test {
+ protected:
+  static constexpr char kHash[] = "0123456789abcdef";
+
+  void write(const std::string& name, const std::string& config) {
+    std::filesystem::create_directory(directory_.path() / name);
+    directory_.write(name + "/config.json", config);
+  }
+  std::string config_for(const nlohmann::json& target) {
+    nlohmann::json config =
+        nlohmann::json::parse(read_file(test_checkpoint("tiny-head") / "config.json"));
+    config["target"] = target;
+    return config.dump();
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(FindDraftHead, IsTheOneThatNamesTheModel) {
+  const auto& path = directory_.path();
+  EXPECT_EQ(find_draft_head(path / "none", kHash), std::nullopt);
+  directory_.write("README.md", kHash);
+  write("another", config_for("fedcba9876543210"));
+  write("anybody's", config_for(nullptr));
+  write("broken", R"({"model_type": "outrider_draft_head")");
+  write("empty", "");
+  std::filesystem::create_directory(path / "without");
+  EXPECT_EQ(find_draft_head(path, kHash), std::nullopt);
+  write("mine", config_for(kHash));
+  EXPECT_EQ(find_draft_head(path, kHash), path / "mine");
+  EXPECT_EQ(find_draft_head(path, "fedcba9876543210"), path / "another");
+}
+
+TEST_F(FindDraftHead, NamesWhatIsBrokenOrTwice) {
+  const auto refuses = [&](const std::vector<std::string>& parts) {
+    expect_one_line_error(parts, [&] { find_draft_head(directory_.path(), kHash); });
+  };
+  write("mine", config_for(kHash) + "}");
+  refuses({(directory_.path() / "mine/config.json").string()});
+  nlohmann::json config = nlohmann::json::parse(config_for(kHash));
+  config.erase("hidden_size");
+  write("mine", config.dump());
+  refuses({(directory_.path() / "mine/config.json").string(), "hidden_size"});
+  write("mine", config_for(kHash));
+  write("too", config_for(kHash));
+  refuses({directory_.path().string(), "mine", "too", kHash, "expected one draft head"});
 }
 
 }  // namespace

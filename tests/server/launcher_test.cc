@@ -24,27 +24,33 @@ TEST(NearestName, FindsWhatWasMeant) {
   EXPECT_EQ(nearest_name("--top-p", {}), "");
 }
 
-v1::Chunk chunk(const std::string& text, const std::vector<std::pair<int, bool>>& tokens) {
+constexpr auto kDrafted = v1::TOKEN_ORIGIN_DRAFTED, kCorrected = v1::TOKEN_ORIGIN_CORRECTED,
+               kBonus = v1::TOKEN_ORIGIN_BONUS, kPlain = v1::TOKEN_ORIGIN_PLAIN;
+
+v1::Chunk chunk(const std::string& text,
+                const std::vector<std::pair<int, v1::TokenOrigin>>& tokens) {
   v1::Chunk chunk;
   chunk.set_text(text);
-  for (const auto& [end, drafted] : tokens) {
+  for (const auto& [end, origin] : tokens) {
     chunk.add_text_ends(end);
-    chunk.add_drafted(drafted);
+    chunk.add_origins(origin);
   }
   return chunk;
 }
 
-TEST(Coloured, SetsOffDraftedTokens) {
-  EXPECT_EQ(coloured(chunk("abc", {{1, true}, {3, false}})), "\x1b[32ma\x1b[0mbc");
-  EXPECT_EQ(coloured(chunk("abc", {{3, false}})), "abc");
-  EXPECT_EQ(coloured(chunk("", {{0, true}})), "");
-  EXPECT_EQ(coloured(chunk("ab", {{0, true}, {1, true}})), "\x1b[32ma\x1b[0mb");
+TEST(Coloured, ShowsWhereTokensComeFrom) {
+  EXPECT_EQ(coloured(chunk("abc", {{1, kDrafted}, {3, kPlain}})), "\x1b[32ma\x1b[0mbc");
+  EXPECT_EQ(coloured(chunk("abc", {{1, kCorrected}, {3, kBonus}})),
+            "\x1b[33ma\x1b[0m\x1b[36mbc\x1b[0m");
+  EXPECT_EQ(coloured(chunk("abc", {{3, kPlain}})), "abc");
+  EXPECT_EQ(coloured(chunk("", {{0, kDrafted}})), "");
+  EXPECT_EQ(coloured(chunk("ab", {{0, kBonus}, {1, kDrafted}})), "\x1b[32ma\x1b[0mb");
 }
 
 // A token that ends inside a character has all of it.
 TEST(Coloured, NeverCutsACharacter) {
-  EXPECT_EQ(coloured(chunk("é!", {{1, true}, {2, false}, {3, false}})), "\x1b[32mé\x1b[0m!");
-  EXPECT_EQ(coloured(chunk("a", {{7, true}})), "a");  // beyond the text: not coloured, not lost
+  EXPECT_EQ(coloured(chunk("é!", {{1, kDrafted}, {2, kBonus}, {3, kPlain}})), "\x1b[32mé\x1b[0m!");
+  EXPECT_EQ(coloured(chunk("a", {{7, kDrafted}})), "a");  // beyond the text: not coloured, not lost
 }
 
 v1::Complete a_complete() {
@@ -90,6 +96,14 @@ TEST(AnswerPrinter, SummaryOfAnObjective) {
   complete.mutable_speculation()->set_tpot_slo_missed(true);
   EXPECT_NE(summary(complete).find("; the objective of 12.5 ms a token was missed"),
             std::string::npos);
+}
+
+TEST(AnswerPrinter, ShortSummary) {
+  v1::Complete complete = a_complete();
+  complete.mutable_timings()->set_decode_ms(460.8);
+  EXPECT_EQ(short_summary(complete), "25 tokens, 19.2 ms a token, 2.10 tokens a step");
+  complete.set_completion_tokens(1);  // no token behind the first
+  EXPECT_EQ(short_summary(complete), "1 token, 2.10 tokens a step");
 }
 
 TEST(AnswerPrinter, JsonKeepsNumbersAndPrintsZeros) {

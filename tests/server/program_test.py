@@ -7,6 +7,7 @@ PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory.
 
 import json
 import os
+import pty
 import re
 import select
 import shutil
@@ -20,9 +21,15 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
-from program import CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Server, outrider  # noqa: E402
+from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Lines, Server,  # noqa: E402
+                     outrider)
 
 IDLE_S = 2  # how long an idle job is watched
+ESCAPE = '\x1b'
+
+
+def without_colours(text):
+    return re.sub(ESCAPE + r'\[\d+m', '', text)
 
 
 class CommandLine(unittest.TestCase):
@@ -39,7 +46,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(outrider('--version').stdout, outrider('version').stdout)
 
     def test_help(self):
-        for command in ('serve', 'launch', 'generate', 'health', 'run', 'bench', 'inspect'):
+        for command in ('serve', 'launch', 'generate', 'chat', 'health', 'run', 'bench', 'inspect'):
             result = outrider(command, '--help')
             self.assertEqual(result.returncode, 0)
             self.assertIn('--help', result.stdout)
@@ -67,6 +74,7 @@ class CommandLine(unittest.TestCase):
         self.refuses(['generate', '--max-tokens', '99999999999', 'x'], '--max-tokens')
         self.refuses(['generate', '--seed', '-1', 'x'], '--seed')
         self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
+        self.refuses(['generate', '--color', 'sometimes', 'x'], '--color', 'always')
         self.refuses(['generate', '--input-ids', '1', 'x'], '--input-ids')
         self.refuses(['generate', '--input-ids', '1,two'], '--input-ids')
         self.refuses(['serve'], '--model')
@@ -136,6 +144,78 @@ class CommandLine(unittest.TestCase):
                              if line.startswith('outrider: ')]
                     self.assertEqual(len(lines), 1, result.stderr)
                     self.assertIn(part, lines[0])
+
+
+class DefaultDraft(unittest.TestCase):
+    """The draft head that a directory keeps for the model is taken where no flag says who drafts."""
+
+    HEAD = Path(CHECKPOINT).with_name('tiny-head')
+
+    def setUp(self):
+        self.drafts = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.config = json.loads((self.HEAD / 'config.json').read_text())
+        report = outrider('inspect', CHECKPOINT).stdout
+        self.config['target'] = re.search(r'^hash +(\S+)$', report, re.MULTILINE)[1]
+        shutil.copytree(self.HEAD, self.drafts / 'mine')
+        self.write('mine', self.config)
+        shutil.copytree(self.HEAD, self.drafts / 'other')
+        self.write('other', {**self.config, 'target': '0123456789abcdef', 'hidden_size': 7})
+
+    def write(self, name, config):
+        (self.drafts / name / 'config.json').write_text(json.dumps(config))
+
+    def drafter_and_log(self, *options, drafts=None, starter=()):
+        options = ['--default-drafts', str(drafts or self.drafts), *options]
+        with Server(*starter, options=options) as server:
+            answer = outrider('generate', '--address', server.address, '--max-tokens', '4', *GREEDY,
+                              '--format', 'json', 'Hello')
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+            return json.loads(answer.stdout)['speculation']['drafter'], server.log
+
+    def test_is_taken_where_nothing_else_is_asked_for(self):
+        taken = f'drafting with {self.drafts}/mine, made for this model'
+        for starter in ((), (*MPIRUN, '-np', '2')):
+            drafter, log = self.drafter_and_log(starter=starter)
+            self.assertEqual(drafter, 'head')
+            self.assertEqual(log.count(taken), 1, log)
+        for options, expected in ((['--drafter', 'ngram'], 'ngram'),
+                                  (['--draft', CHECKPOINT], 'model'),
+                                  (['--draft-head', str(self.HEAD)], 'head')):
+            drafter, log = self.drafter_and_log(*options)
+            self.assertEqual(drafter, expected)
+            self.assertNotIn('this model', log)
+        drafter, log = self.drafter_and_log(drafts='none')
+        self.assertEqual(drafter, 'prompt_lookup')
+        self.assertNotIn('this model', log)
+
+    def test_none_for_this_model_is_no_error(self):
+        shutil.rmtree(self.drafts / 'mine')
+        drafter, log = self.drafter_and_log()
+        self.assertEqual(drafter, 'prompt_lookup')
+        self.assertIn(f'no draft head for this model in {self.drafts}', log)
+
+    def refuses(self, command, part):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S,
+                                stdin=subprocess.DEVNULL)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertNotIn('listening', result.stderr)
+        lines = [line for line in result.stderr.splitlines() if 'outrider: ' in line]
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertIn(part, lines[0])
+
+    def test_a_broken_one_for_this_model_is_refused(self):
+        serve = [PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--default-drafts']
+        for starter in ([], [*MPIRUN, '--quiet', '-np', '2']):
+            self.write('mine', {**self.config, 'intermediate_size': 95})
+            self.refuses([*starter, *serve, self.drafts], 'gate_proj.weight has shape')
+            (self.drafts / 'mine/config.json').write_text(json.dumps(self.config)[:-1])
+            self.refuses([*starter, *serve, self.drafts], f'{self.drafts}/mine/config.json')
+        self.refuses([*serve, '/no/such/directory'], '/no/such/directory')
+
+    def test_ranks_have_the_same(self):
+        serve = [PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--default-drafts']
+        self.refuses([*MPIRUN, '--quiet', '-np', '1', *serve, self.drafts,
+                      ':', '-np', '1', *serve, 'none'], 'draft')
 
 
 class Ranks(unittest.TestCase):
@@ -232,8 +312,38 @@ class Generate(unittest.TestCase):
         self.assertEqual(plain.stdout, text + '\n')
         self.assertRegex(plain.stderr, r'^accepted \d+ of \d+ drafted tokens \(\d+\.\d %\), ')
         self.assertEqual(self.ask('--no-stats', 'Hello').stderr, '')
-        coloured = self.ask('--colour', '--drafter', 'random', 'Hello').stdout
-        self.assertEqual(re.sub('\x1b\\[[0-9]*m', '', coloured), text + '\n')
+
+    def test_colours_tell_where_tokens_come_from(self):
+        plain = self.ask('--no-stats', '--drafter', 'random', 'Hello')
+        self.assertNotIn(ESCAPE, plain.stdout)  # it is no terminal
+        self.assertEqual(plain.stderr, '')
+        always = self.ask('--color', 'always', '--drafter', 'random', '--num-speculative-tokens', '3',
+                          '--no-stats', 'Hello')
+        self.assertIn(ESCAPE + '[33m', always.stdout)  # a random draft is refused soon
+        self.assertEqual(without_colours(always.stdout), plain.stdout)
+        self.assertRegex(always.stderr, '^[^\n]*refused draft[^\n]*\n$')
+        json_text = self.ask('--color', 'always', '--format', 'json', 'Hello')
+        self.assertNotIn(ESCAPE, json_text.stdout + json_text.stderr)
+
+    def test_a_terminal_gets_colours_unless_told_otherwise(self):
+        def on_a_terminal(*options, **environment):
+            terminal, stdout = pty.openpty()
+            with open(terminal, 'rb', buffering=0) as output:
+                try:
+                    result = subprocess.run(
+                        [PROGRAM, *self.where, '--drafter', 'random', '--num-speculative-tokens', '3',
+                         *options, 'Hello'], stdin=subprocess.DEVNULL, stdout=stdout,
+                        stderr=subprocess.PIPE, text=True, timeout=LIMIT_S,
+                        env={**os.environ, **environment})
+                finally:
+                    os.close(stdout)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                return ESCAPE in output.read(1 << 16).decode()
+
+        self.assertTrue(on_a_terminal(NO_COLOR=''))
+        self.assertFalse(on_a_terminal(NO_COLOR='1'))
+        self.assertTrue(on_a_terminal('--color', 'always', NO_COLOR='1'))
+        self.assertFalse(on_a_terminal('--color', 'never', NO_COLOR=''))
 
     def test_a_failed_call_names_status_and_field(self):
         for field, arguments in (('temperature', ['--temperature', 'nan', 'x']),
@@ -300,6 +410,128 @@ class Generate(unittest.TestCase):
         client.wait()
         client.stdout.close()
         self.assertEqual(self.ask('Hello').stdout, before)
+
+
+class Chat(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        # The tiny model, with the chat template of the real one.
+        model = cls.enterClassContext(tempfile.TemporaryDirectory())
+        shutil.copytree(CHECKPOINT, model, dirs_exist_ok=True)
+        golden = Path(__file__).parents[1] / 'model/testdata/chat_template_golden.json'
+        template = json.loads(golden.read_text())['template']
+        Path(model, 'tokenizer_config.json').write_text(json.dumps({'chat_template': template}))
+        cls.server = cls.enterClassContext(Server(model=model))
+        cls.where = ['--address', cls.server.address, '--temperature', '0', '--ignore-eos']
+
+    def chat(self, lines, *options, limit=8):
+        return subprocess.run([PROGRAM, 'chat', *self.where, '--max-tokens', str(limit), *options],
+                              input=''.join(line + '\n' for line in lines), capture_output=True,
+                              text=True, timeout=LIMIT_S)
+
+    def generated(self, prompt):
+        result = outrider('generate', *self.where, '--max-tokens', '8', '--no-stats', '--raw', prompt)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def rendered(self, *messages):
+        """A conversation as SmolLM2's template writes it: users and answers by turns."""
+        system = ('<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by '
+                  'Hugging Face<|im_end|>\n')
+        turns = ''.join(f'<|im_start|>{("user", "assistant")[i % 2]}\n{message}<|im_end|>\n'
+                        for i, message in enumerate(messages))
+        return system + turns + '<|im_start|>assistant\n'
+
+    def test_answers_know_what_was_said_before(self):
+        first = self.generated(self.rendered('Hello'))
+        second = self.generated(self.rendered('Hello', first[:-1], 'And you?'))
+        again = self.generated(self.rendered('And you?'))
+        self.assertNotEqual(second, again)
+        result = self.chat(['Hello', '', 'And you?', '/reset', 'And you?', '/quit', 'Hello'])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout, first + second + again)
+        line = r'8 tokens, \d+\.\d ms a token, \d\.\d\d tokens a step\n'
+        self.assertRegex(result.stderr, f'^({line}){{3}}$')
+        self.assertEqual(self.chat(['Hello'], '--no-stats').stderr, '')
+
+    def test_colours(self):
+        plain = self.chat(['Hello'])
+        self.assertNotIn(ESCAPE, plain.stdout)
+        coloured = self.chat(['Hello'], '--color', 'always', '--drafter', 'random',
+                             '--num-speculative-tokens', '3')
+        self.assertIn(ESCAPE + '[33m', coloured.stdout)
+        self.assertEqual(without_colours(coloured.stdout), plain.stdout)
+        self.assertIn('refused draft', coloured.stderr)
+
+    def test_an_error_is_one_line_and_the_conversation_goes_on(self):
+        answer = self.chat(['Hello']).stdout
+        too_long = 'word ' * 3000  # of 2048 positions
+        result = self.chat(['/rest', too_long, 'Hello'], '--no-stats')
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stdout, answer)
+        unknown, full = result.stderr.splitlines()
+        self.assertIn('unknown command /rest; expected /reset or /quit', unknown)
+        self.assertRegex(full, '^INVALID_ARGUMENT: .*204[78]')
+        nobody = outrider('chat', '--port', '1')
+        self.assertEqual((nobody.returncode, nobody.stderr), (0, ''))  # nothing was said
+        with socket.create_server(('127.0.0.1', 0)) as taken:
+            port = str(taken.getsockname()[1])
+        nobody = subprocess.run([PROGRAM, 'chat', '--port', port], input='Hello\nHello\n',
+                                capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(nobody.returncode, 1)
+        self.assertRegex(nobody.stderr, r'^(UNAVAILABLE: .*\n){2}$')
+        not_utf8 = subprocess.run([PROGRAM, 'chat', *self.where, '--no-stats'], input=b'\xff\n',
+                                  capture_output=True, timeout=LIMIT_S)
+        self.assertEqual((not_utf8.returncode, not_utf8.stderr), (1, b'the line is not UTF-8\n'))
+
+    def test_an_interrupt_stops_the_answer_alone(self):
+        client = subprocess.Popen(
+            [PROGRAM, 'chat', *self.where, '--max-tokens', '1900'], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+        with client:
+            said = Lines(client.stderr)
+            client.stdin.write('Hello\n')
+            client.stdout.read(1)  # it has begun
+            client.send_signal(signal.SIGINT)
+            self.assertEqual(said.wait_for('^stopped$'), 0)
+            client.stdin.write('/rest\n')
+            said.wait_for('unknown command', after=1)
+            client.send_signal(signal.SIGINT)  # with no answer to stop, and no terminal
+            self.assertEqual(client.wait(LIMIT_S), 128 + signal.SIGINT)
+
+    def test_on_a_terminal(self):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv(PROGRAM, [PROGRAM, 'chat', *self.where, '--max-tokens', '1900', '--drafter',
+                               'random', '--num-speculative-tokens', '3', '--color', 'auto'])
+        seen = ''
+
+        def wait_for(text):
+            nonlocal seen
+            while text not in seen:
+                ready, _, _ = select.select([terminal], [], [], LIMIT_S)
+                self.assertTrue(ready, seen)
+                seen += os.read(terminal, 1 << 16).decode(errors='replace')
+            seen = seen[seen.index(text) + len(text):]
+
+        try:
+            wait_for('refused draft')
+            wait_for('\n> ')
+            os.write(terminal, b'Hello\n')
+            wait_for(ESCAPE + '[33m')
+            os.write(terminal, b'\x03')  # Ctrl-C
+            wait_for('stopped\r\n> ')
+            os.write(terminal, b'never sent\x03')
+            wait_for('\r\n> ')
+            os.write(terminal, b'\x04')  # Ctrl-D
+            _, status = os.waitpid(pid, 0)
+            pid = 0
+            self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+        finally:
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            os.close(terminal)
 
 
 class Ends(unittest.TestCase):

@@ -181,8 +181,9 @@ inline EngineOptions tiny_engine() {
 // Health says SERVING. Requests run where `run_engine` is set, and else wait until start_engine().
 class RunningServer {
  public:
-  explicit RunningServer(ServerOptions options = {}, bool run_engine = true)
-      : server_(with_any_port(std::move(options))), engine_(tiny_engine()) {
+  explicit RunningServer(ServerOptions options = {}, bool run_engine = true,
+                         const EngineOptions& engine = tiny_engine())
+      : server_(with_any_port(std::move(options))), engine_(engine) {
     server_.start_serving(engine_.engine(), engine_.served_model());
     if (run_engine) start_engine();
   }

@@ -257,6 +257,8 @@ TEST(Server, SaysWhatItServes) {
   EXPECT_EQ(info.num_ranks(), 1);
   EXPECT_FALSE(info.version().empty());
   EXPECT_EQ(info.default_drafter(), "prompt_lookup");
+  EXPECT_EQ(info.draft_model(), "");
+  EXPECT_EQ(info.draft_head(), "");
   EXPECT_EQ(info.lookahead(), "adaptive");
   ASSERT_EQ(info.drafter_stats_size(), info.drafters_size());
   EXPECT_EQ(info.drafter_stats(0).drafter(), "prompt_lookup");
@@ -266,6 +268,20 @@ TEST(Server, SaysWhatItServes) {
   EXPECT_EQ(info.limits().max_waiting_requests(), 1024);
   EXPECT_EQ(info.stats().num_completion_tokens(), 9);
   EXPECT_EQ(info.numerics_fingerprint(), heard.complete.speculation().numerics_fingerprint());
+}
+
+TEST(Server, SaysWhatDrafts) {
+  EngineOptions options = tiny_engine();
+  options.draft = test_checkpoint("tiny-draft");
+  options.draft_head = test_checkpoint("tiny-head") / "";  // as a shell completes it
+  RunningServer server({}, true, options);
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_EQ(info.default_drafter(), "head");
+  EXPECT_EQ(info.draft_model(), "tiny-draft");
+  EXPECT_EQ(info.draft_head(), "tiny-head");
 }
 
 TEST(Server, APortInUseIsAnError) {

@@ -23,7 +23,7 @@ namespace outrider {
 struct CollectedAnswer {
   std::string text;
   std::vector<int32_t> token_ids;
-  std::vector<bool> drafted;
+  std::vector<TokenOrigin> origins;
   std::vector<TokenLogprobs> logprobs, prompt_logprobs;
   std::map<int, std::vector<int32_t>> choices;  // token ids by index
   std::vector<Chunk> chunks;
@@ -46,7 +46,7 @@ class CollectingSink final : public RequestSink {
     answer_.text += chunk.text;
     answer_.token_ids.insert(answer_.token_ids.end(), chunk.token_ids.begin(),
                              chunk.token_ids.end());
-    answer_.drafted.insert(answer_.drafted.end(), chunk.drafted.begin(), chunk.drafted.end());
+    answer_.origins.insert(answer_.origins.end(), chunk.origins.begin(), chunk.origins.end());
     answer_.chunks.push_back(std::move(chunk));
   }
   void on_complete(Completion completion) override {

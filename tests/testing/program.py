@@ -84,8 +84,8 @@ class Lines:
 class Server:
     """A server with whatever starts it; ends with the block."""
 
-    def __init__(self, *starter, port=0, options=()):
-        serve = ['serve', '--model', CHECKPOINT, '--port', str(port), *options]
+    def __init__(self, *starter, model=CHECKPOINT, port=0, options=()):
+        serve = ['serve', '--model', str(model), '--port', str(port), *options]
         command = ([PROGRAM, *starter, *serve] if starter[:1] == ('launch',) else
                    [*starter, PROGRAM, *serve])
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True,
