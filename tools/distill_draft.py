@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 
 from distill_data import Renderer, Shards, frequent_tokens, generate
-from distill_head import DraftHead, save_head
+from distill_head import DraftHead, load_head, save_head, trained_tokens
 from distill_llama import Llama, RecipeError, complete_draft, load_target, save_trained
 from distill_prompts import KINDS
 
@@ -163,6 +163,9 @@ class Trainer:
     def choose_tokens(self, shards: list[dict[str, np.ndarray]]) -> list[int]:
         """Chosen once: more shards do not change a head that is being trained."""
         path = self.arguments.work / "draft_token_ids.json"
+        if not path.exists() and self.arguments.start_from is not None:
+            ids = trained_tokens(self.arguments.start_from)
+            write_whole(path, lambda temporary: temporary.write_text(json.dumps(ids)))
         if not path.exists():
             ids = frequent_tokens(shards, self.target.shape.vocab_size, self.arguments.head_tokens,
                                   Renderer(self.arguments.target).eos_ids)
@@ -187,7 +190,10 @@ class Trainer:
         return draft
 
     def make_head(self) -> DraftHead:
-        return DraftHead(self.target, self.target_head)
+        head = DraftHead(self.target, self.target_head)
+        if self.arguments.start_from is not None:
+            load_head(head, self.arguments.start_from)
+        return head
 
     def predict(self, tokens: torch.Tensor, wanted: torch.Tensor,
                 hidden: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -475,6 +481,8 @@ def parse() -> argparse.Namespace:
     training.add_argument("--layers", type=int, default=2, help="of a model")
     training.add_argument("--depth", type=int, default=3,
                           help="tokens in a row that a head is taught to guess (default: 3)")
+    training.add_argument("--start-from", type=Path, metavar="DIR",
+                          help="an exported head to train further, in a new --work")
     training.add_argument("--head-tokens", type=int, default=8192)
     training.add_argument("--batch", type=int, default=128, help="sequences of a step")
     training.add_argument("--learning-rate", type=float, default=1e-3)
@@ -507,6 +515,8 @@ def main() -> int:
         torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     try:
+        if getattr(arguments, "start_from", None) is not None and arguments.kind != "head":
+            raise RecipeError("--start-from takes an exported head: expected --kind head")
         open_work(arguments)
         arguments.run(arguments)
     except (RecipeError, OSError) as error:

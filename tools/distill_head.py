@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import xxhash
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from distill_llama import Llama, rms_norm
@@ -70,6 +70,19 @@ def checkpoint_hash(directory: Path) -> str:
     for path in paths:
         value = xxhash.xxh3_64_intdigest(path.read_bytes(), value)
     return f"{value:016x}"
+
+
+def trained_tokens(directory: Path) -> list[int]:
+    """The tokens that an exported head scores."""
+    return json.loads((directory / "config.json").read_text(encoding="utf-8"))["draft_token_ids"]
+
+
+def load_head(head: DraftHead, directory: Path) -> None:
+    """An exported head's weights, to be trained further."""
+    stored = load_file(directory / "model.safetensors")
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.copy_(stored[f"{name}.weight"])
 
 
 def save_head(head: DraftHead, token_ids: list[int], target_directory: Path,

@@ -97,10 +97,16 @@ class DistillDraft(unittest.TestCase):
         self.assertGreater(last['alpha_sampled']['all'], first['alpha_sampled']['all'])
         self.assertEqual(len(last['alpha_by_depth']['alpha_sampled']), 3)
         run('export', work, *head, '--output', output)
+        for name in ('settings.json', *(path.name for path in work.glob('*-0*'))):
+            (self.root / 'further').mkdir(exist_ok=True)
+            (self.root / 'further' / name).symlink_to(work / name)
+        further = run('train', self.root / 'further', *head, '--start-from', output,
+                      '--train-tokens', '1000', '--evaluate-every', '10')
+        self.assertAlmostEqual(further[1]['alpha_sampled']['all'], last['alpha_sampled']['all'], 2)
         result = subprocess.run(
             [PROGRAM, 'run', '--model', CHECKPOINT, '--draft-head', output, '--drafter', 'head',
-             '--raw', '--temperature', '1', '--max-tokens', '64', '--ignore-eos', '--format', 'json',
-             'abc'], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+             '--num-speculative-tokens', '2', '--raw', '--temperature', '1', '--max-tokens', '200',
+             '--ignore-eos', '--format', 'json', 'abc'], capture_output=True, text=True, timeout=LIMIT_S, check=False)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertGreater(json.loads(result.stdout)['speculation']['num_accepted_draft_tokens'], 0)
 
