@@ -23,8 +23,9 @@ class RequestFlags {
 
   // What was given, unchecked: what is wrong with it is the server's to say.
   v1::GenerateRequest request() const;
-  // The same with this prompt.
+  // The same with this prompt, or these token ids.
   v1::GenerateRequest request_for(const std::string& prompt) const;
+  v1::GenerateRequest request_for(const std::vector<int32_t>& input_ids) const;
 
  private:
   v1::GenerateRequest parameters() const;
