@@ -24,7 +24,7 @@ std::string number(double value) {
 }
 
 std::string interval_text(const Interval& interval) {
-  return number(interval.low) + " – " + number(interval.high);
+  return number(interval.low) + "\u00a0– " + number(interval.high);  // breaks behind the dash
 }
 
 std::vector<Cell> summary_row(const std::string& name, const Summary& summary) {
@@ -206,7 +206,7 @@ void ratios_table(HtmlPage& page, const std::vector<ArmResult>& arms,
         Cell cell{absl::StrFormat("%.3f", (**ratios).*statistic.member)};
         if ((*ratios)->ci95) {
           const Interval interval = (*ratios)->ci95->of(statistic);
-          cell.small = absl::StrFormat("%.3f – %.3f", interval.low, interval.high);
+          cell.small = absl::StrFormat("%.3f\u00a0– %.3f", interval.low, interval.high);
         }
         row.push_back(cell);
       }
