@@ -102,11 +102,13 @@ void RequestFlags::add_choice_to(CLI::App& command) {
 }
 
 v1::GenerateRequest RequestFlags::request() const {
-  if (input_ids_.empty() && prompt_) return request_for(*prompt_);
+  if (!input_ids_.empty()) return request_for(input_ids_);
+  return prompt_ ? request_for(*prompt_) : parameters();
+}
+
+v1::GenerateRequest RequestFlags::request_for(const std::vector<int32_t>& input_ids) const {
   v1::GenerateRequest request = parameters();
-  if (!input_ids_.empty()) {
-    request.mutable_tokenized()->mutable_input_ids()->Add(input_ids_.begin(), input_ids_.end());
-  }
+  request.mutable_tokenized()->mutable_input_ids()->Add(input_ids.begin(), input_ids.end());
   return request;
 }
 

@@ -25,9 +25,10 @@ class RequestFlags {
 
   // What was given, unchecked: what is wrong with it is the server's to say.
   v1::GenerateRequest request() const;
-  // The same with this prompt.
+  // The same with this prompt, this conversation, or these token ids.
   v1::GenerateRequest request_for(const std::string& prompt) const;
   v1::GenerateRequest request_for(const v1::Chat& conversation) const;
+  v1::GenerateRequest request_for(const std::vector<int32_t>& input_ids) const;
 
  private:
   void add_choice_to(CLI::App& command);

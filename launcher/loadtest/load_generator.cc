@@ -76,7 +76,7 @@ void LoadGenerator::send_due() {
 void LoadGenerator::send(double due_s) {
   Ask ask = ask_();
   RequestRecord record;
-  record.index = sent_++;
+  record.index = record.question = sent_++;
   record.prompt = ask.prompt;
   record.max_tokens = ask.request.sampling_params().max_tokens();
   record.due_s = due_s;

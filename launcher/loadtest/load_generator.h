@@ -32,15 +32,6 @@ struct LoadOptions {
   std::function<void(const LoadProgress&)> on_progress;
 };
 
-struct LoadResult {
-  std::vector<RequestRecord> records;  // in the order of sending
-  // Until when the load was on: the plan's end; the last answer, where the plan is a number of
-  // requests; or when the test was cut short.
-  double load_end_s = 0;
-  bool gave_up = false;      // see kGiveUpAfter
-  bool interrupted = false;  // stop() was called
-};
-
 // Requests that fail without a single success before them, after which no more are sent: the
 // server is not there, or refuses what is asked.
 constexpr int64_t kGiveUpAfter = 20;

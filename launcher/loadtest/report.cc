@@ -1,32 +1,10 @@
 // See report.h: the numbers.
 #include "launcher/loadtest/report.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace outrider {
 namespace {
-
-constexpr double kMsPerSecond = 1e3;
-
-struct Samples {
-  std::vector<double> ttft, itl, tpot, e2e, queue, send_delay;
-};
-
-// The latencies of an answer that ended well.
-void add_latencies(const RequestRecord& record, Samples& samples) {
-  samples.e2e.push_back(kMsPerSecond * (record.end_s - record.due_s));
-  samples.queue.push_back(record.queue_ms);
-  if (record.chunks.empty()) return;
-  const double first_s = record.chunks.front().at_s;
-  samples.ttft.push_back(kMsPerSecond * (first_s - record.due_s));
-  for (size_t i = 1; i < record.chunks.size(); ++i) {
-    samples.itl.push_back(kMsPerSecond * (record.chunks[i].at_s - record.chunks[i - 1].at_s));
-  }
-  const size_t num_tokens = record.token_ids.size();
-  if (num_tokens < 2) return;
-  samples.tpot.push_back(kMsPerSecond * (record.end_s - first_s) /
-                         static_cast<double>(num_tokens - 1));
-}
 
 void add_counts(const RequestRecord& record, LoadReport& report) {
   report.prompt_tokens += record.prompt_tokens;
@@ -37,42 +15,19 @@ void add_counts(const RequestRecord& record, LoadReport& report) {
   report.mean_acceptance_length += record.mean_acceptance_length;
 }
 
-// Answers that were begun in the warm-up, or cut off by an interruption, count with what they
-// brought in between; what comes after the load's end does not: the server has less and less to do
-// by then.
-void add_throughput(const std::vector<RequestRecord>& records, double begin_s, double end_s,
-                    LoadReport& report) {
-  report.measured_s = std::max(0.0, end_s - begin_s);
-  if (report.measured_s == 0) return;
-  const auto measured = [&](double time_s) { return time_s >= begin_s && time_s <= end_s; };
-  int64_t tokens = 0, answers = 0;
-  for (const RequestRecord& record : records) {
-    if (!record.ok() && !record.cancelled) continue;
-    if (record.ok() && measured(record.end_s)) ++answers;
-    for (const auto& chunk : record.chunks) tokens += measured(chunk.at_s) ? chunk.num_tokens : 0;
-  }
-  report.tokens_per_second = static_cast<double>(tokens) / report.measured_s;
-  report.requests_per_second = static_cast<double>(answers) / report.measured_s;
-}
-
-}  // namespace
-
-LoadReport make_report(const std::vector<RequestRecord>& records, double warmup_s,
-                       double load_end_s) {
-  LoadReport report;
-  Samples samples;
-  for (const RequestRecord& record : records) {
+// The requests of one load.
+void add_requests(const LoadResult& load, const ReportOptions& options, LoadReport& report) {
+  for (const RequestRecord& record : load.records) {
     if (record.cancelled) {
       ++report.cancelled;
-    } else if (record.due_s < warmup_s) {
+    } else if (!is_measured(record, options.warmup_s)) {
       ++report.warmup_requests;
       report.warmup_errors += record.ok() ? 0 : 1;
     } else {
       ++report.requests;
-      samples.send_delay.push_back(kMsPerSecond * (record.sent_s - record.due_s));
       if (record.ok()) {
-        add_latencies(record, samples);
         add_counts(record, report);
+        if (report.goodput && options.objectives.kept_by(record)) ++report.goodput->requests;
       } else {
         ++report.errors;
         ++report.errors_by_code[record.status];
@@ -80,20 +35,72 @@ LoadReport make_report(const std::vector<RequestRecord>& records, double warmup_
       }
     }
   }
-  report.ttft = summarise(std::move(samples.ttft));
-  report.itl = summarise(std::move(samples.itl));
-  report.tpot = summarise(std::move(samples.tpot));
-  report.e2e = summarise(std::move(samples.e2e));
-  report.queue = summarise(std::move(samples.queue));
-  report.send_delay = summarise(std::move(samples.send_delay));
-  if (report.num_draft_tokens > 0) {
-    report.draft_acceptance_rate = static_cast<double>(report.num_accepted_draft_tokens) /
-                                   static_cast<double>(report.num_draft_tokens);
+}
+
+// What arrived within the measured time.
+struct Arrived {
+  double seconds = 0;
+  int64_t answers = 0, good_answers = 0, tokens = 0;
+};
+
+// Answers that were begun in the warm-up, or cut off by an interruption, count with what they
+// brought in between; what comes after the load's end does not: the server has less and less to do
+// by then.
+void add_arrivals(const LoadResult& load, const ReportOptions& options, Arrived& arrived) {
+  if (load.load_end_s <= options.warmup_s) return;
+  arrived.seconds += load.load_end_s - options.warmup_s;
+  const auto measured = [&](double time_s) {
+    return time_s >= options.warmup_s && time_s <= load.load_end_s;
+  };
+  for (const RequestRecord& record : load.records) {
+    if (!record.ok() && !record.cancelled) continue;
+    if (record.ok() && measured(record.end_s)) {
+      ++arrived.answers;
+      arrived.good_answers += options.objectives.kept_by(record) ? 1 : 0;
+    }
+    for (const auto& chunk : record.chunks) {
+      arrived.tokens += measured(chunk.at_s) ? chunk.num_tokens : 0;
+    }
   }
-  if (report.valid()) {
-    report.mean_acceptance_length /= static_cast<double>(report.requests - report.errors);
+}
+
+double ratio(int64_t part, double whole) {
+  return whole > 0 ? static_cast<double>(part) / whole : 0;
+}
+
+}  // namespace
+
+LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options) {
+  LoadReport report;
+  if (options.objectives.any()) report.goodput = Goodput{.objectives = options.objectives};
+  Arrived arrived;
+  for (const LoadResult& load : loads) {
+    add_requests(load, options, report);
+    add_arrivals(load, options, arrived);
   }
-  add_throughput(records, warmup_s, load_end_s, report);
+  const LatencySamples samples = latency_samples(loads, options.warmup_s);
+  const std::pair<Summary&, const Samples&> summaries[] = {
+      {report.ttft, samples.ttft},
+      {report.tpot, samples.tpot},
+      {report.itl, samples.itl},
+      {report.itl_amortised, samples.itl_amortised},
+      {report.e2e, samples.e2e},
+      {report.queue, samples.queue},
+      {report.send_delay, samples.send_delay}};
+  for (const auto& [summary, of] : summaries) summary = summarise(of, options.seed);
+
+  report.measured_s = arrived.seconds;
+  report.tokens_per_second = ratio(arrived.tokens, arrived.seconds);
+  report.requests_per_second = ratio(arrived.answers, arrived.seconds);
+  if (report.goodput) {
+    report.goodput->share = ratio(report.goodput->requests, static_cast<double>(report.requests));
+    report.goodput->requests_per_second = ratio(arrived.good_answers, arrived.seconds);
+  }
+  report.draft_acceptance_rate =
+      ratio(report.num_accepted_draft_tokens, static_cast<double>(report.num_draft_tokens));
+  if (report.answers() > 0) {
+    report.mean_acceptance_length /= static_cast<double>(report.answers());
+  }
   return report;
 }
 

@@ -7,20 +7,24 @@
 #include <string>
 #include <vector>
 
-#include "launcher/loadtest/distribution.h"
-#include "launcher/loadtest/greedy_check.h"
+#include "launcher/loadtest/latency.h"
 #include "launcher/loadtest/request_record.h"
+#include "launcher/loadtest/statistics.h"
 
 namespace outrider {
 
+// How many measured answers kept every objective.
+struct Goodput {
+  Objectives objectives;
+  int64_t requests = 0;
+  double share = 0;                // of all measured requests, failed ones included
+  double requests_per_second = 0;  // that ended within the measured time
+};
+
 struct LoadReport {
-  // Of answers that ended well and were due in the measured time; all in milliseconds.
-  Distribution ttft;        // from due to the first token
-  Distribution itl;         // between neighbouring chunks with tokens, of all answers together
-  Distribution tpot;        // (end - first token) / (tokens - 1), of answers of two tokens and more
-  Distribution e2e;         // from due to the end
-  Distribution queue;       // as the server says
-  Distribution send_delay;  // from due to sent: what this program itself was late
+  // Of answers that ended well and were due in the measured time, as LatencySamples has them; in
+  // milliseconds.
+  Summary ttft, tpot, itl, itl_amortised, e2e, queue, send_delay;
 
   int64_t requests = 0;  // due in the measured time
   int64_t errors = 0;    // of them
@@ -33,6 +37,7 @@ struct LoadReport {
   double measured_s = 0;
   double tokens_per_second = 0;
   double requests_per_second = 0;
+  std::optional<Goodput> goodput;  // where there are objectives
 
   // Of the answers above.
   int64_t prompt_tokens = 0, completion_tokens = 0;
@@ -40,20 +45,34 @@ struct LoadReport {
   double draft_acceptance_rate = 0;
   double mean_acceptance_length = 0;  // the mean of the answers' own
 
-  // There is something to report.
-  bool valid() const { return requests > errors; }
+  int64_t answers() const { return requests - errors; }
+  // It says something about the server: one request succeeded, and no more failed than did.
+  bool valid() const { return answers() > 0 && answers() >= errors; }
 };
 
-// The measured time is [warmup_s, load_end_s), in seconds since the start.
-LoadReport make_report(const std::vector<RequestRecord>& records, double warmup_s,
-                       double load_end_s);
+struct ReportOptions {
+  double warmup_s = 0;  // the measured time of a load is [warmup_s, load_end_s) of its own time
+  Objectives objectives;
+  uint64_t seed = 0;  // of the intervals
+};
 
-// ttft_ms, itl_ms, tpot_ms, e2e_ms, queue_ms and send_delay_ms as {count, mean, p50, p90, p99,
-// p999, max}, where all but count are null without samples; the rest under its own name.
+// Of loads that asked the same in the same way, one after the other.
+LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options = {});
+
+// ttft_ms, tpot_ms, itl_ms, itl_amortised_ms, e2e_ms, queue_ms and send_delay_ms as {count, mean,
+// p50, p90, p99, p999, max, ci95}, where all but count are null without samples, and ci95, {mean:
+// [low, high], …}, with samples of one request too; the rest under its own name.
 nlohmann::ordered_json to_json(const LoadReport& report);
 
 // For the terminal, with a line break at the end.
 std::string to_table(const LoadReport& report);
+
+// A line for each status that requests failed with.
+std::string error_lines(const LoadReport& report);
+
+// A row of a table of loads, and the table's first two lines.
+std::string load_table_head(const std::string& what);
+std::string load_table_row(const std::string& name, const LoadReport& report);
 
 // One request as a line of --samples.
 nlohmann::ordered_json to_json(const RequestRecord& record);

@@ -11,21 +11,67 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json to_json(const Distribution& distribution) {
-  Json object = {{"count", distribution.count}};
-  const std::pair<const char*, double> values[] = {
-      {"mean", distribution.mean}, {"p50", distribution.p50},   {"p90", distribution.p90},
-      {"p99", distribution.p99},   {"p999", distribution.p999}, {"max", distribution.max}};
-  for (const auto& [name, value] : values) {
-    object[name] = distribution.count > 0 ? Json(value) : Json(nullptr);
+Json to_json(const Summary& summary) {
+  Json object = {{"count", summary.count}}, intervals;
+  const auto or_null = [&](double value) {
+    return summary.count > 0 ? Json(value) : Json(nullptr);
+  };
+  for (const NamedStatistic& statistic : kStatistics) {
+    object[statistic.name] = or_null(summary.*statistic.member);
+    if (!summary.ci95) continue;
+    const Interval interval = summary.ci95->of(statistic);
+    intervals[statistic.name] = {interval.low, interval.high};
   }
+  object["max"] = or_null(summary.max);
+  object["ci95"] = std::move(intervals);
   return object;
 }
 
-std::string row(const char* name, const Distribution& d) {
-  if (d.count == 0) return absl::StrFormat("%-16s%10s\n", name, "none");
-  return absl::StrFormat("%-16s%10.2f%10.2f%10.2f%10.2f%10.2f%10.2f\n", name, d.mean, d.p50, d.p90,
-                         d.p99, d.p999, d.max);
+Json to_json(const std::optional<Goodput>& goodput) {
+  if (!goodput) return nullptr;
+  const auto or_null = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
+  return {{"slo",
+           {{"ttft_ms", or_null(goodput->objectives.ttft)},
+            {"tpot_ms", or_null(goodput->objectives.tpot)},
+            {"e2e_ms", or_null(goodput->objectives.e2e)}}},
+          {"requests", goodput->requests},
+          {"share", goodput->share},
+          {"requests_per_second", goodput->requests_per_second}};
+}
+
+std::string row(const char* name, const Statistics& statistics) {
+  std::string text = absl::StrFormat("%-16s", name);
+  for (const auto& [_, member] : kStatistics) {
+    absl::StrAppendFormat(&text, "%10.2f", statistics.*member);
+  }
+  return text;
+}
+
+// The statistics, and below them where their intervals begin and end.
+std::string rows(const char* name, const Summary& summary) {
+  if (summary.count == 0) return absl::StrFormat("%-16s%10s\n", name, "n/a");
+  std::string text = row(name, summary) + absl::StrFormat("%10.2f\n", summary.max);
+  if (summary.ci95) {
+    text += row("  95 %: from", summary.ci95->low) + "\n" +
+            row("          to", summary.ci95->high) + "\n";
+  }
+  return text;
+}
+
+std::string goodput_line(const Goodput& goodput) {
+  std::string objectives;
+  const std::pair<const char*, std::optional<double>> all[] = {
+      {"TTFT", goodput.objectives.ttft},
+      {"TPOT", goodput.objectives.tpot},
+      {"end to end", goodput.objectives.e2e}};
+  for (const auto& [name, objective] : all) {
+    if (!objective) continue;
+    absl::StrAppendFormat(&objectives, "%s%s %g ms", objectives.empty() ? "" : ", ", name,
+                          *objective);
+  }
+  return absl::StrFormat("goodput: %d requests (%.1f %%) kept %s: %.2f requests/s\n",
+                         goodput.requests, 100 * goodput.share, objectives,
+                         goodput.requests_per_second);
 }
 
 }  // namespace
@@ -34,6 +80,7 @@ Json to_json(const LoadReport& report) {
   return {{"ttft_ms", to_json(report.ttft)},
           {"tpot_ms", to_json(report.tpot)},
           {"itl_ms", to_json(report.itl)},
+          {"itl_amortised_ms", to_json(report.itl_amortised)},
           {"e2e_ms", to_json(report.e2e)},
           {"queue_ms", to_json(report.queue)},
           {"send_delay_ms", to_json(report.send_delay)},
@@ -47,6 +94,7 @@ Json to_json(const LoadReport& report) {
           {"measured_s", report.measured_s},
           {"tokens_per_second", report.tokens_per_second},
           {"requests_per_second", report.requests_per_second},
+          {"goodput", to_json(report.goodput)},
           {"prompt_tokens", report.prompt_tokens},
           {"completion_tokens", report.completion_tokens},
           {"speculation",
@@ -69,20 +117,47 @@ std::string to_table(const LoadReport& report) {
     text += absl::StrFormat("%d requests were cancelled when the test was interrupted\n",
                             report.cancelled);
   }
-  for (const auto& [code, count] : report.errors_by_code) {
-    text += absl::StrFormat("%6d %s, the first: %s\n", count, code,
-                            report.first_error_by_code.at(code));
-  }
+  text += error_lines(report);
   text += absl::StrFormat("\n%-16s%10s%10s%10s%10s%10s%10s\n", "milliseconds", "mean", "P50", "P90",
                           "P99", "P99.9", "max");
-  text += row("TTFT", report.ttft) + row("TPOT", report.tpot) + row("ITL", report.itl) +
-          row("end to end", report.e2e) + row("queue", report.queue) +
-          row("sent late", report.send_delay) + "\n";
+  text += rows("TTFT", report.ttft) + rows("TPOT", report.tpot) + rows("ITL", report.itl) +
+          rows("ITL, amortised", report.itl_amortised) + rows("end to end", report.e2e) +
+          rows("queue", report.queue) + rows("sent late", report.send_delay) + "\n";
+  if (report.goodput) text += goodput_line(*report.goodput);
   text += absl::StrFormat(
       "speculation: accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step\n",
       report.num_accepted_draft_tokens, report.num_draft_tokens, 100 * report.draft_acceptance_rate,
       report.mean_acceptance_length);
   return text;
+}
+
+std::string error_lines(const LoadReport& report) {
+  std::string text;
+  for (const auto& [code, count] : report.errors_by_code) {
+    absl::StrAppendFormat(&text, "%6d %s, the first: %s\n", count, code,
+                          report.first_error_by_code.at(code));
+  }
+  return text;
+}
+
+std::string load_table_head(const std::string& what) {
+  return absl::StrFormat("%-12s%9s%9s%9s%9s%9s%9s%9s%9s%9s%9s\n", "", "requests", "tokens", "",
+                         "TTFT", "TTFT", "TPOT", "TPOT", "e2e", "e2e", "good") +
+         absl::StrFormat("%-12s%9s%9s%9s%9s%9s%9s%9s%9s%9s%9s\n", what, "/s", "/s", "errors",
+                         "P50 ms", "P99 ms", "P50 ms", "P99 ms", "P50 ms", "P99 ms", "%");
+}
+
+std::string load_table_row(const std::string& name, const LoadReport& report) {
+  std::string text = absl::StrFormat("%-12s%9.2f%9.1f%9d", name, report.requests_per_second,
+                                     report.tokens_per_second, report.errors);
+  for (const Summary* summary : {&report.ttft, &report.tpot, &report.e2e}) {
+    for (const double value : {summary->p50, summary->p99}) {
+      text += summary->count > 0 ? absl::StrFormat("%9.1f", value) : absl::StrFormat("%9s", "n/a");
+    }
+  }
+  text += report.goodput ? absl::StrFormat("%9.1f", 100 * report.goodput->share)
+                         : absl::StrFormat("%9s", "");
+  return text + "\n";
 }
 
 Json to_json(const RequestRecord& record) {

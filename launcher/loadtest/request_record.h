@@ -1,4 +1,5 @@
 // RequestRecord: all that a load test keeps of one request. Nothing is summed up before the end.
+// LoadResult: those of one load.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,9 @@ namespace outrider {
 
 // Times are seconds since the start of the test.
 struct RequestRecord {
-  int64_t index = 0;  // in the order of sending
-  int prompt = 0;     // its index
+  int64_t index = 0;     // in the order of sending
+  int64_t question = 0;  // those of one question ask the same at the same point of their plan
+  int prompt = 0;        // its index
   int32_t max_tokens = 0;
 
   double due_s = 0;   // when it was meant to be sent: latency counts from here
@@ -39,6 +41,16 @@ struct RequestRecord {
   double mean_acceptance_length = 0;
 
   bool ok() const { return status == "OK"; }
+};
+
+// What one load brought.
+struct LoadResult {
+  std::vector<RequestRecord> records;  // in the order of sending
+  // Until when the load was on: the plan's end; the last answer, where the plan is a number of
+  // requests; or when the test was cut short.
+  double load_end_s = 0;
+  bool gave_up = false;      // nothing had succeeded, so no more was sent
+  bool interrupted = false;  // it was told to stop
 };
 
 }  // namespace outrider

@@ -12,11 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "launcher/loadtest/distribution.h"
 #include "launcher/loadtest/greedy_check.h"
+#include "launcher/loadtest/latency.h"
 #include "launcher/loadtest/load_plan.h"
 #include "launcher/loadtest/prompts.h"
+#include "launcher/loadtest/questions.h"
 #include "launcher/loadtest/report.h"
+#include "launcher/loadtest/trace.h"
 #include "testing/one_line_error.h"
 #include "testing/temporary_directory.h"
 
@@ -25,51 +27,6 @@ namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-
-std::vector<double> one_to(int count) {
-  std::vector<double> values;
-  for (int i = count; i >= 1; --i) values.push_back(i);
-  return values;
-}
-
-TEST(Distribution, IsExact) {
-  const Distribution thousand = summarise(one_to(1000));
-  EXPECT_EQ(thousand.count, 1000);
-  EXPECT_EQ(thousand.mean, 500.5);
-  EXPECT_EQ(thousand.p50, 500);
-  EXPECT_EQ(thousand.p90, 900);
-  EXPECT_EQ(thousand.p99, 990);
-  EXPECT_EQ(thousand.p999, 999);
-  EXPECT_EQ(thousand.max, 1000);
-  EXPECT_EQ(summarise(one_to(1001)).p999, 1000);
-  EXPECT_EQ(summarise(one_to(100)).p999, 100);
-  EXPECT_EQ(summarise(one_to(3)).p50, 2);
-  EXPECT_EQ(summarise({7}).p50, 7);
-  EXPECT_EQ(summarise({7}).p999, 7);
-  EXPECT_EQ(summarise({}).count, 0);
-  EXPECT_EQ(summarise({}).mean, 0);
-}
-
-// The definition, by counting: enough samples are at most the percentile, and not without it.
-TEST(Distribution, IsTheSmallestSampleThatCoversItsShare) {
-  std::mt19937 random(1);
-  for (int size = 1; size < 400; ++size) {
-    std::vector<double> samples;
-    for (int i = 0; i < size; ++i) samples.push_back(static_cast<double>(random() % 50));
-    const Distribution d = summarise(samples);
-    const std::pair<double, int> percentiles[] = {
-        {d.p50, 500}, {d.p90, 900}, {d.p99, 990}, {d.p999, 999}};
-    for (const auto& [value, per_mille] : percentiles) {
-      const auto at_most =
-          std::count_if(samples.begin(), samples.end(), [v = value](double s) { return s <= v; });
-      const auto below =
-          std::count_if(samples.begin(), samples.end(), [v = value](double s) { return s < v; });
-      EXPECT_GE(1000 * at_most, per_mille * size);
-      EXPECT_LT(1000 * below, per_mille * size);
-      EXPECT_NE(std::find(samples.begin(), samples.end(), value), samples.end());
-    }
-  }
-}
 
 TEST(OpenLoop, FollowsFromItsSeed) {
   const LoadPlan plan = open_loop(100, 20, kAny, 1);
@@ -117,50 +74,125 @@ TEST(ClosedLoop, HasItsUsersAtTheStart) {
   EXPECT_EQ(plan.max_requests, 99);
 }
 
-TEST(OutputLength, IsRead) {
-  EXPECT_EQ(parse_output_length("fixed:7")->least, 7);
-  EXPECT_EQ(parse_output_length("fixed:7")->most, 7);
-  EXPECT_EQ(parse_output_length("uniform:3:9")->least, 3);
-  EXPECT_EQ(parse_output_length("uniform:3:9")->most, 9);
-  for (const char* text :
-       {"", "7", "fixed", "fixed:", "fixed:0", "fixed:-1", "fixed:1.5", "fixed:1 ", "fixed:1:2",
-        "fixed:99999999999", "uniform:", "uniform:3", "uniform:3:", "uniform:9:3", "uniform:0:3",
-        "uniform:1:2:3", "normal:1:2"}) {
-    EXPECT_FALSE(parse_output_length(text)) << text;
+TEST(Replay, SendsWhenTheTraceSays) {
+  const std::vector<double> due = {0, 0.5, 0.5, 2};
+  EXPECT_EQ(replay(due, kForever, kAny).due_s, due);
+  EXPECT_EQ(replay(due, 2, kAny).due_s, (std::vector<double>{0, 0.5, 0.5}));
+  EXPECT_EQ(replay(due, kForever, 2).due_s, (std::vector<double>{0, 0.5}));
+  EXPECT_FALSE(replay(due, kForever, 2).closed_loop);
+}
+
+TEST(LengthDistribution, IsRead) {
+  EXPECT_EQ(parse_length_distribution("fixed:7")->least, 7);
+  EXPECT_EQ(parse_length_distribution("fixed:7")->most, 7);
+  EXPECT_EQ(parse_length_distribution("uniform:3:9")->least, 3);
+  EXPECT_EQ(parse_length_distribution("uniform:3:9")->most, 9);
+  const auto lognormal = parse_length_distribution("lognormal:100:0.5:900");
+  EXPECT_EQ(lognormal->median, 100);
+  EXPECT_EQ(lognormal->sigma, 0.5);
+  EXPECT_EQ(lognormal->most, 900);
+  for (const char* text : {"fixed:7", "uniform:3:9", "lognormal:100:0.5:900"}) {
+    EXPECT_EQ(parse_length_distribution(text)->text(), text);
+  }
+  for (const char* text : {"",
+                           "7",
+                           "fixed",
+                           "fixed:",
+                           "fixed:0",
+                           "fixed:-1",
+                           "fixed:+1",
+                           "fixed:1.5",
+                           "fixed:1 ",
+                           "fixed:1:2",
+                           "fixed:99999999999",
+                           "uniform:",
+                           "uniform:3",
+                           "uniform:3:",
+                           "uniform:9:3",
+                           "uniform:0:3",
+                           "uniform:1:2:3",
+                           "normal:1:2",
+                           "lognormal:9:1",
+                           "lognormal:9:0:20",
+                           "lognormal:9:-1:20",
+                           "lognormal:9:nan:20",
+                           "lognormal:9:inf:20",
+                           "lognormal:21:1:20",
+                           "lognormal:0:1:20",
+                           "lognormal:9:1:20:30"}) {
+    EXPECT_FALSE(parse_length_distribution(text)) << text;
   }
 }
 
-std::vector<RequestDraws::Draw> draw(int count, int num_prompts, OutputLength length,
-                                     uint64_t seed) {
-  RequestDraws draws(num_prompts, length, seed);
-  std::vector<RequestDraws::Draw> drawn;
-  for (int i = 0; i < count; ++i) drawn.push_back(draws.next());
-  return drawn;
+TEST(LengthDistribution, UniformIsOverTheWholeRange) {
+  std::mt19937_64 random(1);
+  std::map<int, int> times;
+  for (int i = 0; i < 4000; ++i) ++times[parse_length_distribution("uniform:10:13")->draw(random)];
+  ASSERT_EQ(times.size(), 4u);
+  for (int length = 10; length <= 13; ++length) EXPECT_NEAR(times[length], 1000, 150);
 }
 
-TEST(RequestDraws, AskEveryPromptEquallyOften) {
+// The logarithms are normal: as many as should be within one and two deviations of the median, at
+// five deviations of those counts. Rounding to whole tokens moves the bounds by less than 0.001.
+TEST(LengthDistribution, LognormalIsSo) {
+  constexpr int kDraws = 20'000;
+  const auto lengths = *parse_length_distribution("lognormal:5000:0.5:1000000");
+  std::mt19937_64 random(1);
+  int below_median = 0, within_one = 0, within_two = 0;
+  for (int i = 0; i < kDraws; ++i) {
+    const double deviations = std::log(lengths.draw(random) / 5000.0) / 0.5;
+    below_median += deviations < 0 ? 1 : 0;
+    within_one += std::abs(deviations) < 1 ? 1 : 0;
+    within_two += std::abs(deviations) < 2 ? 1 : 0;
+  }
+  for (const auto& [count, share] :
+       {std::pair(below_median, 0.5), {within_one, 0.6826895}, {within_two, 0.9544997}}) {
+    EXPECT_NEAR(static_cast<double>(count) / kDraws, share,
+                5 * std::sqrt(share * (1 - share) / kDraws) + 0.001);
+  }
+}
+
+TEST(LengthDistribution, LognormalIsClipped) {
+  const auto lengths = *parse_length_distribution("lognormal:3:2:5");
+  std::mt19937_64 random(1);
+  std::map<int, int> times;
+  for (int i = 0; i < 1000; ++i) ++times[lengths.draw(random)];
+  EXPECT_EQ(times.begin()->first, 1);
+  EXPECT_EQ(times.rbegin()->first, 5);
+}
+
+QuestionSource prompts_named(int count, const std::string& output_length) {
+  QuestionSource source{.output_length = *parse_length_distribution(output_length)};
+  for (int i = 0; i < count; ++i) source.prompts.push_back("prompt " + std::to_string(i));
+  return source;
+}
+
+std::vector<Question> ask(int count, const QuestionSource& source, uint64_t seed) {
+  Questions questions(source, seed);
+  std::vector<Question> asked;
+  for (int i = 0; i < count; ++i) asked.push_back(questions.next());
+  return asked;
+}
+
+TEST(Questions, AskEveryPromptEquallyOften) {
   std::map<int, int> times;
   std::vector<std::vector<int>> passes(20);
-  const auto drawn = draw(140, 7, {5, 5}, 1);
-  for (size_t i = 0; i < drawn.size(); ++i) {
-    ++times[drawn[i].prompt];
-    passes[i / 7].push_back(drawn[i].prompt);
+  const auto asked = ask(140, prompts_named(7, "fixed:5"), 1);
+  for (size_t i = 0; i < asked.size(); ++i) {
+    ++times[asked[i].prompt];
+    passes[i / 7].push_back(asked[i].prompt);
+    EXPECT_EQ(asked[i].text, "prompt " + std::to_string(asked[i].prompt));
+    EXPECT_EQ(asked[i].max_tokens, 5);
   }
   ASSERT_EQ(times.size(), 7u);
   for (const auto& [prompt, count] : times) EXPECT_EQ(count, 20) << prompt;
   EXPECT_GT(std::set(passes.begin(), passes.end()).size(), 15u);  // in ever new orders
 }
 
-TEST(RequestDraws, DrawLengthsFromTheWholeRange) {
-  std::map<int, int> times;
-  for (const auto& one : draw(4000, 3, {10, 13}, 1)) ++times[one.max_tokens];
-  ASSERT_EQ(times.size(), 4u);
-  for (int length = 10; length <= 13; ++length) EXPECT_NEAR(times[length], 1000, 150);
-}
-
-TEST(RequestDraws, FollowFromTheirSeed) {
-  const auto one = draw(50, 9, {1, 100}, 4), again = draw(50, 9, {1, 100}, 4),
-             other = draw(50, 9, {1, 100}, 5), longer = draw(50, 9, {1, 999}, 4);
+TEST(Questions, FollowFromTheirSeed) {
+  const QuestionSource source = prompts_named(9, "uniform:1:100");
+  const auto one = ask(50, source, 4), again = ask(50, source, 4), other = ask(50, source, 5),
+             longer = ask(50, prompts_named(9, "uniform:1:999"), 4);
   std::set<uint64_t> seeds;
   int others = 0;
   for (size_t i = 0; i < one.size(); ++i) {
@@ -173,6 +205,98 @@ TEST(RequestDraws, FollowFromTheirSeed) {
   }
   EXPECT_GT(others, 40);
   EXPECT_EQ(seeds.size(), one.size());
+}
+
+TEST(Questions, ACopyGoesOnAlike) {
+  const QuestionSource source = prompts_named(9, "uniform:1:100");
+  Questions questions(source, 1);
+  questions.next();
+  Questions copy = questions;
+  for (int i = 0; i < 30; ++i) {
+    const Question one = questions.next(), other = copy.next();
+    EXPECT_EQ(one.text, other.text);
+    EXPECT_EQ(one.max_tokens, other.max_tokens);
+    EXPECT_EQ(one.seed, other.seed);
+  }
+}
+
+TEST(Questions, MayBeRandomTokens) {
+  QuestionSource source{.prompt_length = parse_length_distribution("uniform:5:9"),
+                        .vocab_size = 40};
+  EXPECT_TRUE(source.needs_vocabulary());
+  std::set<std::vector<int32_t>> prompts;
+  std::set<size_t> lengths;
+  std::set<int32_t> ids;
+  for (const Question& question : ask(100, source, 1)) {
+    EXPECT_TRUE(question.text.empty());
+    EXPECT_EQ(question.prompt, static_cast<int>(prompts.size()));
+    prompts.insert(question.input_ids);
+    lengths.insert(question.input_ids.size());
+    ids.insert(question.input_ids.begin(), question.input_ids.end());
+  }
+  EXPECT_EQ(prompts.size(), 100u);
+  EXPECT_EQ(lengths, (std::set<size_t>{5, 6, 7, 8, 9}));
+  EXPECT_EQ(ids.size(), 40u);
+  EXPECT_EQ(*ids.begin(), 0);
+  EXPECT_EQ(*ids.rbegin(), 39);
+}
+
+TEST(Questions, MayComeFromATrace) {
+  const QuestionSource source{
+      .trace = {{.text = "one", .output_length = 3}, {.due_s = 1, .input_length = 7}},
+      .prompts = {"not this one"},
+      .output_length = LengthDistribution::fixed(5),
+      .vocab_size = 10};
+  EXPECT_TRUE(source.needs_vocabulary());
+  const auto asked = ask(2, source, 1);
+  EXPECT_EQ(asked[0].text, "one");
+  EXPECT_EQ(asked[0].max_tokens, 3);
+  EXPECT_EQ(asked[1].input_ids.size(), 7u);
+  EXPECT_EQ(asked[1].max_tokens, 5);
+  EXPECT_EQ(asked[1].prompt, 1);
+  EXPECT_FALSE((QuestionSource{.trace = {{.text = "x"}}}).needs_vocabulary());
+  EXPECT_FALSE(prompts_named(1, "fixed:1").needs_vocabulary());
+}
+
+TEST(LoadTrace, IsReadFromJsonLines) {
+  const TemporaryDirectory directory;
+  directory.write("t.jsonl",
+                  "{\"timestamp\": 5000, \"input_length\": 6955, \"output_length\": 52, "
+                  "\"hash_ids\": [1, 2]}\n\n{\"timestamp\": 5000.5, \"text\": \"x\"}\n");
+  const auto trace = read_trace(directory.path() / "t.jsonl");
+  ASSERT_EQ(trace.size(), 2u);
+  EXPECT_EQ(trace[0].due_s, 0);
+  EXPECT_EQ(trace[0].input_length, 6955);
+  EXPECT_EQ(trace[0].output_length, 52);
+  EXPECT_NEAR(trace[1].due_s, 0.0005, 1e-9);
+  EXPECT_EQ(trace[1].text, "x");
+  EXPECT_FALSE(trace[1].output_length);
+}
+
+TEST(LoadTrace, ABrokenFileNamesItsLine) {
+  const TemporaryDirectory directory;
+  const auto refuses = [&](const std::string& text, const std::vector<std::string>& parts) {
+    directory.write("t.jsonl", text);
+    expect_one_line_error(parts, [&] { read_trace(directory.path() / "t.jsonl"); });
+  };
+  const std::string good = "{\"timestamp\": 5, \"text\": \"x\"}\n";
+  refuses(good + "\n{\"timestamp\": 6", {"t.jsonl:3:", "no JSON"});
+  refuses(good + "7", {"t.jsonl:2:", "number"});
+  refuses(good + "{\"text\": \"x\"}", {"t.jsonl:2:", "timestamp", "none"});
+  refuses("{\"timestamp\": \"5\", \"text\": \"x\"}", {"t.jsonl:1:", "timestamp", "string"});
+  refuses(good + "{\"timestamp\": 4, \"text\": \"x\"}", {"t.jsonl:2:", "less than"});
+  refuses("{\"timestamp\": 5}", {"t.jsonl:1:", "neither"});
+  refuses("{\"timestamp\": 5, \"text\": \"x\", \"input_length\": 3}", {"t.jsonl:1:", "both"});
+  refuses("{\"timestamp\": 5, \"text\": \"\"}", {"t.jsonl:1:", "empty"});
+  for (const char* length : {"0", "-1", "1.5", "\"3\"", "1e99", "99999999999"}) {
+    refuses(std::string("{\"timestamp\": 5, \"input_length\": ") + length + "}",
+            {"t.jsonl:1:", "input_length", "whole number"});
+    refuses(std::string("{\"timestamp\": 5, \"text\": \"x\", \"output_length\": ") + length + "}",
+            {"t.jsonl:1:", "output_length"});
+  }
+  refuses("", {"t.jsonl:", "no request"});
+  expect_one_line_error({"nothing-here", "cannot be opened"},
+                        [&] { read_trace(directory.path() / "nothing-here"); });
 }
 
 TEST(Prompts, TheBuiltInOnesAreOfAllLengths) {
@@ -218,7 +342,7 @@ TEST(Prompts, ABrokenFileNamesItsLine) {
 // Due at due_s, its first chunk 0.1 s later, then one of two tokens each 0.02 s.
 RequestRecord answer(int64_t index, double due_s, int num_chunks) {
   RequestRecord record;
-  record.index = index;
+  record.index = record.question = index;
   record.due_s = due_s;
   record.sent_s = due_s + 0.001;
   for (int i = 0; i < num_chunks; ++i) {
@@ -238,7 +362,7 @@ RequestRecord answer(int64_t index, double due_s, int num_chunks) {
 RequestRecord failure(int64_t index, double due_s, const std::string& status,
                       const std::string& error) {
   RequestRecord record;
-  record.index = index;
+  record.index = record.question = index;
   record.due_s = record.sent_s = due_s;
   record.end_s = due_s + 0.001;
   record.status = status;
@@ -246,8 +370,14 @@ RequestRecord failure(int64_t index, double due_s, const std::string& status,
   return record;
 }
 
+LoadReport report_of(std::vector<RequestRecord> records, double warmup_s, double load_end_s,
+                     const Objectives& objectives = {}) {
+  return make_report({{.records = std::move(records), .load_end_s = load_end_s}},
+                     {.warmup_s = warmup_s, .objectives = objectives});
+}
+
 TEST(Report, MeasuresFromWhenARequestWasDue) {
-  const LoadReport report = make_report({answer(0, 1.0, 5)}, 0, 2);
+  const LoadReport report = report_of({answer(0, 1.0, 5)}, 0, 2);
   EXPECT_EQ(report.requests, 1);
   EXPECT_NEAR(report.ttft.mean, 100, 1e-9);
   EXPECT_NEAR(report.e2e.mean, 190, 1e-9);
@@ -255,6 +385,8 @@ TEST(Report, MeasuresFromWhenARequestWasDue) {
   EXPECT_NEAR(report.e2e.mean, report.ttft.mean + 9 * report.tpot.mean, 1e-9);
   EXPECT_EQ(report.itl.count, 4);
   EXPECT_NEAR(report.itl.max, 20, 1e-9);
+  EXPECT_EQ(report.itl_amortised.count, 8);  // two tokens a chunk, but for the first chunk
+  EXPECT_NEAR(report.itl_amortised.max, 10, 1e-9);
   EXPECT_NEAR(report.send_delay.mean, 1, 1e-9);
   EXPECT_EQ(report.queue.mean, 5);
   EXPECT_NEAR(report.tokens_per_second, 5, 1e-9);
@@ -269,10 +401,61 @@ TEST(Report, AnAnswerOfOneTokenHasNoPace) {
   RequestRecord record = answer(0, 0, 1);
   record.token_ids = {1};
   record.chunks[0].num_tokens = 1;
-  const LoadReport report = make_report({record}, 0, 1);
+  const LoadReport report = report_of({record}, 0, 1);
   EXPECT_EQ(report.ttft.count, 1);
   EXPECT_EQ(report.tpot.count, 0);
   EXPECT_EQ(report.itl.count, 0);
+  EXPECT_EQ(report.itl_amortised.count, 0);
+  EXPECT_TRUE(to_json(report)["tpot_ms"]["mean"].is_null());
+  EXPECT_NE(to_table(report).find("TPOT                   n/a\n"), std::string::npos);
+}
+
+TEST(Report, IsValidUnlessMoreFailedThanSucceeded) {
+  const auto valid = [](int succeeded, int failed) {
+    std::vector<RequestRecord> records;
+    for (int i = 0; i < succeeded; ++i) records.push_back(answer(i, 0, 2));
+    for (int i = 0; i < failed; ++i) records.push_back(failure(succeeded + i, 0, "INTERNAL", "x"));
+    return report_of(records, 0, 1).valid();
+  };
+  EXPECT_TRUE(valid(1, 0));
+  EXPECT_TRUE(valid(3, 3));
+  EXPECT_FALSE(valid(3, 4));
+  EXPECT_FALSE(valid(0, 1));
+  EXPECT_FALSE(valid(0, 0));
+}
+
+TEST(Report, CountsAnswersThatKeepTheObjectives) {
+  RequestRecord slow = answer(1, 0.5, 5), late = answer(2, 0.5, 5), single = answer(3, 0.5, 1);
+  for (auto& chunk : slow.chunks) chunk.at_s += 0.2;  // TTFT 300 ms
+  slow.end_s += 0.2;
+  late.end_s += 1;  // TPOT above 100 ms, over after the load's end
+  single.token_ids = {1};
+  const std::vector<RequestRecord> records = {answer(0, 0.5, 5), slow, late, single,
+                                              failure(4, 0.5, "INTERNAL", "x")};
+  const auto goodput = [&](const char* objectives) {
+    return *report_of(records, 0.5, 1, parse_objectives(objectives)).goodput;
+  };
+  EXPECT_EQ(goodput("ttft=250ms").requests, 3);
+  EXPECT_NEAR(goodput("ttft=250ms").share, 3.0 / 5, 1e-12);
+  EXPECT_NEAR(goodput("ttft=250ms").requests_per_second, 2 / 0.5, 1e-12);
+  EXPECT_EQ(goodput("tpot=50ms").requests, 3);  // with the single token, which has none
+  EXPECT_EQ(goodput("ttft=0.25s,tpot=50ms").requests, 2);
+  EXPECT_EQ(goodput("e2e=200ms").requests, 2);
+  EXPECT_EQ(goodput("e2e=1ms").requests, 0);
+  EXPECT_FALSE(report_of(records, 0.5, 1).goodput);
+  EXPECT_EQ(report_of({}, 0.5, 1, parse_objectives("e2e=1s")).goodput->share, 0);
+}
+
+TEST(Objectives, AreRead) {
+  const Objectives objectives = parse_objectives("tpot=30ms,ttft=0.5s");
+  EXPECT_EQ(objectives.ttft, 500);
+  EXPECT_EQ(objectives.tpot, 30);
+  EXPECT_FALSE(objectives.e2e);
+  for (const char* text :
+       {"", "ttft", "ttft=", "ttft=500", "ttft=ms", "ttft=0ms", "ttft=-1ms", "ttft=nans",
+        "ttft=infms", "ttft=1ms,ttft=2ms", "itl=3ms", "ttft=1ms,", "ttft=1ms=2ms"}) {
+    expect_one_line_error({text, "ttft=500ms,tpot=30ms"}, [&] { parse_objectives(text); });
+  }
 }
 
 // Requests by when they were due; tokens by when they came.
@@ -284,7 +467,7 @@ TEST(Report, CutsTheWarmUpAndTheTail) {
       answer(3, 1.5, 5),                          // in the middle
       answer(4, 1.89, 5),  // chunk at 1.99 counts, the rest comes after the end
   };
-  const LoadReport report = make_report(records, 0.99, 2);
+  const LoadReport report = report_of(records, 0.99, 2);
   EXPECT_EQ(report.requests, 2);
   EXPECT_EQ(report.errors, 0);
   EXPECT_EQ(report.warmup_requests, 3);
@@ -295,11 +478,10 @@ TEST(Report, CutsTheWarmUpAndTheTail) {
 }
 
 TEST(Report, CountsErrorsByCodeAndKeepsThemOutOfLatencies) {
-  const LoadReport report = make_report(
+  const LoadReport report = report_of(
       {failure(0, 0, "UNAVAILABLE", "first"), answer(1, 0, 2),
        failure(2, 0, "UNAVAILABLE", "second"), failure(3, 0, "RESOURCE_EXHAUSTED", "full")},
       0, 1);
-  EXPECT_TRUE(report.valid());
   EXPECT_EQ(report.requests, 4);
   EXPECT_EQ(report.errors, 3);
   EXPECT_EQ(report.errors_by_code,
@@ -314,7 +496,7 @@ TEST(Report, WhatTheTestItselfCancelledIsNoError) {
   RequestRecord cut = answer(0, 0, 5);
   cut.status = "CANCELLED";
   cut.cancelled = true;
-  const LoadReport report = make_report({cut}, 0, 1);
+  const LoadReport report = report_of({cut}, 0, 1);
   EXPECT_EQ(report.requests, 0);
   EXPECT_EQ(report.errors, 0);
   EXPECT_EQ(report.cancelled, 1);
@@ -333,7 +515,7 @@ TEST(Report, OfNothingDividesByNothing) {
   for (const auto& records :
        {std::vector<RequestRecord>{}, {failure(0, 0, "INTERNAL", "x")}, {answer(0, 0, 1)}}) {
     for (const double end_s : {0.0, 0.5, 3.0}) {
-      const LoadReport report = make_report(records, 0.5, end_s);
+      const LoadReport report = report_of(records, 0.5, end_s, parse_objectives("e2e=1s"));
       EXPECT_FALSE(report.valid());
       const nlohmann::ordered_json json = to_json(report);
       EXPECT_TRUE(json["ttft_ms"]["p99"].is_null());
@@ -349,14 +531,21 @@ TEST(Report, OfNothingDividesByNothing) {
 }
 
 TEST(Report, HasTheFieldsThatItPromises) {
-  const auto json = to_json(make_report({answer(0, 0, 3)}, 0, 1));
-  for (const char* name : {"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "send_delay_ms"}) {
+  const auto json = to_json(report_of({answer(0, 0, 3), answer(1, 0.1, 4)}, 0, 1));
+  for (const char* name : {"ttft_ms", "tpot_ms", "itl_ms", "itl_amortised_ms", "e2e_ms", "queue_ms",
+                           "send_delay_ms"}) {
+    for (const char* key : {"mean", "p50", "p90", "p99", "p999"}) {
+      EXPECT_LE(json[name]["ci95"][key][0], json[name][key]) << name << " " << key;
+      EXPECT_GE(json[name]["ci95"][key][1], json[name][key]) << name << " " << key;
+    }
     for (const char* key : {"count", "mean", "p50", "p90", "p99", "p999", "max"}) {
       EXPECT_TRUE(json[name][key].is_number()) << name << " " << key;
     }
   }
   EXPECT_TRUE(json["requests"].is_number_integer());
   EXPECT_TRUE(json["errors_by_code"].is_object());
+  EXPECT_TRUE(json["goodput"].is_null());
+  EXPECT_TRUE(to_json(report_of({answer(0, 0, 3)}, 0, 1))["ttft_ms"]["ci95"].is_null());
 }
 
 RequestRecord said(int64_t index, int prompt, std::vector<int32_t> tokens, bool stopped = false) {

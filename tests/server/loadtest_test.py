@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,9 @@ class Loadtest(unittest.TestCase):
             'ttft_ms': [1e3 * (s['chunks'][0][0] - s['due_s']) for s in samples],
             'e2e_ms': [1e3 * (s['end_s'] - s['due_s']) for s in samples],
             'itl_ms': [1e3 * gap for gap in gaps],
+            'itl_amortised_ms': [1e3 * (b[0] - a[0]) / b[1] for s in samples
+                                 for a, b in zip(s['chunks'], s['chunks'][1:])
+                                 for _ in range(b[1])],
             'tpot_ms': [1e3 * (s['end_s'] - s['chunks'][0][0]) / (len(s['token_ids']) - 1)
                         for s in long],
             'queue_ms': [s['queue_ms'] for s in samples]}
@@ -63,6 +67,10 @@ class Loadtest(unittest.TestCase):
             self.assertEqual(report[name]['count'], len(values))
             self.assertAlmostEqual(report[name]['mean'], sum(values) / len(values), 6)
             self.assertAlmostEqual(report[name]['max'], max(values), 6)
+            for key in ('mean', 'p50', 'p90', 'p99', 'p999'):
+                low, high = report[name]['ci95'][key]
+                self.assertLessEqual(low, report[name][key])
+                self.assertGreaterEqual(high, report[name][key])
             for key, per_mille in (('p50', 500), ('p90', 900), ('p99', 990), ('p999', 999)):
                 self.assertAlmostEqual(report[name][key], percentile(values, per_mille), 6)
         for sample in samples:
@@ -113,6 +121,42 @@ class Loadtest(unittest.TestCase):
         self.assertGreater(report['warmup_requests'], 0)
         self.assertEqual(report['measured_s'], 0.5)
 
+    def test_prompts_of_random_tokens(self):
+        report, samples = self.run_test('--rate', '40', '--requests', '20', '--prompt-length',
+                                        'lognormal:20:1:60', '--max-tokens', '3', *GREEDY,
+                                        builtin_prompts=True)
+        self.assertEqual(report['errors'], 0, report['first_error_by_code'])
+        self.assertEqual(report['settings']['prompt_length'], 'lognormal:20:1:60')
+        self.assertEqual(len({s['prompt'] for s in samples}), 20)
+        lengths = [s['prompt_tokens'] for s in samples]
+        self.assertGreater(len(set(lengths)), 5)
+        self.assertLessEqual(max(lengths), 61)  # with a token for the beginning, where there is one
+
+    def test_speculation_is_compared_and_changes_no_answer(self):
+        report, samples = self.run_test('--compare', 'K=0,3', '--rounds', '4', '--concurrency', '2',
+                                        '--requests', '10', '--max-tokens', '12', *GREEDY)
+        self.assertEqual([arm['name'] for arm in report['compare']['arms']], ['K=0', 'K=3'])
+        plain, speculative = report['compare']['arms']
+        self.assertEqual(plain['speculation']['num_draft_tokens'], 0)
+        self.assertGreater(speculative['speculation']['num_draft_tokens'], 0)
+        self.assertEqual(plain['requests'], 40)
+        self.assertEqual(report['greedy'], {'num_compared': 75, 'differences': []})
+        for what in ('tpot_ms', 'e2e_ms'):
+            for key in ('p50', 'p90', 'p99'):
+                ratio = report['compare']['ratios'][0][what][key]
+                self.assertAlmostEqual(ratio['ratio'], speculative[what][key] / plain[what][key])
+                self.assertLessEqual(ratio['ci95'][0], ratio['ci95'][1])
+
+    def test_a_sweep(self):
+        page = self.directory / 'sweep.html'
+        report, samples = self.run_test('--sweep', 'users=1,3', '--requests', '12', '--max-tokens',
+                                        '8', '--html', str(page), *GREEDY)
+        self.assertEqual([step['value'] for step in report['sweep']['steps']], [1, 3])
+        self.assertIn(report['sweep']['knee'], (1, 3))
+        self.assertEqual({s['run'] for s in samples}, {'users=1', 'users=3'})
+        self.assertIn('Knee at users=', self.last.stdout)
+        self.assertIn('</html>', page.read_text())
+
     def test_it_says_how_it_goes_on(self):
         self.run_test('--rate', '20', '--duration', '1', '--max-tokens', '4', *GREEDY,
                       report_every='0.2')
@@ -153,6 +197,16 @@ class Loadtest(unittest.TestCase):
         self.refuses([*one, '--seed', '-1'], '--seed')
         self.refuses([*one, '--output-length', 'fixed:0'], '--output-length', 'uniform:A:B')
         self.refuses([*one, '--output-length', 'fixed:3', '--max-tokens', '3'], '--max-tokens')
+        self.refuses([*one, '--prompt-length', 'normal:3'], '--prompt-length', 'lognormal:MEDIAN')
+        self.refuses([*one, '--trace', 'x'], '--trace', '--concurrency')
+        self.refuses([*one, '--sweep', 'rate=1'], '--sweep', '--concurrency')
+        self.refuses([*one, '--rounds', '3'], '--rounds', '--compare')
+        self.refuses([*one, '--compare', 'K=0'], '--compare', 'K=0,4,adaptive')
+        self.refuses([*one, '--compare', 'K=0,1', '--num-speculative-tokens', '1'], '--compare')
+        self.refuses(['loadtest', '--compare', 'K=0,1'], '--concurrency', '--rate')
+        self.refuses(['loadtest', '--sweep', 'rate=2,1'], '--sweep', 'ascending')
+        self.refuses(['loadtest', '--sweep', 'rate=1,1e6', '--duration', '1e6'], '--rate')
+        self.refuses([*one, '--slo', 'ttft=5'], '--slo', 'ttft=5', 'ttft=500ms')
         self.refuses([*one, '--concurency', '3'], '--concurrency')
 
     def test_wrong_files(self):
@@ -163,6 +217,11 @@ class Loadtest(unittest.TestCase):
         broken.write_text('')
         self.refuses([*one, '--prompts', str(broken)], f'{broken}:', 'no prompt', code=1)
         self.refuses([*one, '--prompts', '/no/such/file'], '/no/such/file', code=1)
+        trace = ['loadtest', '--address', self.server.address, '--trace', str(broken)]
+        self.refuses(trace, f'{broken}:', 'no request', code=1)
+        broken.write_text('{"timestamp": 0, "text": "x"}\n{"timestamp": 1}\n')
+        self.refuses(trace, f'{broken}:2:', 'input_length', code=1)
+        self.refuses([*one, '--html', '/no/such/directory/x'], '/no/such/directory/x', code=1)
         self.refuses([*one, '--json', '/no/such/directory/x'], '/no/such/directory/x', code=1)
 
     def test_an_unreachable_server(self):
@@ -180,14 +239,14 @@ class Loadtest(unittest.TestCase):
         self.assertNotIn('nan', self.last.stdout)
 
     def start(self, server, *arguments):
-        """A test of ten minutes that is under way: the server has begun to answer."""
+        """A test of ten minutes that is under way: the server has answered many."""
         process = subprocess.Popen(
             [PROGRAM, 'loadtest', '--address', server.address, '--prompts', str(self.prompts),
              '--concurrency', '4', '--duration', '600', '--report-every', '0.05', *GREEDY,
              *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True)
         for line in process.stderr:
-            if ' 0 done,' not in line:
+            if int(re.search(r'(\d+) done,', line)[1]) >= 50:
                 return process
         self.fail(f'it ended: {process.communicate()}')
 

@@ -1,0 +1,51 @@
+// A comparison: the same load with different numbers of speculative tokens, in turns against one
+// server, and the ratios of what users waited.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/loadtest/report.h"
+#include "launcher/loadtest/request_record.h"
+#include "launcher/loadtest/statistics.h"
+
+namespace outrider {
+
+// What one side of a comparison asks for.
+struct Arm {
+  // Exactly so many are drafted a step; nothing: the server's adaptive lookahead decides.
+  std::optional<int32_t> num_speculative_tokens;
+
+  // "K=4"
+  std::string name() const;
+};
+
+// "K=0,4,adaptive", two at least, each once. Throws Error.
+std::vector<Arm> parse_arms(const std::string& text);
+
+struct ArmResult {
+  Arm arm;
+  std::vector<LoadResult> loads;  // one a round
+  LoadReport report;
+  // This arm to the first one; questions are drawn, and each brings what both arms said to it.
+  // Nothing for the first arm itself, and where one of the two measured nothing.
+  std::optional<Ratios> tpot, e2e;
+};
+
+// In which order the arms ask in a round: each is first, second, … equally often.
+std::vector<size_t> turns(size_t num_arms, int round);
+
+// Sets report, tpot and e2e of all arms.
+void evaluate(std::vector<ArmResult>& arms, const ReportOptions& options);
+
+// For the terminal: the ratios with their intervals.
+std::string ratio_table(const std::vector<ArmResult>& arms);
+
+// {rounds, arms: [{name, num_speculative_tokens, report…}], ratios: [{arm, to, tpot_ms, e2e_ms}]},
+// a ratio as {p50: {ratio, ci95}, p90, p99} or null.
+nlohmann::ordered_json to_json(const std::vector<ArmResult>& arms);
+
+}  // namespace outrider

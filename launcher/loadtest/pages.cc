@@ -1,0 +1,321 @@
+// See pages.h.
+#include "launcher/loadtest/pages.h"
+
+#include <absl/strings/str_format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "launcher/loadtest/html_page.h"
+#include "launcher/loadtest/latency.h"
+#include "launcher/loadtest/svg_plot.h"
+
+namespace outrider {
+namespace {
+
+constexpr char kIntervals[] =
+    "Milliseconds; small: 95 % bootstrap interval. Percentiles are samples that were measured.";
+
+using Cell = HtmlPage::Cell;
+
+std::string number(double value) {
+  if (value < 10) return absl::StrFormat("%.2f", value);
+  return value < 1000 ? absl::StrFormat("%.1f", value) : absl::StrFormat("%.0f", value);
+}
+
+std::string interval_text(const Interval& interval) {
+  return number(interval.low) + "\u00a0– " + number(interval.high);  // breaks behind the dash
+}
+
+std::vector<Cell> summary_row(const std::string& name, const Summary& summary) {
+  std::vector<Cell> row = {{name}};
+  for (const NamedStatistic& statistic : kStatistics) {
+    row.push_back({summary.count > 0 ? number(summary.*statistic.member) : "n/a",
+                   summary.ci95 ? interval_text(summary.ci95->of(statistic)) : ""});
+  }
+  row.push_back({summary.count > 0 ? number(summary.max) : "n/a"});
+  return row;
+}
+
+HtmlPage begin_page(const PageFrame& frame) {
+  HtmlPage page(frame.title);
+  for (const std::string& warning : frame.warnings) page.warning(warning);
+  return page;
+}
+
+std::string end_page(HtmlPage& page, const PageFrame& frame) {
+  page.section("What was measured");
+  page.facts(frame.facts);
+  page.paragraph(
+      "A request's time begins when it was due, not when it was sent, so a stalled server cannot "
+      "hide. TTFT: until the first token. TPOT: (end - first token) / (tokens - 1). ITL: between "
+      "chunks. End to end: until the last message.");
+  return page.text();
+}
+
+void errors(HtmlPage& page, const LoadReport& report) {
+  std::vector<std::vector<Cell>> rows;
+  for (const auto& [code, count] : report.errors_by_code) {
+    rows.push_back({{code}, {absl::StrFormat("%d", count)}, {report.first_error_by_code.at(code)}});
+  }
+  if (rows.empty()) return;
+  page.section("Errors");
+  page.table({"status", "requests", "the first"}, rows);
+}
+
+// The share of samples that are not above a value, as stairs.
+Series cumulative(const std::string& name, const Samples& samples) {
+  std::vector<double> values = samples.values;
+  std::sort(values.begin(), values.end());
+  Series series{name, {}};
+  const auto percent = [&](size_t count) {
+    return 100 * static_cast<double>(count) / static_cast<double>(values.size());
+  };
+  for (size_t i = 0; i < values.size(); ++i) {
+    series.points.push_back({values[i], percent(i)});
+    series.points.push_back({values[i], percent(i + 1)});
+  }
+  return series;
+}
+
+struct Quantity {
+  const char* name;
+  Samples LatencySamples::*samples;
+  Summary LoadReport::*summary;
+};
+constexpr Quantity kQuantities[] = {
+    {"TTFT", &LatencySamples::ttft, &LoadReport::ttft},
+    {"TPOT", &LatencySamples::tpot, &LoadReport::tpot},
+    {"end to end", &LatencySamples::e2e, &LoadReport::e2e},
+};
+
+// One for each quantity, with a line for each name.
+void cumulative_figures(HtmlPage& page, const std::vector<std::string>& names,
+                        const std::vector<LatencySamples>& samples) {
+  for (const Quantity& quantity : kQuantities) {
+    Plot plot{.title = absl::StrFormat("Cumulative distribution of %s", quantity.name),
+              .x = {.label = absl::StrFormat("%s, ms", quantity.name)},
+              .y = {.label = "% of answers"}};
+    for (size_t i = 0; i < names.size(); ++i) {
+      plot.series.push_back(cumulative(names[i], samples[i].*quantity.samples));
+    }
+    page.figure(plot.title, to_svg(plot), names, "How many answers took no longer.", plot.mark);
+  }
+}
+
+void over_time(HtmlPage& page, const LoadResult& load, double warmup_s) {
+  Plot plot{.title = "Latency over time",
+            .x = {.label = "due, s"},
+            .y = {.label = "ms", .logarithmic = true},
+            .series = {{"TTFT", {}}, {"end to end", {}}},
+            .mark = Mark::dots};
+  for (const RequestRecord& record : load.records) {
+    if (!is_measured(record, warmup_s) || !record.ok()) continue;
+    const Latency latency = latency_of(record);
+    if (latency.ttft) plot.series[0].points.push_back({record.due_s, *latency.ttft});
+    plot.series[1].points.push_back({record.due_s, latency.e2e});
+  }
+  page.figure(plot.title, to_svg(plot), {"TTFT", "end to end"},
+              "A dot is an answer. A slope upwards: the server does less than it is asked.",
+              plot.mark);
+}
+
+std::vector<Cell> load_row(const std::string& name, const LoadReport& report) {
+  std::vector<Cell> row = {{name},
+                           {number(report.requests_per_second)},
+                           {number(report.tokens_per_second)},
+                           {absl::StrFormat("%d", report.errors)}};
+  for (const Quantity& quantity : kQuantities) {
+    const Summary& summary = report.*quantity.summary;
+    for (const NamedStatistic& statistic : {kStatistics[1], kStatistics[3]}) {
+      row.push_back({summary.count > 0 ? number(summary.*statistic.member) : "n/a",
+                     summary.ci95 ? interval_text(summary.ci95->of(statistic)) : ""});
+    }
+  }
+  row.push_back({report.goodput ? absl::StrFormat("%.1f %%", 100 * report.goodput->share) : "–"});
+  return row;
+}
+
+std::vector<std::string> load_head(const std::string& what) {
+  return {what,       "requests/s", "tokens/s", "errors",  "TTFT P50", "TTFT P99",
+          "TPOT P50", "TPOT P99",   "E2E P50",  "E2E P99", "goodput"};
+}
+
+Whisker whisker(const NamedStatistic& statistic, const Statistics& statistics,
+                const std::optional<Intervals>& ci95) {
+  const double value = statistics.*statistic.member;
+  if (!ci95) return {value, value, value};
+  const Interval interval = ci95->of(statistic);
+  return {value, interval.low, interval.high};
+}
+
+// P50, P90 and P99 of one quantity, with a whisker an arm.
+void arm_figure(HtmlPage& page, const Quantity& quantity, const std::vector<ArmResult>& arms,
+                const std::vector<std::string>& names) {
+  WhiskerPlot plot{.title = absl::StrFormat("%s, arm by arm", quantity.name),
+                   .y_label = "ms",
+                   .groups = {"P50", "P90", "P99"}};
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const Summary& summary = arms[i].report.*quantity.summary;
+    if (summary.count == 0) continue;
+    plot.series.push_back({.name = names[i], .colour = i});
+    for (size_t p = 1; p <= 3; ++p) {
+      plot.series.back().whiskers.push_back(whisker(kStatistics[p], summary, summary.ci95));
+    }
+  }
+  if (!plot.series.empty()) {
+    page.figure(plot.title, to_svg(plot), names, "With 95 % intervals; lower is better.",
+                Mark::dots);
+  }
+}
+
+void ratio_figure(HtmlPage& page, const std::string& quantity,
+                  std::optional<Ratios> ArmResult::*ratios, const std::vector<ArmResult>& arms,
+                  std::vector<std::string> names) {
+  WhiskerPlot plot{.title = quantity + ", ratio to " + names.front(),
+                   .y_label = "ratio",
+                   .groups = {"P50", "P90", "P99"},
+                   .reference = 1};
+  for (size_t i = 1; i < arms.size(); ++i) {
+    const std::optional<Ratios>& of = arms[i].*ratios;
+    if (!of) continue;
+    plot.series.push_back({.name = names[i], .colour = i});
+    for (size_t p = 1; p <= 3; ++p) {
+      plot.series.back().whiskers.push_back(whisker(kStatistics[p], *of, of->ci95));
+    }
+  }
+  if (plot.series.empty()) return;
+  names.front().clear();  // it is the line at 1
+  page.figure(plot.title, to_svg(plot), names, "With 95 % intervals; below 1 is faster.",
+              Mark::dots);
+}
+
+void ratios_table(HtmlPage& page, const std::vector<ArmResult>& arms,
+                  const std::vector<std::string>& names) {
+  std::vector<std::vector<Cell>> rows;
+  for (size_t i = 1; i < arms.size(); ++i) {
+    for (const auto& [what, ratios] :
+         {std::pair("TPOT", &arms[i].tpot), {"end to end", &arms[i].e2e}}) {
+      std::vector<Cell> row = {{names[i] + " / " + names.front() + ", " + what}};
+      for (size_t p = 1; p <= 3; ++p) {
+        if (!*ratios) {
+          row.push_back({"n/a"});
+          continue;
+        }
+        const NamedStatistic& statistic = kStatistics[p];
+        Cell cell{absl::StrFormat("%.3f", (**ratios).*statistic.member)};
+        if ((*ratios)->ci95) {
+          const Interval interval = (*ratios)->ci95->of(statistic);
+          cell.small = absl::StrFormat("%.3f\u00a0– %.3f", interval.low, interval.high);
+        }
+        row.push_back(cell);
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  page.table({"ratio", "P50", "P90", "P99"}, rows);
+}
+
+}  // namespace
+
+std::string load_page(const PageFrame& frame, const LoadResult& load, const LoadReport& report) {
+  HtmlPage page = begin_page(frame);
+  std::vector<std::pair<std::string, std::string>> numbers = {
+      {absl::StrFormat("%d", report.requests), "requests"},
+      {absl::StrFormat("%d", report.errors), "errors"},
+      {number(report.requests_per_second), "requests/s"},
+      {number(report.tokens_per_second), "tokens/s"}};
+  if (report.goodput) {
+    numbers.push_back(
+        {absl::StrFormat("%.1f %%", 100 * report.goodput->share), "kept the objectives"});
+  }
+  page.headline(numbers);
+  page.section("Latency");
+  page.table({"", "mean", "P50", "P90", "P99", "P99.9", "max"},
+             {summary_row("TTFT", report.ttft), summary_row("TPOT", report.tpot),
+              summary_row("ITL", report.itl), summary_row("ITL, amortised", report.itl_amortised),
+              summary_row("end to end", report.e2e), summary_row("queue", report.queue),
+              summary_row("sent late", report.send_delay)});
+  page.paragraph(kIntervals);
+  errors(page, report);
+  page.section("Plots");
+  page.begin_figures();
+  cumulative_figures(page, {""}, {latency_samples({load}, frame.warmup_s)});
+  over_time(page, load, frame.warmup_s);
+  page.end_figures();
+  return end_page(page, frame);
+}
+
+std::string sweep_page(const PageFrame& frame, const SweepValues& values,
+                       const std::vector<SweepStep>& steps) {
+  HtmlPage page = begin_page(frame);
+  page.paragraph(verdict(values, steps) + ".");
+  std::vector<std::vector<Cell>> rows;
+  std::vector<std::string> names;
+  std::vector<LatencySamples> samples;
+  for (const SweepStep& step : steps) {
+    names.push_back(values.name(step.value));
+    samples.push_back(latency_samples({step.load}, frame.warmup_s));
+    rows.push_back(load_row(names.back(), step.report));
+    if (step.saturated) rows.back().front().small = "saturated";
+  }
+  page.table(load_head("load"), rows);
+  page.paragraph(kIntervals);
+  page.section("Throughput against latency");
+  page.begin_figures();
+  for (const Quantity& quantity : kQuantities) {
+    Plot plot{.title = absl::StrFormat("Throughput against P99 of %s", quantity.name),
+              .x = {.label = "tokens/s"},
+              .y = {.label = absl::StrFormat("P99 of %s, ms", quantity.name), .logarithmic = true},
+              .series = {{"", {}}},
+              .mark = Mark::line_and_dots};
+    for (size_t i = 0; i < steps.size(); ++i) {
+      const Summary& summary = steps[i].report.*quantity.summary;
+      if (summary.count == 0) continue;
+      plot.series[0].points.push_back(
+          {steps[i].report.tokens_per_second, summary.p99,
+           absl::StrFormat("%g%s", steps[i].value, steps[i].saturated ? " (saturated)" : "")});
+    }
+    page.figure(plot.title, to_svg(plot), {""},
+                values.variable == SweepValues::Variable::rate
+                    ? "Beside the dots: requests/s asked for."
+                    : "Beside the dots: users.",
+                plot.mark);
+  }
+  page.end_figures();
+  page.section("Distributions");
+  page.begin_figures();
+  cumulative_figures(page, names, samples);
+  page.end_figures();
+  return end_page(page, frame);
+}
+
+std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>& arms) {
+  HtmlPage page = begin_page(frame);
+  std::vector<std::vector<Cell>> rows;
+  std::vector<std::string> names;
+  std::vector<LatencySamples> samples;
+  for (const ArmResult& arm : arms) {
+    names.push_back(arm.arm.name());
+    samples.push_back(latency_samples(arm.loads, frame.warmup_s));
+    rows.push_back(load_row(names.back(), arm.report));
+  }
+  ratios_table(page, arms, names);
+  page.paragraph(
+      "Below 1: less waiting. Small: 95 % bootstrap interval over questions, which all arms were "
+      "asked alike.");
+  page.begin_figures();
+  ratio_figure(page, "TPOT", &ArmResult::tpot, arms, names);
+  ratio_figure(page, "end to end", &ArmResult::e2e, arms, names);
+  page.end_figures();
+  page.section("The arms");
+  page.table(load_head("arm"), rows);
+  page.paragraph(kIntervals);
+  page.begin_figures();
+  for (const Quantity& quantity : kQuantities) arm_figure(page, quantity, arms, names);
+  cumulative_figures(page, names, samples);
+  page.end_figures();
+  return end_page(page, frame);
+}
+
+}  // namespace outrider

@@ -1,0 +1,71 @@
+// See questions.h.
+#include "launcher/loadtest/questions.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/error.h"
+#include "launcher/loadtest/random.h"
+
+namespace outrider {
+
+bool QuestionSource::needs_vocabulary() const {
+  if (trace.empty()) return prompt_length.has_value();
+  return std::any_of(trace.begin(), trace.end(),
+                     [](const TraceEntry& entry) { return entry.text.empty(); });
+}
+
+Questions::Questions(const QuestionSource& source, uint64_t seed)
+    : source_(&source),
+      order_(source.prompts.size()),
+      next_in_order_(order_.size()),
+      order_random_(make_generator(seed, RandomPurpose::order)),
+      output_random_(make_generator(seed, RandomPurpose::lengths)),
+      prompt_random_(make_generator(seed, RandomPurpose::prompts)),
+      seed_random_(make_generator(seed, RandomPurpose::seeds)) {
+  CHECK(!source.trace.empty() || source.prompt_length || !source.prompts.empty());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+}
+
+Question Questions::next() {
+  Question question;
+  const size_t index = num_asked_++;
+  question.prompt = static_cast<int>(index);
+  question.max_tokens = source_->output_length.draw(output_random_);
+  question.seed = seed_random_();
+  if (!source_->trace.empty()) {
+    const TraceEntry& entry = source_->trace.at(index);
+    question.text = entry.text;
+    if (entry.text.empty()) question.input_ids = random_ids(entry.input_length);
+    question.max_tokens = entry.output_length.value_or(question.max_tokens);
+  } else if (source_->prompt_length) {
+    question.input_ids = random_ids(source_->prompt_length->draw(prompt_random_));
+  } else {
+    const size_t prompt = next_prompt();
+    question.prompt = static_cast<int>(prompt);
+    question.text = source_->prompts[prompt];
+  }
+  return question;
+}
+
+size_t Questions::next_prompt() {
+  if (next_in_order_ == order_.size()) {
+    next_in_order_ = 0;
+    for (size_t i = order_.size(); i > 1; --i) {  // Fisher and Yates
+      std::swap(order_[i - 1], order_[below(order_random_, i)]);
+    }
+  }
+  return order_[next_in_order_++];
+}
+
+std::vector<int32_t> Questions::random_ids(int32_t length) {
+  CHECK(source_->vocab_size > 0);
+  std::vector<int32_t> ids(static_cast<size_t>(length));
+  for (int32_t& id : ids) {
+    id = static_cast<int32_t>(below(prompt_random_, static_cast<uint64_t>(source_->vocab_size)));
+  }
+  return ids;
+}
+
+}  // namespace outrider

@@ -1,0 +1,26 @@
+// See random.h.
+#include "launcher/loadtest/random.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace outrider {
+
+std::mt19937_64 make_generator(uint64_t seed, RandomPurpose purpose) {
+  std::seed_seq sequence{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                         static_cast<uint32_t>(purpose)};
+  return std::mt19937_64(sequence);
+}
+
+double uniform(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
+
+uint64_t below(std::mt19937_64& random, uint64_t count) {
+  return static_cast<uint64_t>(uniform(random) * static_cast<double>(count));
+}
+
+double normal(std::mt19937_64& random) {
+  const double radius = std::sqrt(-2 * std::log1p(-uniform(random)));
+  return radius * std::cos(2 * std::numbers::pi * uniform(random));
+}
+
+}  // namespace outrider

@@ -1,0 +1,19 @@
+// What a load test asks the server about itself.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "outrider/v1/generation.grpc.pb.h"
+
+namespace outrider {
+
+// Asks again for wait_s seconds where it is not there yet. Throws Error with status and message.
+v1::GetServerInfoResponse wait_for_server(v1::GenerationService::Stub& stub, double wait_s);
+
+// Throws Error.
+int64_t vocab_size(v1::GenerationService::Stub& stub);
+
+// What the server still has to do once all answers are there: nothing, where nobody else asks it.
+nlohmann::ordered_json server_afterwards(v1::GenerationService::Stub& stub);
+
+}  // namespace outrider

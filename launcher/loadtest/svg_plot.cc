@@ -1,0 +1,236 @@
+// See svg_plot.h.
+#include "launcher/loadtest/svg_plot.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_replace.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "core/error.h"
+
+namespace outrider {
+namespace {
+
+// Units of the view box: on a telephone one is a little less than a pixel.
+constexpr double kWidth = 400, kHeight = 260;
+constexpr double kLeft = 62, kRight = 12, kTop = 20, kBottom = 40;
+constexpr double kFarApart = 8;  // greatest / least: a logarithmic axis is readable
+
+// Maps values to positions.
+class Scale {
+ public:
+  // from, to: positions of the axis' ends.
+  Scale(bool logarithmic, double least, double most, double from, double to)
+      : logarithmic_(logarithmic && least > 0 && most / least >= kFarApart), from_(from), to_(to) {
+    ticks_ = logarithmic_ ? logarithmic_ticks(least, most) : linear_ticks(0, most, 5);
+    least_ = ticks_.front();
+    most_ = ticks_.back();
+  }
+  const std::vector<double>& ticks() const { return ticks_; }
+  double operator()(double value) const {
+    const double share = logarithmic_ ? std::log(value / least_) / std::log(most_ / least_)
+                                      : (value - least_) / (most_ - least_);
+    return from_ + share * (to_ - from_);
+  }
+
+ private:
+  bool logarithmic_;
+  double from_, to_;
+  std::vector<double> ticks_;
+  double least_, most_;
+};
+
+Scale x_scale(bool logarithmic, double least, double most) {
+  return {logarithmic, least, most, kLeft, kWidth - kRight};
+}
+Scale y_scale(bool logarithmic, double least, double most) {
+  return {logarithmic, least, most, kHeight - kBottom, kTop};
+}
+
+std::string text_at(double x, double y, const char* anchor, const std::string& text,
+                    const char* more = "") {
+  return absl::StrFormat("<text x=\"%.4g\" y=\"%.4g\" text-anchor=\"%s\"%s>%s</text>", x, y, anchor,
+                         more, escape_html(text));
+}
+
+std::string line(const char* css_class, double x1, double y1, double x2, double y2) {
+  return absl::StrFormat("<path class=\"%s\" d=\"M%.5g %.5gL%.5g %.5g\"/>", css_class, x1, y1, x2,
+                         y2);
+}
+
+std::string open_svg(const std::string& title) {
+  return absl::StrFormat("<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"%s\">", kWidth,
+                         kHeight, escape_html(title));
+}
+
+std::string y_axis(const Scale& y, const std::string& label) {
+  std::string svg;
+  for (const double tick : y.ticks()) {
+    svg += line("grid", kLeft, y(tick), kWidth - kRight, y(tick));
+    svg += text_at(kLeft - 5, y(tick) + 4, "end", absl::StrFormat("%.6g", tick));
+  }
+  const double middle = (kTop + kHeight - kBottom) / 2;
+  return svg + text_at(12, middle, "middle", label,
+                       absl::StrFormat(" transform=\"rotate(-90 12 %.4g)\"", middle).c_str());
+}
+
+std::string x_axis(const Scale& x, const std::string& label) {
+  std::string svg = line("axis", kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom);
+  for (const double tick : x.ticks()) {
+    svg += line("axis", x(tick), kHeight - kBottom, x(tick), kHeight - kBottom + 4);
+    // The last one would stand out of the picture.
+    const bool last = tick == x.ticks().back();
+    svg += text_at(last ? kWidth - 2 : x(tick), kHeight - kBottom + 16, last ? "end" : "middle",
+                   absl::StrFormat("%.6g", tick));
+  }
+  return svg + text_at((kLeft + kWidth - kRight) / 2, kHeight - 6, "middle", label);
+}
+
+// At positions rounded to `grid`, each once.
+std::vector<std::pair<double, double>> positions(const Series& series, const Scale& x,
+                                                 const Scale& y, double grid, bool any_order) {
+  std::vector<std::pair<double, double>> all;
+  std::set<std::pair<double, double>> seen;
+  for (const Point& point : series.points) {
+    const std::pair at = {std::round(x(point.x) / grid) * grid,
+                          std::round(y(point.y) / grid) * grid};
+    const bool again = any_order ? !seen.insert(at).second : !all.empty() && all.back() == at;
+    if (!again) all.push_back(at);
+  }
+  return all;
+}
+
+std::string draw(const Series& series, size_t index, Mark mark, const Scale& x, const Scale& y) {
+  const size_t colour = index % kPlotColours;
+  std::string svg;
+  if (mark != Mark::dots) {
+    std::string path;
+    for (const auto& [px, py] : positions(series, x, y, 0.1, false)) {
+      absl::StrAppendFormat(&path, "%c%.5g %.5g", path.empty() ? 'M' : 'L', px, py);
+    }
+    svg += absl::StrFormat("<path class=\"line s%d\" d=\"%s\"/>", colour, path);
+  }
+  if (mark != Mark::line) {
+    std::string path;  // lines of no length, whose round ends are the dots
+    for (const auto& [px, py] : positions(series, x, y, 1, true)) {
+      absl::StrAppendFormat(&path, "M%.5g %.5gh0", px, py);
+    }
+    svg += absl::StrFormat("<path class=\"%s s%d\" d=\"%s\"/>",
+                           mark == Mark::dots ? "dots" : "dots big", colour, path);
+  }
+  for (const Point& point : series.points) {
+    if (point.label.empty()) continue;
+    // Above and below in turns, since neighbours may be near each other.
+    const bool above = (&point - series.points.data()) % 2 == 0 || y(point.y) > kHeight - 60;
+    const bool at_right = x(point.x) > kWidth * 0.75;
+    svg += text_at(x(point.x) + (at_right ? 4 : 0), y(point.y) + (above ? -9 : 18),
+                   at_right ? "end" : "middle", point.label);
+  }
+  return svg;
+}
+
+// The range of one coordinate of all points.
+template <typename Get>
+std::pair<double, double> range_of(const std::vector<Series>& all, Get get) {
+  std::pair<double, double> range = {INFINITY, -INFINITY};
+  for (const Series& series : all) {
+    for (const Point& point : series.points) {
+      CHECK(std::isfinite(get(point)));
+      range = {std::min(range.first, get(point)), std::max(range.second, get(point))};
+    }
+  }
+  return range;
+}
+
+std::string draw(const Whisker& whisker, size_t series, double px, const Scale& y) {
+  constexpr double kHalf = 3;  // of the strokes at the ends
+  const size_t colour = series % kPlotColours;
+  std::string svg;
+  if (whisker.low < whisker.high) {
+    svg += absl::StrFormat(
+        "<path class=\"whisker s%d\" d=\"M%.4g %.4gV%.4gM%.4g %.4gh%gM%.4g %.4gh%g\"/>", colour, px,
+        y(whisker.low), y(whisker.high), px - kHalf, y(whisker.low), 2 * kHalf, px - kHalf,
+        y(whisker.high), 2 * kHalf);
+  }
+  return svg + absl::StrFormat("<path class=\"dots big s%d\" d=\"M%.4g %.4gh0\"/>", colour, px,
+                               y(whisker.value));
+}
+
+}  // namespace
+
+std::string to_svg(const Plot& plot) {
+  const auto x_range = range_of(plot.series, [](const Point& point) { return point.x; });
+  const auto y_range = range_of(plot.series, [](const Point& point) { return point.y; });
+  if (x_range.first > x_range.second) return "";
+  const Scale x = x_scale(plot.x.logarithmic, x_range.first, x_range.second),
+              y = y_scale(plot.y.logarithmic, y_range.first, y_range.second);
+  std::string svg = open_svg(plot.title) + y_axis(y, plot.y.label) + x_axis(x, plot.x.label);
+  for (size_t i = 0; i < plot.series.size(); ++i) svg += draw(plot.series[i], i, plot.mark, x, y);
+  return svg + "</svg>";
+}
+
+std::string to_svg(const WhiskerPlot& plot) {
+  double most = plot.reference;
+  for (const auto& series : plot.series) {
+    for (const Whisker& whisker : series.whiskers) most = std::max(most, whisker.high);
+  }
+  const Scale y = y_scale(false, 0, most);
+  std::string svg = open_svg(plot.title) + y_axis(y, plot.y_label) +
+                    line("axis", kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom);
+  if (plot.reference != 0) {
+    svg += line("axis", kLeft, y(plot.reference), kWidth - kRight, y(plot.reference));
+  }
+  const double group_width = (kWidth - kRight - kLeft) / static_cast<double>(plot.groups.size());
+  const double step = group_width / static_cast<double>(plot.series.size() + 1);
+  for (size_t group = 0; group < plot.groups.size(); ++group) {
+    const double begin = kLeft + static_cast<double>(group) * group_width;
+    svg += text_at(begin + group_width / 2, kHeight - kBottom + 16, "middle", plot.groups[group]);
+    for (size_t i = 0; i < plot.series.size(); ++i) {
+      svg += draw(plot.series[i].whiskers[group], plot.series[i].colour,
+                  begin + static_cast<double>(i + 1) * step, y);
+    }
+  }
+  return svg + "</svg>";
+}
+
+std::string escape_html(const std::string& text) {
+  return absl::StrReplaceAll(
+      text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}, {"'", "&#39;"}});
+}
+
+std::vector<double> linear_ticks(double least, double most, int count) {
+  if (!(most > least)) most = least + 1;
+  const double rough = (most - least) / count;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  double step = 10 * power;
+  for (const double factor : {5.0, 2.0, 1.0}) {
+    if (factor * power >= rough * (1 - 1e-9)) step = factor * power;
+  }
+  const double first = std::floor(least / step + 1e-9), last = std::ceil(most / step - 1e-9);
+  std::vector<double> ticks;
+  for (double i = first; i <= last; ++i) ticks.push_back(i * step);
+  return ticks;
+}
+
+std::vector<double> logarithmic_ticks(double least, double most) {
+  CHECK(least > 0 && most >= least);
+  const auto within = [&](const std::vector<double>& factors) {
+    std::vector<double> all;
+    for (double power = std::floor(std::log10(least)); power <= std::ceil(std::log10(most)) + 1;
+         ++power) {
+      for (const double factor : factors) all.push_back(factor * std::pow(10, power));
+    }
+    // From the last one that is at most `least` to the first that is at least `most`.
+    const auto begin = std::prev(std::upper_bound(all.begin(), all.end(), least * (1 + 1e-9)));
+    const auto end = std::next(std::lower_bound(all.begin(), all.end(), most * (1 - 1e-9)));
+    return std::vector<double>(begin, end);
+  };
+  constexpr double kFewDecades = 1e3;
+  return most / least <= kFewDecades ? within({1, 2, 5}) : within({1});
+}
+
+}  // namespace outrider

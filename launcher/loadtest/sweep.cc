@@ -1,0 +1,141 @@
+// See sweep.h.
+#include "launcher/loadtest/sweep.h"
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_split.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+
+namespace outrider {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kSaturatedShare = 0.1;
+constexpr double kDeviations = 2;  // of a Poisson count: what chance may do
+
+// The mean number of requests that were due and not over, from begin_s to end_s.
+double mean_in_system(const std::vector<RequestRecord>& records, double begin_s, double end_s) {
+  double total_s = 0;
+  for (const RequestRecord& record : records) {
+    total_s += std::max(0.0, std::min(record.end_s, end_s) - std::max(record.due_s, begin_s));
+  }
+  return total_s / (end_s - begin_s);
+}
+
+const char* name_of(SweepValues::Variable variable) {
+  return variable == SweepValues::Variable::rate ? "rate" : "users";
+}
+
+const SweepStep* first_saturated(const std::vector<SweepStep>& steps) {
+  const auto step =
+      std::find_if(steps.begin(), steps.end(), [](const SweepStep& s) { return s.saturated; });
+  return step == steps.end() ? nullptr : &*step;
+}
+
+}  // namespace
+
+std::string SweepValues::name(double value) const {
+  return absl::StrFormat("%s=%g", name_of(variable), value);
+}
+
+SweepValues parse_sweep(const std::string& text) {
+  const std::string expected = ": expected rate=1,2,4 or users=1,2,4, ascending";
+  const std::vector<std::string> sides = absl::StrSplit(text, '=');
+  if (sides.size() != 2 || (sides[0] != "rate" && sides[0] != "users")) {
+    throw Error(text + expected);
+  }
+  SweepValues sweep;
+  const bool users = sides[0] == "users";
+  if (users) sweep.variable = SweepValues::Variable::users;
+  const double least = users ? 1 : kLeastRate, most = users ? kMostUsers : kMostRate;
+  for (const absl::string_view part : absl::StrSplit(sides[1], ',')) {
+    double value = 0;
+    if (!absl::SimpleAtod(part, &value) || !(value >= least && value <= most) ||
+        (users && value != std::floor(value))) {
+      throw Error(absl::StrFormat("%s: \"%s\" is not a %s from %g to %g", text, part,
+                                  users ? "whole number" : "number", least, most));
+    }
+    if (!sweep.values.empty() && value <= sweep.values.back()) throw Error(text + expected);
+    sweep.values.push_back(value);
+  }
+  return sweep;
+}
+
+bool is_saturated(const LoadResult& load, double warmup_s) {
+  const double measured_s = load.load_end_s - warmup_s;
+  if (measured_s <= 0) return false;
+  int64_t requests = 0, errors = 0, due_meanwhile = 0;
+  const double quarter_s = measured_s / 4;
+  for (const RequestRecord& record : load.records) {
+    if (!is_measured(record, warmup_s)) continue;
+    ++requests;
+    errors += record.ok() ? 0 : 1;
+    const double quarters = (record.due_s - warmup_s) / quarter_s;
+    due_meanwhile += quarters >= 1.5 && quarters < 3.5 ? 1 : 0;
+  }
+  if (static_cast<double>(errors) > kSaturatedShare * static_cast<double>(requests)) return true;
+  const double growth =
+      mean_in_system(load.records, warmup_s + 3 * quarter_s, load.load_end_s) -
+      mean_in_system(load.records, warmup_s + quarter_s, warmup_s + 2 * quarter_s);
+  const auto due = static_cast<double>(due_meanwhile);
+  return growth > std::max(kSaturatedShare * due, kDeviations * std::sqrt(due + 1));
+}
+
+std::optional<size_t> find_knee(const std::vector<SweepStep>& steps) {
+  std::optional<size_t> knee;
+  double greatest_power = 0;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const LoadReport& report = steps[i].report;
+    if (steps[i].saturated || report.e2e.count == 0 || report.e2e.mean <= 0) continue;
+    const double power = report.requests_per_second / report.e2e.mean;
+    if (power <= greatest_power) continue;
+    greatest_power = power;
+    knee = i;
+  }
+  return knee;
+}
+
+std::string verdict(const SweepValues& values, const std::vector<SweepStep>& steps) {
+  const SweepStep* saturated = first_saturated(steps);
+  const std::optional<size_t> knee = find_knee(steps);
+  std::string text;
+  if (knee) {
+    text = "Knee at " + values.name(steps[*knee].value) +
+           ", where throughput / mean latency is greatest";
+    if (*knee + 1 == values.values.size()) text += " (the highest that was tried)";
+  } else {
+    text = "No knee";
+  }
+  if (saturated != nullptr) {
+    text += "; saturated at " + values.name(saturated->value);
+    if (saturated->value != values.values.back()) text += ", so more was not tried";
+  } else {
+    text += "; not saturated";
+  }
+  return text;
+}
+
+Json to_json(const SweepValues& values, const std::vector<SweepStep>& steps) {
+  Json list = Json::array();
+  for (const SweepStep& step : steps) {
+    Json one = {
+        {"value", step.value}, {"saturated", step.saturated}, {"gave_up", step.load.gave_up}};
+    one.update(to_json(step.report));
+    list.push_back(std::move(one));
+  }
+  const SweepStep* saturated = first_saturated(steps);
+  const std::optional<size_t> knee = find_knee(steps);
+  return {{"variable", name_of(values.variable)},
+          {"values", values.values},
+          {"steps", std::move(list)},
+          {"knee", knee ? Json(steps[*knee].value) : Json(nullptr)},
+          {"saturated_at", saturated != nullptr ? Json(saturated->value) : Json(nullptr)}};
+}
+
+}  // namespace outrider

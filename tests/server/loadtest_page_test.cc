@@ -1,0 +1,199 @@
+// The page of a load test: well formed, whole in itself, and safe whatever its texts hold.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "launcher/loadtest/html_page.h"
+#include "launcher/loadtest/pages.h"
+#include "launcher/loadtest/svg_plot.h"
+
+namespace outrider {
+namespace {
+
+int count(const std::string& text, const std::string& part) {
+  int times = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++times;
+  return times;
+}
+
+// Tags are closed in the order in which they were opened (which HTML does not ask of <meta>).
+void expect_well_formed(const std::string& text) {
+  std::vector<std::string> open;
+  const std::regex tag("<(/?)([a-z0-9]+)[^<>]*?(/?)>");
+  for (std::sregex_iterator it(text.begin(), text.end(), tag), end; it != end; ++it) {
+    const std::string name = (*it)[2];
+    if (name == "meta" || (*it)[3].length() > 0) continue;
+    if ((*it)[1].length() == 0) {
+      open.push_back(name);
+      continue;
+    }
+    ASSERT_FALSE(open.empty()) << "</" << name << ">";
+    ASSERT_EQ(open.back(), name);
+    open.pop_back();
+  }
+  EXPECT_TRUE(open.empty()) << open.back();
+}
+
+void expect_self_contained(const std::string& page) {
+  for (const char* part :
+       {"http", "src=", "href", "url(", "@import", "<script", "<link", "nan", "inf\"", "inf "}) {
+    EXPECT_EQ(page.find(part), std::string::npos) << part;
+  }
+  EXPECT_NE(page.find("<!DOCTYPE html>"), std::string::npos);
+  EXPECT_NE(page.find("name=\"viewport\""), std::string::npos);
+  EXPECT_NE(page.find("prefers-color-scheme:dark"), std::string::npos);
+  EXPECT_NE(page.find("@media print"), std::string::npos);
+  expect_well_formed(page);
+}
+
+TEST(Ticks, AreRoundNumbersAroundTheRange) {
+  EXPECT_EQ(linear_ticks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
+  EXPECT_EQ(linear_ticks(0, 11, 5), (std::vector<double>{0, 5, 10, 15}));
+  EXPECT_EQ(linear_ticks(0, 430, 5), (std::vector<double>{0, 100, 200, 300, 400, 500}));
+  EXPECT_EQ(linear_ticks(0, 0, 5).back(), 1);
+  EXPECT_EQ(logarithmic_ticks(3, 80), (std::vector<double>{2, 5, 10, 20, 50, 100}));
+  const std::vector<double> wide = logarithmic_ticks(0.5, 60'000);
+  EXPECT_EQ(wide.size(), 7u);
+  EXPECT_NEAR(wide.front(), 0.1, 1e-12);
+  EXPECT_NEAR(wide.back(), 1e5, 1e-6);
+  for (double most = 1e-3; most < 1e7; most *= 1.37) {
+    const std::vector<double> ticks = linear_ticks(0, most, 5);
+    EXPECT_EQ(ticks.front(), 0);
+    EXPECT_GE(ticks.back(), most * (1 - 1e-9));
+    EXPECT_GE(ticks.size(), 3u) << most;
+    EXPECT_LE(ticks.size(), 7u) << most;
+  }
+}
+
+TEST(Plot, PutsPointsWhereTheyBelong) {
+  const Plot plot{.title = "t", .series = {{"", {{0, 0}, {10, 100}, {5, 50}}}}};
+  const std::string svg = to_svg(plot);
+  // 0 … 10 is from 62 to 388, 0 … 100 from 220 up to 20.
+  EXPECT_NE(svg.find("d=\"M62 220L388 20L225 120\""), std::string::npos) << svg;
+  expect_well_formed(svg);
+}
+
+TEST(Plot, IsBoundedWhateverItsPoints) {
+  Plot plot{.title = "t", .series = {{"", {}}}, .mark = Mark::dots};
+  for (int i = 0; i < 200'000; ++i) {
+    plot.series[0].points.push_back({std::fmod(i * 0.618, 1.0), std::fmod(i * 0.414, 1.0)});
+  }
+  EXPECT_LT(to_svg(plot).size(), 1'500'000u);
+  plot.mark = Mark::line;
+  for (int i = 0; i < 200'000; ++i) plot.series[0].points[static_cast<size_t>(i)] = {1.0 * i, 1.0};
+  EXPECT_LT(to_svg(plot).size(), 100'000u);
+}
+
+TEST(Plot, OfNothingIsNothing) {
+  EXPECT_EQ(to_svg(Plot{.title = "t"}), "");
+  EXPECT_EQ(to_svg(Plot{.title = "t", .series = {{"one", {}}}}), "");
+  for (const Plot& plot :
+       {Plot{.title = "t", .series = {{"", {{0, 0}}}}}, Plot{.title = "t",
+                                                        .x = {"x", true},
+                                                        .y = {"y", true},
+                                                        .series = {{"", {{0, 5}, {7, 5}}}}}}) {
+    EXPECT_EQ(to_svg(plot).find("nan"), std::string::npos);
+    EXPECT_EQ(to_svg(plot).find("inf"), std::string::npos);
+  }
+}
+
+TEST(EscapeHtml, LeavesNothingThatMeansSomething) {
+  EXPECT_EQ(escape_html("<b a=\"1\" c='2'>&amp;"),
+            "&lt;b a=&quot;1&quot; c=&#39;2&#39;&gt;&amp;amp;");
+}
+
+constexpr char kHostile[] = "</p><script>alert(1)</script>\"'";
+
+TEST(HtmlPage, EscapesAllTexts) {
+  HtmlPage page(kHostile);
+  page.section(kHostile);
+  page.paragraph(kHostile);
+  page.warning(kHostile);
+  page.headline({{kHostile, kHostile}});
+  page.facts({{kHostile, kHostile}});
+  page.table({kHostile}, {{{kHostile, kHostile}}});
+  page.figure(kHostile,
+              to_svg(Plot{.title = kHostile,
+                          .x = {kHostile},
+                          .y = {kHostile},
+                          .series = {{kHostile, {{1, 1, kHostile}}}}}),
+              {kHostile, kHostile}, kHostile, Mark::line);
+  expect_self_contained(page.text());
+  // title twice, section, paragraph, warning, 2 + 2, 3 of the table; 4 of the plot, and its title,
+  // legend and caption
+  EXPECT_EQ(count(page.text(), "&lt;script&gt;"), 20);
+}
+
+RequestRecord answer(int64_t index, double due_s, int num_tokens) {
+  RequestRecord record;
+  record.index = record.question = index;
+  record.due_s = record.sent_s = due_s;
+  for (int i = 0; i < num_tokens; ++i) {
+    record.chunks.push_back({due_s + 0.1 + 0.02 * i, 1});
+    record.token_ids.push_back(i);
+  }
+  record.end_s = due_s + 0.1 + 0.02 * num_tokens;
+  return record;
+}
+
+RequestRecord failure(double due_s) {
+  RequestRecord record = answer(99, due_s, 0);
+  record.status = "INTERNAL";
+  record.error = kHostile;
+  return record;
+}
+
+PageFrame frame() {
+  return {.title = "t", .facts = {{"prompts", kHostile}}, .warnings = {kHostile}};
+}
+
+LoadResult load(int num_answers) {
+  LoadResult load{.load_end_s = 3};
+  for (int i = 0; i < num_answers; ++i) load.records.push_back(answer(i, 0.1 * i, 3 + i));
+  load.records.push_back(failure(1));
+  return load;
+}
+
+TEST(Pages, OfALoad) {
+  for (const int num_answers : {0, 1, 20}) {
+    const LoadResult one = load(num_answers);
+    const ReportOptions options{.objectives = parse_objectives("ttft=1s")};
+    const std::string page = load_page(frame(), one, make_report({one}, options));
+    expect_self_contained(page);
+    EXPECT_EQ(count(page, "<figure>"), num_answers == 0 ? 0 : 4);
+    EXPECT_EQ(count(page, "INTERNAL"), 1);
+    EXPECT_NE(page.find(num_answers == 0 ? "n/a" : "P99.9"), std::string::npos);
+  }
+}
+
+TEST(Pages, OfASweep) {
+  std::vector<SweepStep> steps;
+  for (const int num_answers : {5, 20, 0}) {
+    SweepStep step{.value = 1.0 * num_answers + 1, .load = load(num_answers)};
+    step.report = make_report({step.load});
+    steps.push_back(step);
+  }
+  steps.back().saturated = true;
+  const std::string page = sweep_page(frame(), parse_sweep("rate=6,21,1000"), steps);
+  expect_self_contained(page);
+  EXPECT_EQ(count(page, "<figure>"), 6);
+  EXPECT_NE(page.find("saturated at rate=1"), std::string::npos);
+}
+
+TEST(Pages, OfAComparison) {
+  for (const int num_answers : {0, 1, 20}) {
+    std::vector<ArmResult> arms = {{.arm = {0}, .loads = {load(20)}},
+                                   {.arm = {}, .loads = {load(num_answers)}}};
+    evaluate(arms, {});
+    const std::string page = comparison_page(frame(), arms);
+    expect_self_contained(page);
+    EXPECT_EQ(count(page, "<figure>"), num_answers == 0 ? 6 : 8);
+    EXPECT_NE(page.find("K=adaptive / K=0"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,155 @@
+// What a load test makes of its samples: against NumPy and SciPy (tools/loadtest_golden.py), and
+// against the definitions.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "launcher/loadtest/statistics.h"
+
+namespace outrider {
+namespace {
+
+// Each measured on its own.
+Samples samples_of(const std::vector<double>& values) {
+  Samples samples{values, std::vector<int64_t>(values.size())};
+  std::iota(samples.units.begin(), samples.units.end(), int64_t{0});
+  return samples;
+}
+
+Summary summary_of(const std::vector<double>& values) { return summarise(samples_of(values), 0); }
+
+std::vector<double> down_from(int count) {
+  std::vector<double> values;
+  for (int i = count; i >= 1; --i) values.push_back(i);
+  return values;
+}
+
+nlohmann::json golden() {
+  return nlohmann::json::parse(
+      std::ifstream(OUTRIDER_SOURCE_DIR "/tests/server/testdata/loadtest_statistics.json"));
+}
+
+void expect_statistics(const Statistics& found, const nlohmann::json& expected) {
+  for (const auto& [name, member] : kStatistics) {
+    const double value = expected.at(name);
+    EXPECT_NEAR(found.*member, value, 1e-12 * value) << name;  // means: the order of the sum
+  }
+}
+
+// The ends lie where those of a thousand resamples may (the script says how wide that is; values
+// are sums in another order).
+void expect_intervals(const std::optional<Intervals>& found, const nlohmann::json& expected) {
+  ASSERT_TRUE(found);
+  for (const NamedStatistic& statistic : kStatistics) {
+    const Interval interval = found->of(statistic);
+    for (const auto& [end, value] : {std::pair("low", interval.low), {"high", interval.high}}) {
+      const nlohmann::json& range = expected.at(statistic.name).at(end);
+      EXPECT_GE(value, range[0].get<double>() * (1 - 1e-12)) << statistic.name << " " << end;
+      EXPECT_LE(value, range[1].get<double>() * (1 + 1e-12)) << statistic.name << " " << end;
+    }
+  }
+}
+
+TEST(Summarise, AgreesWithNumPyAndSciPy) {
+  const nlohmann::json file = golden();
+  ASSERT_GE(file["summaries"].size(), 6u);
+  for (const nlohmann::json& one : file["summaries"]) {
+    SCOPED_TRACE(one["name"]);
+    const Summary summary = summarise(Samples{one["values"], one["units"]}, 0);
+    EXPECT_EQ(summary.count, static_cast<int64_t>(one["values"].size()));
+    expect_statistics(summary, one["statistics"]);
+    expect_intervals(summary.ci95, one["intervals"]);
+  }
+}
+
+TEST(Compare, AgreesWithNumPy) {
+  const nlohmann::json file = golden()["comparison"];
+  const auto ratios = compare(samples_of(file["a"]), samples_of(file["b"]), 0);
+  ASSERT_TRUE(ratios);
+  expect_statistics(*ratios, file["statistics"]);
+  expect_intervals(ratios->ci95, file["intervals"]);
+}
+
+// What is drawn together says more than what is drawn apart: here the questions' own differences
+// are far larger than what the ratio is about.
+TEST(Compare, DrawsWhatIsSharedTogether) {
+  const nlohmann::json file = golden()["comparison"];
+  const Samples a = samples_of(file["a"]);
+  Samples b = samples_of(file["b"]);
+  const Intervals together = *compare(a, b, 0)->ci95;
+  for (int64_t& unit : b.units) unit += 1000;
+  const Intervals apart = *compare(a, b, 0)->ci95;
+  EXPECT_LT(2 * (together.high.mean - together.low.mean), apart.high.mean - apart.low.mean);
+}
+
+TEST(Compare, SaysNothingOfNothing) {
+  EXPECT_FALSE(compare({}, samples_of({1, 2}), 0));
+  EXPECT_FALSE(compare(samples_of({1, 2}), {}, 0));
+  EXPECT_FALSE(compare(samples_of({1, 2}), samples_of({0, 2}), 0));  // a ratio to 0
+  const auto one = compare(samples_of({3}), samples_of({2}), 0);
+  ASSERT_TRUE(one);
+  EXPECT_EQ(one->p50, 1.5);
+  EXPECT_FALSE(one->ci95);
+}
+
+TEST(Summarise, IsExact) {
+  const Summary thousand = summary_of(down_from(1000));
+  EXPECT_EQ(thousand.count, 1000);
+  EXPECT_EQ(thousand.mean, 500.5);
+  EXPECT_EQ(thousand.p50, 500);
+  EXPECT_EQ(thousand.p90, 900);
+  EXPECT_EQ(thousand.p99, 990);
+  EXPECT_EQ(thousand.p999, 999);
+  EXPECT_EQ(thousand.max, 1000);
+  EXPECT_EQ(summary_of(down_from(1001)).p999, 1000);
+  EXPECT_EQ(summary_of(down_from(100)).p999, 100);
+  EXPECT_EQ(summary_of(down_from(3)).p50, 2);
+}
+
+TEST(Summarise, OneUnitHasNoInterval) {
+  const Summary none = summary_of(std::vector<double>{});
+  EXPECT_EQ(none.count, 0);
+  EXPECT_EQ(none.mean, 0);
+  EXPECT_FALSE(none.ci95);
+  const Summary one = summary_of({7});
+  EXPECT_EQ(one.p50, 7);
+  EXPECT_EQ(one.p999, 7);
+  EXPECT_FALSE(one.ci95);
+  EXPECT_FALSE(summarise(Samples{{1, 2, 3}, {5, 5, 5}}, 0).ci95);
+}
+
+TEST(Summarise, TheIntervalFollowsFromItsSeed) {
+  const Samples samples{golden()["summaries"][2]["values"], golden()["summaries"][2]["units"]};
+  const auto mean = [&](uint64_t seed) { return summarise(samples, seed).ci95->low.mean; };
+  EXPECT_EQ(mean(1), mean(1));
+  EXPECT_NE(mean(1), mean(2));
+}
+
+// The definition, by counting: enough samples are at most the percentile, and not without it.
+TEST(Summarise, APercentileIsTheSmallestSampleThatCoversItsShare) {
+  std::mt19937 random(1);
+  for (int size = 1; size < 100; ++size) {
+    std::vector<double> samples;
+    for (int i = 0; i < size; ++i) samples.push_back(static_cast<double>(random() % 50));
+    const Summary summary = summary_of(samples);
+    const std::pair<double, int> percentiles[] = {
+        {summary.p50, 500}, {summary.p90, 900}, {summary.p99, 990}, {summary.p999, 999}};
+    for (const auto& [value, per_mille] : percentiles) {
+      const auto at_most =
+          std::count_if(samples.begin(), samples.end(), [v = value](double s) { return s <= v; });
+      const auto below =
+          std::count_if(samples.begin(), samples.end(), [v = value](double s) { return s < v; });
+      EXPECT_GE(1000 * at_most, per_mille * size);
+      EXPECT_LT(1000 * below, per_mille * size);
+      EXPECT_NE(std::find(samples.begin(), samples.end(), value), samples.end());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace outrider

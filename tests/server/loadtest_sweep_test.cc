@@ -1,0 +1,190 @@
+// Sweeps and comparisons without a server: when a load is too much, where the knee is, who asks
+// when, and what the ratios say.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launcher/loadtest/comparison.h"
+#include "launcher/loadtest/load_plan.h"
+#include "launcher/loadtest/sweep.h"
+#include "testing/one_line_error.h"
+
+namespace outrider {
+namespace {
+
+constexpr double kDurationS = 40;
+
+// What a server brings that answers one after the other, each in service_s.
+LoadResult queue(double rate, double service_s, uint64_t seed) {
+  LoadResult load{.load_end_s = kDurationS};
+  double free_s = 0;
+  for (const double due_s : open_loop(rate, kDurationS, LoadPlan().max_requests, seed).due_s) {
+    free_s = std::max(free_s, due_s) + service_s;
+    RequestRecord record;
+    record.index = record.question = static_cast<int64_t>(load.records.size());
+    record.due_s = record.sent_s = due_s;
+    record.end_s = free_s;
+    record.chunks = {{free_s - service_s / 2, 1}, {free_s, 1}};
+    record.token_ids = {1, 2};
+    load.records.push_back(record);
+  }
+  return load;
+}
+
+TEST(Sweep, IsRead) {
+  EXPECT_EQ(parse_sweep("rate=0.5,1,8").values, (std::vector<double>{0.5, 1, 8}));
+  EXPECT_EQ(parse_sweep("rate=0.5,1,8").name(0.5), "rate=0.5");
+  EXPECT_EQ(parse_sweep("users=3").variable, SweepValues::Variable::users);
+  EXPECT_EQ(parse_sweep("users=3").name(3), "users=3");
+  for (const char* text :
+       {"", "rate", "rate=", "rate=0", "rate=-1", "rate=nan", "rate=inf", "rate=1,", "rate=1,x",
+        "rate=2,1", "rate=1,1", "users=1.5", "users=0", "users=99999", "speed=1", "rate=1=2"}) {
+    expect_one_line_error({text}, [&] { parse_sweep(text); });
+  }
+}
+
+// Half, and one and a half times, of what the server can do, whatever the arrivals.
+TEST(Sweep, SeesSaturation) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    EXPECT_FALSE(is_saturated(queue(5, 0.1, seed), 0)) << seed;
+    EXPECT_FALSE(is_saturated(queue(5, 0.1, seed), 10)) << seed;
+    EXPECT_TRUE(is_saturated(queue(15, 0.1, seed), 0)) << seed;
+    EXPECT_TRUE(is_saturated(queue(15, 0.1, seed), 10)) << seed;
+  }
+}
+
+// An answer that takes a quarter of the test is slow, but the server keeps up.
+TEST(Sweep, SlowIsNotSaturated) {
+  LoadResult load = queue(5, 0.001, 1);
+  for (RequestRecord& record : load.records) record.end_s += kDurationS / 4;
+  EXPECT_FALSE(is_saturated(load, 0));
+}
+
+TEST(Sweep, RefusingIsSaturation) {
+  LoadResult load = queue(5, 0.1, 1);
+  const size_t tenth = load.records.size() / 10;
+  for (size_t i = 0; i < tenth; ++i) load.records[i].status = "RESOURCE_EXHAUSTED";
+  EXPECT_FALSE(is_saturated(load, 0));
+  for (size_t i = 0; i < tenth + 2; ++i) load.records[i].status = "RESOURCE_EXHAUSTED";
+  EXPECT_TRUE(is_saturated(load, 0));
+}
+
+TEST(Sweep, OfAlmostNothingSaysNothing) {
+  EXPECT_FALSE(is_saturated({}, 0));
+  EXPECT_FALSE(is_saturated({.load_end_s = 3}, 0));
+  EXPECT_FALSE(is_saturated({.load_end_s = 3}, 5));
+  LoadResult one = queue(5, 0.1, 1);
+  one.records.erase(one.records.begin(), one.records.end() - 1);  // at its very end
+  EXPECT_FALSE(is_saturated(one, 0));
+}
+
+SweepStep step(double value, double requests_per_second, double mean_ms, bool saturated = false) {
+  SweepStep step{.value = value, .saturated = saturated};
+  step.report.requests = 10;
+  step.report.requests_per_second = requests_per_second;
+  step.report.e2e.count = 10;
+  step.report.e2e.mean = mean_ms;
+  return step;
+}
+
+TEST(Sweep, TheKneeIsWherePowerIsGreatest) {
+  const SweepValues values = parse_sweep("rate=1,2,4,8");
+  std::vector<SweepStep> steps = {step(1, 1, 100), step(2, 2, 110), step(4, 4, 150),
+                                  step(8, 5, 200, true)};
+  EXPECT_EQ(find_knee(steps), 2u);
+  EXPECT_EQ(to_json(values, steps)["knee"], 4);
+  EXPECT_EQ(to_json(values, steps)["saturated_at"], 8);
+  EXPECT_EQ(verdict(values, steps),
+            "Knee at rate=4, where throughput / mean latency is greatest; saturated at rate=8");
+  steps[2].report.e2e.mean = 300;
+  EXPECT_EQ(find_knee(steps), 1u);
+}
+
+TEST(Sweep, SaysWhatItDoesNotKnow) {
+  const SweepValues values = parse_sweep("rate=1,2,4");
+  const std::vector<SweepStep> all = {step(1, 1, 100), step(2, 2, 100), step(4, 4, 100)};
+  EXPECT_NE(verdict(values, all).find("rate=4"), std::string::npos);
+  EXPECT_NE(verdict(values, all).find("the highest that was tried"), std::string::npos);
+  EXPECT_NE(verdict(values, all).find("not saturated"), std::string::npos);
+  EXPECT_TRUE(to_json(values, all)["saturated_at"].is_null());
+  const std::vector<SweepStep> none = {step(1, 1, 100, true)};
+  EXPECT_FALSE(find_knee(none));
+  EXPECT_TRUE(to_json(values, none)["knee"].is_null());
+  EXPECT_EQ(verdict(values, none), "No knee; saturated at rate=1, so more was not tried");
+  EXPECT_FALSE(find_knee({SweepStep{}}));  // nothing was measured
+}
+
+TEST(Arms, AreRead) {
+  const std::vector<Arm> arms = parse_arms("K=0,4,adaptive");
+  ASSERT_EQ(arms.size(), 3u);
+  EXPECT_EQ(arms[0].num_speculative_tokens, 0);
+  EXPECT_EQ(arms[1].name(), "K=4");
+  EXPECT_FALSE(arms[2].num_speculative_tokens);
+  EXPECT_EQ(arms[2].name(), "K=adaptive");
+  for (const char* text : {"", "K", "K=", "K=0", "K=0,0", "K=0,16", "K=0,-1", "K=0,1.5", "K=0,x",
+                           "k=0,1", "K=0,,1", "K=0,1=2", "K=adaptive,adaptive"}) {
+    expect_one_line_error({text, "K=0,4,adaptive"}, [&] { parse_arms(text); });
+  }
+}
+
+// No arm profits from its place: not from what the one before it left in caches.
+TEST(Arms, TakeEveryPlaceEquallyOften) {
+  std::map<std::pair<size_t, size_t>, int> times;  // by place and arm
+  for (int round = 0; round < 6; ++round) {
+    const std::vector<size_t> order = turns(3, round);
+    EXPECT_EQ(std::set(order.begin(), order.end()).size(), 3u);
+    for (size_t place = 0; place < 3; ++place) ++times[{place, order[place]}];
+  }
+  EXPECT_EQ(times.size(), 9u);
+  for (const auto& [_, count] : times) EXPECT_EQ(count, 2);
+}
+
+ArmResult arm(std::optional<int32_t> tokens, double service_s) {
+  ArmResult result{.arm = {tokens}};
+  for (uint64_t round = 0; round < 2; ++round) {
+    LoadResult load = queue(1, service_s, round);
+    for (RequestRecord& record : load.records)
+      record.question += static_cast<int64_t>(1000 * round);
+    result.loads.push_back(load);
+  }
+  return result;
+}
+
+TEST(Comparison, TellsRatiosToTheFirstArm) {
+  std::vector<ArmResult> arms = {arm(0, 0.2), arm(4, 0.1)};
+  evaluate(arms, {});
+  EXPECT_EQ(arms[0].report.requests, static_cast<int64_t>(arms[0].loads[0].records.size() +
+                                                          arms[0].loads[1].records.size()));
+  EXPECT_EQ(arms[0].report.measured_s, 2 * kDurationS);
+  EXPECT_FALSE(arms[0].tpot);
+  ASSERT_TRUE(arms[1].tpot);
+  EXPECT_NEAR(arms[1].tpot->p50, 0.5, 1e-9);
+  EXPECT_NEAR(arms[1].tpot->ci95->low.p50, 0.5, 1e-9);  // it is the same for every answer
+  EXPECT_NEAR(arms[1].tpot->ci95->high.p50, 0.5, 1e-9);
+  EXPECT_LE(arms[1].e2e->p90, 0.5);  // they wait less for each other too
+  EXPECT_NE(ratio_table(arms).find("K=4 / K=0, TPOT"), std::string::npos);
+  EXPECT_NE(ratio_table(arms).find("0.500 (0.500 to 0.500)"), std::string::npos)
+      << ratio_table(arms);
+  const auto json = to_json(arms);
+  EXPECT_EQ(json["rounds"], 2);
+  EXPECT_EQ(json["arms"][1]["num_speculative_tokens"], 4);
+  EXPECT_EQ(json["ratios"][0]["arm"], "K=4");
+  EXPECT_EQ(json["ratios"][0]["to"], "K=0");
+  EXPECT_NEAR(json["ratios"][0]["tpot_ms"]["p99"]["ratio"].get<double>(), 0.5, 1e-9);
+}
+
+TEST(Comparison, OfNothingIsNull) {
+  std::vector<ArmResult> arms = {arm(0, 0.2), {.arm = {}, .loads = {{.load_end_s = 1}}}};
+  evaluate(arms, {});
+  EXPECT_FALSE(arms[1].tpot);
+  EXPECT_TRUE(to_json(arms)["ratios"][0]["e2e_ms"].is_null());
+  EXPECT_NE(ratio_table(arms).find("n/a"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace outrider
