@@ -39,15 +39,16 @@ class DeviceOpBench {
     const int64_t ffn = config.intermediate_size;
     linear(shape_name + "/qkv", shard.attention.qkv_width(), hidden);
     linear(shape_name + "/attention_out", hidden, q);
-    linear(shape_name + "/gate_up", 2 * ffn, hidden);
-    linear(shape_name + "/down", hidden, ffn);
+    const bool swiglu = config.activation == Activation::swiglu;
+    linear(shape_name + (swiglu ? "/gate_up" : "/ffn_in"), config.num_ffn_in() * ffn, hidden);
+    linear(shape_name + (swiglu ? "/down" : "/ffn_out"), hidden, ffn);
     linear(shape_name + "/lm_head", config.vocab_size, hidden);
     for (int64_t context : options_.contexts) {
       if (context + std::ranges::max(options_.rows) <= config.max_position_embeddings) {
         attention(shape_name, context, shard.attention);
       }
     }
-    for (int64_t rows : options_.rows) rowwise(shape_name, rows, hidden, ffn);
+    for (int64_t rows : options_.rows) rowwise(shape_name, rows, config);
   }
 
   double bandwidth() const { return bandwidth_; }
@@ -105,19 +106,33 @@ class DeviceOpBench {
 
   // What lies between the products. It stays in the cache: rates above the memory's are no
   // surprise.
-  void rowwise(const std::string& name, int64_t rows, int64_t hidden, int64_t ffn) {
+  void rowwise(const std::string& name, int64_t rows, const ModelConfig& config) {
+    const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
     const Buffer x = upload(std::vector<float>(rows * 2 * std::max(hidden, ffn), 0.5f));
     const Buffer weight = upload(random_values(hidden));
     const Buffer y = backend_.allocate(rows * std::max(hidden, ffn) * sizeof(bf16));
     const std::string suffix = "/" + name + absl::StrFormat("/rows:%d", rows);
-    measure("rms_norm" + suffix, rms_norm_cost(rows, hidden), 1, [&](size_t) {
-      backend_.rms_norm(x.view(DType::f32, {rows, hidden}), weight.view(DType::bf16, {hidden}),
-                        1e-5f, y.view(DType::bf16, {rows, hidden}), stream_);
-    });
-    measure("silu_mul" + suffix, silu_mul_cost(rows, ffn), 1, [&](size_t) {
-      backend_.silu_mul(x.view(DType::f32, {rows, 2 * ffn}), y.view(DType::bf16, {rows, ffn}),
-                        stream_);
-    });
+    const TensorView x_hidden = x.view(DType::f32, {rows, hidden});
+    const TensorView y_hidden = y.view(DType::bf16, {rows, hidden});
+    const TensorView weights = weight.view(DType::bf16, {hidden});
+    const TensorView y_ffn = y.view(DType::bf16, {rows, ffn});
+    if (config.norm == Norm::rms) {
+      measure("rms_norm" + suffix, rms_norm_cost(rows, hidden), 1,
+              [&](size_t) { backend_.rms_norm(x_hidden, weights, 1e-5f, y_hidden, stream_); });
+    } else {
+      measure("layer_norm" + suffix, layer_norm_cost(rows, hidden), 1, [&](size_t) {
+        backend_.layer_norm(x_hidden, weights, weights, 1e-5f, y_hidden, stream_);
+      });
+    }
+    if (config.activation == Activation::swiglu) {
+      measure("silu_mul" + suffix, silu_mul_cost(rows, ffn), 1, [&](size_t) {
+        backend_.silu_mul(x.view(DType::f32, {rows, 2 * ffn}), y_ffn, stream_);
+      });
+    } else {
+      measure("gelu_tanh" + suffix, gelu_tanh_cost(rows, ffn), 1, [&](size_t) {
+        backend_.gelu_tanh(x.view(DType::f32, {rows, ffn}), y_ffn, stream_);
+      });
+    }
   }
 
   // run(i) enqueues the operation on copy i of what it reads.

@@ -106,24 +106,40 @@ Case linear_case(const LinearCase& c, Isa isa) {
           [=](Thread& thread) { run_linear(thread, c, isa); }};
 }
 
-// Activations stay in the cache: rates above the memory's are no surprise.
-Case row_case(const char* op, const RowCase& c, Isa isa) {
-  const double size = static_cast<double>(c.rows * c.width);
-  const bool norm = std::string(op) == "rms_norm";
+// What lies between the products. Activations stay in the cache: rates above the memory's are no
+// surprise.
+struct RowOp {
+  const char* name;
+  double bytes;  // of an element
+  void (*run)(Thread&, const RowCase&, Isa);
+};
+
+constexpr RowOp kRowOps[] = {
+    {"rms_norm", 6,
+     [](Thread& t, const RowCase& c, Isa isa) {
+       cpu::rms_norm(t.x_f32.data(), t.x.data(), t.y_bf16.data(), c.rows, c.width, 1e-5f, isa);
+     }},
+    {"layer_norm", 6,
+     [](Thread& t, const RowCase& c, Isa isa) {
+       cpu::layer_norm(t.x_f32.data(), t.x.data(), t.x.data(), t.y_bf16.data(), c.rows, c.width,
+                       1e-5f, isa);
+     }},
+    {"silu_mul", 10,
+     [](Thread& t, const RowCase& c, Isa isa) {
+       cpu::silu_mul(t.x_f32.data(), t.y_bf16.data(), c.rows, c.width, isa);
+     }},
+    {"gelu_tanh", 6, [](Thread& t, const RowCase& c, Isa isa) {
+       cpu::gelu_tanh(t.x_f32.data(), t.y_bf16.data(), c.rows * c.width, isa);
+     }}};
+
+Case row_case(const RowOp& op, const RowCase& c, Isa isa) {
   return {"ops",
-          op,
+          op.name,
           std::to_string(c.rows) + " x " + std::to_string(c.width),
           isa,
-          size * (norm ? 6 : 10),
+          static_cast<double>(c.rows * c.width) * op.bytes,
           0.0,
-          [=](Thread& t) {
-            if (norm) {
-              cpu::rms_norm(t.x_f32.data(), t.x.data(), t.y_bf16.data(), c.rows, c.width, 1e-5f,
-                            isa);
-            } else {
-              cpu::silu_mul(t.x_f32.data(), t.y_bf16.data(), c.rows, c.width, isa);
-            }
-          }};
+          [=](Thread& thread) { op.run(thread, c, isa); }};
 }
 
 Case attention_case(const AttentionCase& c, Isa isa) {
@@ -197,7 +213,7 @@ std::vector<Case> all_cases(const OpBenchOptions& options) {
   for (const LinearCase& c : kLinearCases) {
     for (Isa isa : isas) cases.push_back(linear_case(c, isa));
   }
-  for (const char* op : {"rms_norm", "silu_mul"}) {
+  for (const RowOp& op : kRowOps) {
     for (const RowCase& c : kRowCases) {
       for (Isa isa : isas) cases.push_back(row_case(op, c, isa));
     }

@@ -1,5 +1,5 @@
-// fp32 exp, silu and fma, ours instead of libm's: the same bits from every compiler, library and
-// instruction set. Plain multiplies and adds without a branch, for a float or a vector of them.
+// fp32 exp, silu, gelu and fma, ours instead of libm's: the same bits from every compiler, library
+// and instruction set. Plain multiplies and adds without a branch, for a float or a vector of them.
 // (Always inlined and free of std functions: files compiled for different instruction sets share
 // this header, and the linker must not pick one file's copy for the others.)
 #pragma once
@@ -62,6 +62,15 @@ template <typename V>
 template <typename V>
 [[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline V silu_f32(V x) {
   return x / (1.0f + exp_f32(-x));
+}
+
+// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x³), GELU's approximation by tanh
+// (Hendrycks and Gimpel 2016), written as x / (1 + e^-2u), in which nothing cancels.
+template <typename V>
+[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline V gelu_tanh_f32(V x) {
+  constexpr float kLinear = 1.59576912f;   // 2 sqrt(2 / pi)
+  constexpr float kCubic = 0.0713548163f;  // 0.044715 of it
+  return x / (1.0f + exp_f32(-x * (x * x * kCubic + kLinear)));
 }
 
 // A denormal becomes the zero of its sign.

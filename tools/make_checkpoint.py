@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes a random checkpoint of a given shape, for tests and benches: a Llama, or (model_type
-outrider_draft_head) a draft head for one.
+"""Makes a random checkpoint of a given shape, for tests and benches: a Llama, (model_type gpt2) a
+GPT-2, or (model_type outrider_draft_head) a draft head.
 
     python3 tools/make_checkpoint.py --shape FILE.json --output DIR [--seed N]
 
@@ -47,10 +47,27 @@ CONFIG_DEFAULTS = {
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
             "num_attention_heads", "num_key_value_heads", "head_dim")
 
+GPT2_TYPE = "gpt2"
+GPT2_DEFAULTS = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": GPT2_TYPE,
+    "n_inner": None,
+    "n_positions": 1024,
+    "layer_norm_epsilon": 1e-05,
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": EOS_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": EOS_ID,
+}
+GPT2_REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head")
 
 HEAD_TYPE = "outrider_draft_head"
 HEAD_DEFAULTS = {"model_type": HEAD_TYPE, "rms_norm_eps": 1e-05}
 HEAD_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size")
+# Defaults, and the fields that a shape must have, by model_type; the rest are Llamas.
+KINDS = {GPT2_TYPE: (GPT2_DEFAULTS, GPT2_REQUIRED), HEAD_TYPE: (HEAD_DEFAULTS, HEAD_REQUIRED)}
 
 
 class ShapeError(Exception):
@@ -61,15 +78,16 @@ def load_shape(path: Path) -> tuple[dict, int, str | None]:
     """Returns config.json's value, the number of weight files, and the digest or None."""
     shape = json.loads(path.read_text())
     num_files, digest = shape.pop("num_files", 1), shape.pop("digest", None)
-    head = shape.get("model_type") == HEAD_TYPE
-    defaults = HEAD_DEFAULTS if head else CONFIG_DEFAULTS
-    required = HEAD_REQUIRED if head else REQUIRED
+    kind = shape.get("model_type")
+    defaults, required = KINDS.get(kind, (CONFIG_DEFAULTS, REQUIRED))
     for key in required:
         if not isinstance(shape.get(key), int) or shape[key] < 1:
             raise ShapeError(f"{key} is {shape.get(key)!r}; expected a positive integer")
     for key in shape.keys() - defaults.keys() - {*required, "draft_token_ids"}:
         raise ShapeError(f"{key} is not a field of a shape")
-    if head:
+    if kind in KINDS:
+        if kind == GPT2_TYPE and shape["n_embd"] % (2 * shape["n_head"]) != 0:
+            raise ShapeError("n_embd is not n_head times an even number")
         return {**defaults, **shape}, num_files, digest
     if shape["head_dim"] % 2 != 0:
         raise ShapeError(f"head_dim is {shape['head_dim']}; expected an even number")
@@ -145,6 +163,47 @@ def llama_tensors(config: dict, seed: int) -> list[Tensor]:
     return tensors
 
 
+def gpt2_tensors(config: dict, seed: int) -> list[Tensor]:
+    """Scales as llama_tensors has them; matrices are inputs by outputs."""
+    vocab, hidden, num_layers = config["vocab_size"], config["n_embd"], config["n_layer"]
+    ffn = config["n_inner"] or 4 * hidden
+    tensors = []
+
+    def add(name: str, shape: tuple[int, ...], deviation: float, mean: float = 0.0) -> None:
+        tensors.append(random_tensor(seed, name, shape, deviation, mean))
+
+    def add_norm(name: str) -> None:
+        add(name + ".weight", (hidden,), 0.1, mean=1.0)
+        add(name + ".bias", (hidden,), 0.1)
+
+    def add_linear(name: str, shape: tuple[int, int], deviation: float) -> None:
+        add(name + ".weight", shape, deviation)
+        add(name + ".bias", shape[1:], 0.2)
+
+    logit_deviation = 0.75 * math.sqrt(2.0 * math.log(vocab))
+    head_deviation = logit_deviation / math.sqrt(hidden)
+    branch_deviation = logit_deviation / math.sqrt(2.0 * num_layers)
+    unit = 1.0 / math.sqrt(hidden)
+
+    add("transformer.wte.weight", (vocab, hidden), head_deviation)
+    # Positions as large as tokens: both count in the first scores.
+    add("transformer.wpe.weight", (config["n_positions"], hidden), head_deviation)
+    for layer in range(num_layers):
+        prefix = f"transformer.h.{layer}."
+        add_norm(prefix + "ln_1")
+        add_linear(prefix + "attn.c_attn", (hidden, 3 * hidden), math.sqrt(2.0) * unit)
+        add_linear(prefix + "attn.c_proj", (hidden, hidden),
+                   math.sqrt(2.0) * branch_deviation / math.sqrt(hidden))
+        add_norm(prefix + "ln_2")
+        add_linear(prefix + "mlp.c_fc", (hidden, ffn), unit)
+        # gelu of a unit Gaussian has deviation 0.6
+        add_linear(prefix + "mlp.c_proj", (ffn, hidden), branch_deviation / (0.6 * math.sqrt(ffn)))
+    add_norm("transformer.ln_f")
+    if not config["tie_word_embeddings"]:
+        add("lm_head.weight", (vocab, hidden), head_deviation)
+    return tensors
+
+
 def head_tensors(config: dict, seed: int) -> list[Tensor]:
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
     unit = 1.0 / math.sqrt(hidden)
@@ -193,7 +252,7 @@ def write_tokenizer(directory: Path, config: dict) -> None:
     write_json(directory / "tokenizer.json", tokenizer(config["vocab_size"]))
     write_json(directory / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config["max_position_embeddings"],
+        "model_max_length": config.get("n_positions") or config["max_position_embeddings"],
         "clean_up_tokenization_spaces": False,
         "bos_token": EOS_TOKEN,
         "eos_token": EOS_TOKEN,
@@ -223,7 +282,8 @@ def make(shape_path: Path, directory: Path, seed: int) -> str:
         tensors = head_tensors(config, seed)
     else:
         write_tokenizer(directory, config)
-        tensors = llama_tensors(config, seed)
+        make_tensors = gpt2_tensors if config["model_type"] == GPT2_TYPE else llama_tensors
+        tensors = make_tensors(config, seed)
     if num_files == 1:
         write_safetensors(directory / "model.safetensors", tensors)
     else:

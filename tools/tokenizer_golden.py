@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes two small tokenizers, and what the `tokenizers` package makes of hand-picked texts.
+"""Writes three small tokenizers, and what the `tokenizers` package makes of hand-picked texts.
 
   tokenizer_golden.py --output DIR   (tests/model/testdata)
 
-DIR/digits/tokenizer.json, DIR/split/tokenizer.json and DIR/tokenizer_golden.json.
+DIR/digits/tokenizer.json, DIR/split/tokenizer.json, DIR/gpt2/tokenizer.json and
+DIR/tokenizer_golden.json.
 """
 
 import argparse
@@ -170,9 +171,32 @@ def split_tokenizer() -> dict:
     return json.loads(tokenizer.to_str())
 
 
+def gpt2_tokenizer() -> dict:
+    """As GPT-2's, whose file is older than some of the keys: ByteLevel with its own pattern alone."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    result = train(tokenizer, ["<|endoftext|>"], 420)
+    for key in ("type", "byte_fallback", "ignore_merges"):
+        del result["model"][key]
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        result["model"][key] = ""
+    for part in ("pre_tokenizer", "post_processor", "decoder"):
+        del result[part]["use_regex"]
+    result["model"]["merges"] = [" ".join(pair) for pair in result["model"]["merges"]]
+    return result
+
+
 def write_golden(directory: Path) -> None:
     golden = {}
-    for name, model in (("digits", digits_tokenizer()), ("split", split_tokenizer())):
+    specials = {"digits": "<|im_end|>", "split": "<|end|>", "gpt2": "<|endoftext|>"}
+    for name, make in (
+        ("digits", digits_tokenizer),
+        ("split", split_tokenizer),
+        ("gpt2", gpt2_tokenizer),
+    ):
+        model = make()
         (directory / name).mkdir(parents=True, exist_ok=True)
         path = directory / name / "tokenizer.json"
         path.write_text(
@@ -180,7 +204,7 @@ def write_golden(directory: Path) -> None:
         )
         tokenizer = Tokenizer.from_file(str(path))
         fields = {
-            "s": "<|im_end|>" if name == "digits" else "<|end|>",
+            "s": specials[name],
             "w": "word",
             "l": "<|left|>",
             "r": "<|right|>",

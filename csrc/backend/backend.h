@@ -87,8 +87,15 @@ class Backend {
   virtual void rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
                         Stream& stream) = 0;
 
+  // x: f32 [rows, hidden]; weight, bias: bf16 [hidden]; y: bf16 [rows, hidden]
+  virtual void layer_norm(TensorView x, TensorView weight, TensorView bias, float epsilon,
+                          TensorView y, Stream& stream) = 0;
+
   // gate_up: f32 [rows, 2 * width]; y: bf16 [rows, width]
   virtual void silu_mul(TensorView gate_up, TensorView y, Stream& stream) = 0;
+
+  // x: f32 [rows, width]; y: bf16 [rows, width]
+  virtual void gelu_tanh(TensorView x, TensorView y, Stream& stream) = 0;
 
   // x += y; f32, equal shapes
   virtual void add(TensorView x, TensorView y, Stream& stream) = 0;
@@ -107,8 +114,8 @@ class Backend {
 
   // Rotates q and k in place by position and writes k and v to their pages, rounded to bf16.
   // qkv: f32 [rows, (num_heads + 2 num_kv_heads) * head_dim]; cos, sin: f32 [max_positions,
-  // head_dim / 2]; k_pages, v_pages: bf16 [pages, num_kv_heads, kPageTokens, head_dim], the last
-  // two in whatever order the backend likes
+  // head_dim / 2], or empty views: nothing is rotated; k_pages, v_pages: bf16 [pages, num_kv_heads,
+  // kPageTokens, head_dim], the last two in whatever order the backend likes
   virtual void rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                               TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                               Stream& stream) = 0;

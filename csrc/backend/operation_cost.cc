@@ -74,8 +74,18 @@ OperationCost rms_norm_cost(int64_t rows, int64_t hidden) {
           .launches = 1};
 }
 
+OperationCost layer_norm_cost(int64_t rows, int64_t hidden) {
+  return {.weight_bytes = 2 * hidden * kBf16,
+          .activation_bytes = rows * hidden * (kFloat + kBf16),
+          .launches = 1};
+}
+
 OperationCost silu_mul_cost(int64_t rows, int64_t width) {
   return {.activation_bytes = rows * width * (2 * kFloat + kBf16), .launches = 1};
+}
+
+OperationCost gelu_tanh_cost(int64_t rows, int64_t width) {
+  return {.activation_bytes = rows * width * (kFloat + kBf16), .launches = 1};
 }
 
 OperationCost add_cost(int64_t elements) {
@@ -95,11 +105,13 @@ OperationCost table_logits_cost(int64_t rows, int64_t vocab_size) {
   return {.activation_bytes = rows * vocab_size * kFloat, .launches = 1};
 }
 
-OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape) {
+OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape,
+                                  bool rotates) {
+  const int64_t kv = 2 * shape.num_kv_heads * shape.head_dim;
   const int64_t in_place = (shape.num_heads + shape.num_kv_heads) * shape.head_dim;
   const int64_t real = rows.sequences * rows.each;
-  return {.kv_bytes = real * 2 * shape.num_kv_heads * shape.head_dim * kBf16,
-          .activation_bytes = real * (shape.qkv_width() + in_place) * kFloat,
+  return {.kv_bytes = real * kv * kBf16,
+          .activation_bytes = real * (rotates ? shape.qkv_width() + in_place : kv) * kFloat,
           .launches = 1};
 }
 

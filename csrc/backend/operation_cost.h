@@ -39,7 +39,9 @@ OperationCost copy_tokens_cost(int64_t n);
 OperationCost embed_cost(int64_t rows, int64_t hidden);
 OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias);
 OperationCost rms_norm_cost(int64_t rows, int64_t hidden);
+OperationCost layer_norm_cost(int64_t rows, int64_t hidden);
 OperationCost silu_mul_cost(int64_t rows, int64_t width);
+OperationCost gelu_tanh_cost(int64_t rows, int64_t width);
 OperationCost add_cost(int64_t elements);
 OperationCost gather_rows_cost(int64_t rows, int64_t hidden);
 OperationCost expand_logits_cost(int64_t rows, int64_t num_scored, int64_t vocab_size);
@@ -56,7 +58,8 @@ struct AttendingRows {
   int64_t rows() const { return sequences * each + padding; }
 };
 
-OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape);
+OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape,
+                                  bool rotates);
 // max_positions: what a page table holds. Neighbouring rows of a sequence read its keys and values
 // once together.
 OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,

@@ -21,6 +21,13 @@ inline bool has_shape(TensorView view, DType dtype, std::initializer_list<int64_
   return view.contiguous();
 }
 
+// Checks the tables of rotary angles: both, or neither.
+inline void check_rope_tables(TensorView cos, TensorView sin, const AttentionShape& shape) {
+  if (cos.raw() == nullptr && sin.raw() == nullptr) return;
+  CHECK(has_shape(cos, DType::f32, {-1, shape.head_dim / 2}));
+  CHECK(has_shape(sin, DType::f32, {cos.extent(0), shape.head_dim / 2}));
+}
+
 // Checks the views of a ragged pass, and that the pages are those of `shape`.
 inline void check_row_map(const RowMap& map, int64_t rows, TensorView k_pages, TensorView v_pages,
                           const AttentionShape& shape) {

@@ -8,6 +8,7 @@
 #include "model/json_file.h"
 #include "model/json_node.h"
 #include "model/model_config.h"
+#include "model/weights.h"
 
 namespace outrider {
 
@@ -131,7 +132,7 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
 
   const Checkpoint shared(target_directory);
   const WeightReader shared_reader(shared, backend);
-  const TensorView embedding = shared_reader.view(kEmbeddingTensor);
+  const TensorView embedding = shared_reader.view(embedding_tensor(shared, target));
   embedding_ = shared_reader.pack({embedding});
   lm_head_ = pack_rows(target.tie_word_embeddings ? embedding : shared_reader.view(kLmHeadTensor),
                        config_.draft_token_ids, backend);

@@ -47,9 +47,14 @@ std::string describe_model(const ModelConfig& config) {
   }
   text += line("biases           attention: %s, FFN: %s", yes_or_no(config.attention_bias),
                yes_or_no(config.mlp_bias));
-  text += line("positions        %ld", number(config.max_position_embeddings));
-  text += line("RoPE             theta %g%s", config.rope_theta,
-               config.rope_scaling ? ", scaled as Llama 3" : "");
+  text += line("norm, activation %s, %s", config.norm == Norm::layer ? "LayerNorm" : "RMSNorm",
+               config.activation == Activation::swiglu ? "SwiGLU" : "GELU by tanh");
+  text += line("positions        %ld, %s", number(config.max_position_embeddings),
+               config.positions == Positions::learned ? "learned" : "rotary");
+  if (config.positions == Positions::rotary) {
+    text += line("RoPE             theta %g%s", config.rope_theta,
+                 config.rope_scaling ? ", scaled as Llama 3" : "");
+  }
   text += "EOS tokens      ";
   for (const int32_t id : config.eos_token_ids) text += " " + std::to_string(id);
   return text + (config.eos_token_ids.empty() ? " none\n" : "\n");

@@ -21,6 +21,7 @@ constexpr size_t kMaxEosTokens = 64;
 
 constexpr char kLlama[] = "LlamaForCausalLM";
 constexpr char kMistral[] = "MistralForCausalLM";
+constexpr char kGpt2[] = "GPT2LMHeadModel";
 
 std::string read_architecture(const JsonNode& root) {
   const JsonNode names = root["architectures"];
@@ -29,10 +30,21 @@ std::string read_architecture(const JsonNode& root) {
   }
   const JsonNode architecture = names.elements()[0];
   const std::string name = architecture.string();
-  if (name != kLlama && name != kMistral) {
-    architecture.refuse(quote(kLlama) + " or " + quote(kMistral));
+  if (name != kLlama && name != kMistral && name != kGpt2) {
+    architecture.refuse(quote(kLlama) + ", " + quote(kMistral) + " or " + quote(kGpt2));
   }
   return name;
+}
+
+// hidden_size over num_heads, the fields of which are named. `otherwise`: what else would do.
+int64_t read_even_head_dim(const JsonNode& hidden_size, const char* heads_field,
+                           const ModelConfig& config, const char* otherwise) {
+  const int64_t head_dim = config.hidden_size / config.num_heads;
+  if (config.hidden_size % config.num_heads != 0 || head_dim % 2 != 0 || head_dim > kMaxHeadDim) {
+    hidden_size.refuse(std::string(heads_field) + " (" + std::to_string(config.num_heads) +
+                       ") times an even number up to " + std::to_string(kMaxHeadDim) + otherwise);
+  }
+  return head_dim;
 }
 
 void read_heads(const JsonNode& root, ModelConfig& config) {
@@ -50,19 +62,12 @@ void read_heads(const JsonNode& root, ModelConfig& config) {
     if (config.head_dim % 2 != 0) root["head_dim"].refuse("an even number");
     return;
   }
-  config.head_dim = config.hidden_size / config.num_heads;
-  if (config.hidden_size % config.num_heads != 0 || config.head_dim % 2 != 0 ||
-      config.head_dim > kMaxHeadDim) {
-    root["hidden_size"].refuse("num_attention_heads (" + heads + ") times an even number up to " +
-                               std::to_string(kMaxHeadDim) + ", or head_dim beside it");
-  }
+  config.head_dim = read_even_head_dim(root["hidden_size"], "num_attention_heads", config,
+                                       ", or head_dim beside it");
 }
 
 // Fields that would change the numbers and that nothing here computes.
 void refuse_unsupported(const JsonNode& root, const ModelConfig& config) {
-  if (!root.is_null("quantization_config")) {
-    root["quantization_config"].refuse("none: weights must be bfloat16");
-  }
   if (!root.is_null("pretraining_tp")) root["pretraining_tp"].integer(1, 1);
   if (!root.is_null("partial_rotary_factor")) root["partial_rotary_factor"].number(1, 1);
   if (!root.is_null("hidden_act") && root["hidden_act"].string() != "silu") {
@@ -160,22 +165,62 @@ std::vector<int32_t> read_draft_token_ids(const JsonNode& node, const ModelConfi
   return node.ascending_token_ids(config.vocab_size);
 }
 
-// All but the ids of tokens that end a text.
-ModelConfig read_config(const JsonNode& root) {
-  ModelConfig config;
-  config.architecture = read_architecture(root);
-  config.vocab_size = root["vocab_size"].integer(1, kMaxVocabSize);
+// Llama and Mistral.
+void read_llama(const JsonNode& root, ModelConfig& config) {
   config.hidden_size = root["hidden_size"].integer(1, kMaxHiddenSize);
   config.intermediate_size = root["intermediate_size"].integer(1, kMaxIntermediateSize);
   config.num_layers = root["num_hidden_layers"].integer(1, kMaxLayers);
   config.max_position_embeddings = root["max_position_embeddings"].integer(1, kMaxPositions);
-  config.rms_norm_eps = static_cast<float>(root["rms_norm_eps"].number(1e-12, 0.1));
+  config.norm_eps = static_cast<float>(root["rms_norm_eps"].number(1e-12, 0.1));
   config.tie_word_embeddings = root.boolean_or("tie_word_embeddings", false);
   config.attention_bias = root.boolean_or("attention_bias", false);
   config.mlp_bias = root.boolean_or("mlp_bias", false);
   read_heads(root, config);
   refuse_unsupported(root, config);
   read_rope(root, config);
+}
+
+void read_gpt2(const JsonNode& root, ModelConfig& config) {
+  config.family = Family::gpt2;
+  config.norm = Norm::layer;
+  config.activation = Activation::gelu_tanh;
+  config.positions = Positions::learned;
+  config.attention_bias = config.mlp_bias = true;
+  config.hidden_size = root["n_embd"].integer(1, kMaxHiddenSize);
+  config.intermediate_size = 4 * config.hidden_size;
+  if (!root.is_null("n_inner")) {
+    config.intermediate_size = root["n_inner"].integer(1, kMaxIntermediateSize);
+  }
+  config.num_layers = root["n_layer"].integer(1, kMaxLayers);
+  config.num_heads = config.num_kv_heads = root["n_head"].integer(1, kMaxHeads);
+  config.head_dim = read_even_head_dim(root["n_embd"], "n_head", config, "");
+  config.max_position_embeddings = root["n_positions"].integer(1, kMaxPositions);
+  config.norm_eps = static_cast<float>(root["layer_norm_epsilon"].number(1e-12, 0.1));
+  config.tie_word_embeddings = root.boolean_or("tie_word_embeddings", true);
+  // What would change the numbers and that nothing here computes.
+  if (!root.is_null("activation_function") && root["activation_function"].string() != "gelu_new") {
+    root["activation_function"].refuse("\"gelu_new\"");
+  }
+  if (!root.boolean_or("scale_attn_weights", true)) root["scale_attn_weights"].refuse("true");
+  for (const char* field :
+       {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"}) {
+    if (root.boolean_or(field, false)) root[field].refuse("false");
+  }
+}
+
+// All but the ids of tokens that end a text.
+ModelConfig read_config(const JsonNode& root) {
+  ModelConfig config;
+  config.architecture = read_architecture(root);
+  config.vocab_size = root["vocab_size"].integer(1, kMaxVocabSize);
+  if (!root.is_null("quantization_config")) {
+    root["quantization_config"].refuse("none: weights must be bfloat16");
+  }
+  if (config.architecture == kGpt2) {
+    read_gpt2(root, config);
+  } else {
+    read_llama(root, config);
+  }
   const std::string head = "draft_token_ids";
   if (!root.is_null(head)) config.draft_token_ids = read_draft_token_ids(root[head], config);
   return config;
@@ -194,9 +239,10 @@ ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
 
 ModelConfig ModelConfig::load_shape(const std::filesystem::path& file) {
   nlohmann::json shape = load_json_object(file, kMaxFileBytes);
-  shape.emplace("architectures", nlohmann::json::array({kLlama}));
-  shape.emplace("rms_norm_eps", 1e-5);
-  shape.emplace("max_position_embeddings", 2048);
+  const bool gpt2 = shape.value("model_type", nlohmann::json()) == "gpt2";
+  shape.emplace("architectures", nlohmann::json::array({gpt2 ? kGpt2 : kLlama}));
+  shape.emplace(gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 1e-5);
+  shape.emplace(gpt2 ? "n_positions" : "max_position_embeddings", gpt2 ? 1024 : 2048);
   shape.emplace("tie_word_embeddings", true);
   return read_config(JsonNode(shape, file));
 }

@@ -18,12 +18,22 @@ struct Llama3RopeScaling {
   int64_t original_max_position_embeddings = 0;
 };
 
+// What tells the families apart. Everything else of a decoder is common to them.
+enum class Family { llama, gpt2 };            // names and layout of the checkpoint's tensors
+enum class Norm { rms, layer };               // layer: mean and variance, with biases
+enum class Activation { swiglu, gelu_tanh };  // swiglu: silu(gate) * up
+enum class Positions { rotary, learned };     // learned: a row of a table is added to the embedding
+
 constexpr int64_t kMaxVocabSize = int64_t{1} << 20;  // verification sums masses in fixed point
 constexpr int64_t kMaxHiddenSize = int64_t{1} << 17;
 constexpr int64_t kMaxIntermediateSize = int64_t{1} << 20;
 
 struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM"
+  Family family = Family::llama;
+  Norm norm = Norm::rms;
+  Activation activation = Activation::swiglu;
+  Positions positions = Positions::rotary;
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -32,9 +42,9 @@ struct ModelConfig {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;
-  double rope_theta = 0;
+  double rope_theta = 0;  // this and the next: of rotary positions
   std::optional<Llama3RopeScaling> rope_scaling;
-  float rms_norm_eps = 0;
+  float norm_eps = 0;
   bool tie_word_embeddings = false;
   bool attention_bias = false;
   bool mlp_bias = false;
@@ -44,6 +54,9 @@ struct ModelConfig {
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t>
       eos_token_ids;  // of generation_config.json where it has them, else of config.json
+
+  // Matrices of [intermediate_size, hidden_size] in front of the activation: gate and up, or one.
+  int64_t num_ffn_in() const { return activation == Activation::swiglu ? 2 : 1; }
 
   // Reads config.json and generation_config.json (which may be absent). Throws Error naming file
   // and field, what was expected and what was found, for whatever is missing, of a wrong type, out

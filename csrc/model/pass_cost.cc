@@ -17,13 +17,17 @@ class Pass {
     const int64_t hidden = config_.hidden_size;
     add(embed_cost(rows_, hidden));
     all_reduce();
+    if (config_.positions == Positions::learned) {
+      add(embed_cost(rows_, hidden));
+      add(add_cost(rows_ * hidden));
+    }
     for (int64_t i = 0; i < config_.num_layers; ++i) {
       const bool only_cache = shape_.num_logits == 0 && i + 1 == config_.num_layers;
       attention_block(only_cache);
       if (only_cache) return cost_;
       ffn_block();
     }
-    add(rms_norm_cost(rows_, hidden));
+    norm();
     if (shape_.num_logits < rows_) add(gather_rows_cost(shape_.num_logits, hidden));
     add(linear_cost(shape_.num_logits, shard_.head.size(), hidden, false));
     if (!config_.draft_token_ids.empty()) {
@@ -36,9 +40,9 @@ class Pass {
   void attention_block(bool only_cache) {
     const AttentionShape& attention = shard_.attention;
     const int64_t hidden = config_.hidden_size;
-    add(rms_norm_cost(rows_, hidden));
+    norm();
     add(linear_cost(rows_, attention.qkv_width(), hidden, config_.attention_bias));
-    add(rope_and_cache_cost(shape_.rows, attention));
+    add(rope_and_cache_cost(shape_.rows, attention, config_.positions == Positions::rotary));
     if (only_cache) return;
     add(attention_cost(shape_.rows, shape_.max_positions, attention));
     add(linear_cost(rows_, hidden, attention.num_heads * attention.head_dim,
@@ -50,12 +54,18 @@ class Pass {
   void ffn_block() {
     const int64_t hidden = config_.hidden_size;
     const int64_t ffn = shard_.intermediate.size();
-    add(rms_norm_cost(rows_, hidden));
-    add(linear_cost(rows_, 2 * ffn, hidden, config_.mlp_bias));
-    add(silu_mul_cost(rows_, ffn));
+    norm();
+    add(linear_cost(rows_, config_.num_ffn_in() * ffn, hidden, config_.mlp_bias));
+    const bool swiglu = config_.activation == Activation::swiglu;
+    add(swiglu ? silu_mul_cost(rows_, ffn) : gelu_tanh_cost(rows_, ffn));
     add(linear_cost(rows_, hidden, ffn, config_.mlp_bias && shard_.rank == 0));
     all_reduce();
     add(add_cost(rows_ * hidden));
+  }
+
+  void norm() {
+    const bool layer_norm = config_.norm == Norm::layer;
+    add((layer_norm ? layer_norm_cost : rms_norm_cost)(rows_, config_.hidden_size));
   }
 
   void add(const OperationCost& cost) { cost_.operations += cost; }
@@ -86,16 +96,20 @@ int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard) {
   const int64_t hidden = config.hidden_size;
   const int64_t q = shard.heads.size() * config.head_dim;
   const int64_t ffn = shard.intermediate.size();
-  const int64_t vocabulary = cuda_packed_bytes(shard.vocab.size(), hidden);
+  const int64_t ffn_in = config.num_ffn_in() * ffn;
+  const int64_t norm = (config.norm == Norm::layer ? 2 : 1) * hidden * kBf16;
   int64_t layer = cuda_packed_bytes(shard.attention.qkv_width(), hidden) +
-                  cuda_packed_bytes(hidden, q) + cuda_packed_bytes(2 * ffn, hidden) +
-                  cuda_packed_bytes(hidden, ffn) + 2 * hidden * kBf16;
+                  cuda_packed_bytes(hidden, q) + cuda_packed_bytes(ffn_in, hidden) +
+                  cuda_packed_bytes(hidden, ffn) + 2 * norm;
   const int64_t summed_bias = shard.rank == 0 ? hidden : 0;
   if (config.attention_bias) layer += (shard.attention.qkv_width() + summed_bias) * kFloat;
-  if (config.mlp_bias) layer += (2 * ffn + summed_bias) * kFloat;
-  const int64_t head =
-      config.tie_word_embeddings ? 0 : cuda_packed_bytes(shard.head.size(), hidden);
-  return config.num_layers * layer + hidden * kBf16 + vocabulary + head;
+  if (config.mlp_bias) layer += (ffn_in + summed_bias) * kFloat;
+  int64_t bytes = config.num_layers * layer + norm + cuda_packed_bytes(shard.vocab.size(), hidden);
+  if (!config.tie_word_embeddings) bytes += cuda_packed_bytes(shard.head.size(), hidden);
+  if (config.positions == Positions::learned) {
+    bytes += cuda_packed_bytes(config.max_position_embeddings, hidden);
+  }
+  return bytes;
 }
 
 int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
@@ -103,9 +117,11 @@ int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shar
   const int64_t q = shard.heads.size() * config.head_dim;
   const int64_t ffn = shard.intermediate.size();
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
-  const int64_t floats = 2 * config.hidden_size + shard.attention.qkv_width() + 2 * ffn + scored;
+  const int64_t floats =
+      2 * config.hidden_size + shard.attention.qkv_width() + config.num_ffn_in() * ffn + scored;
   const int64_t halves = 2 * config.hidden_size + q + ffn;
-  const int64_t angles = max_positions * config.head_dim;  // cosines and sines of half of them
+  const bool rotary = config.positions == Positions::rotary;
+  const int64_t angles = rotary ? max_positions * config.head_dim : 0;  // cosines and sines
   const int64_t head_rows = scored > 0 ? config.vocab_size : 0;
   return max_rows * (floats * kFloat + halves * kBf16) + (angles + head_rows) * kFloat;
 }

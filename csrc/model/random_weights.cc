@@ -28,9 +28,15 @@ WeightVector vector_of(const void* from, DType dtype, int64_t n, Backend& backen
   return vector;
 }
 
-WeightVector ones(int64_t n, Backend& backend) {
-  const std::vector<bf16> values(n, to_bf16(1.0f));
-  return vector_of(values.data(), DType::bf16, n, backend);
+// Weights of 1, biases of 0.
+NormWeights unit_norm(const ModelConfig& config, Backend& backend) {
+  const std::vector<bf16> ones(config.hidden_size, to_bf16(1.0f)), zeros(config.hidden_size);
+  NormWeights norm;
+  norm.weight = vector_of(ones.data(), DType::bf16, config.hidden_size, backend);
+  if (config.norm == Norm::layer) {
+    norm.bias = vector_of(zeros.data(), DType::bf16, config.hidden_size, backend);
+  }
+  return norm;
 }
 
 WeightVector zeros(int64_t n, Backend& backend) {
@@ -65,23 +71,27 @@ Weights random_weights(const ModelConfig& config, const Shard& shard, Backend& b
   const int64_t q = shard.attention.num_heads * config.head_dim;
   const int64_t qkv = shard.attention.qkv_width();
   const int64_t ffn = shard.intermediate.size();
+  const int64_t ffn_in = config.num_ffn_in() * ffn;
   const bool first_rank = shard.rank == 0;
   Weights weights;
   weights.layers.resize(config.num_layers);
   for (LayerWeights& layer : weights.layers) {
-    layer.input_norm = ones(hidden, backend);
+    layer.input_norm = unit_norm(config, backend);
     layer.qkv = random.make(qkv, hidden, backend);
     layer.attention_out = random.make(hidden, q, backend);
-    layer.ffn_norm = ones(hidden, backend);
-    layer.gate_up = random.make(2 * ffn, hidden, backend);
-    layer.down = random.make(hidden, ffn, backend);
+    layer.ffn_norm = unit_norm(config, backend);
+    layer.ffn_in = random.make(ffn_in, hidden, backend);
+    layer.ffn_out = random.make(hidden, ffn, backend);
     if (config.attention_bias) layer.qkv_bias = zeros(qkv, backend);
     if (config.attention_bias && first_rank) layer.attention_bias = zeros(hidden, backend);
-    if (config.mlp_bias) layer.gate_up_bias = zeros(2 * ffn, backend);
-    if (config.mlp_bias && first_rank) layer.down_bias = zeros(hidden, backend);
+    if (config.mlp_bias) layer.ffn_in_bias = zeros(ffn_in, backend);
+    if (config.mlp_bias && first_rank) layer.ffn_out_bias = zeros(hidden, backend);
   }
   weights.embedding = random.make(shard.vocab.size(), hidden, backend);
-  weights.norm = ones(hidden, backend);
+  if (config.positions == Positions::learned) {
+    weights.position_embedding = random.make(config.max_position_embeddings, hidden, backend);
+  }
+  weights.norm = unit_norm(config, backend);
   if (!config.tie_word_embeddings) {
     weights.untied_head = random.make(shard.vocab.size(), hidden, backend);
   }

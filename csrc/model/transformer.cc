@@ -34,7 +34,7 @@ struct Transformer::Scratch {
   TensorView partial;    // f32 [rows, hidden]: this rank's share of a row-parallel product
   TensorView qkv;        // f32 [rows, (heads + 2 kv_heads) * head_dim]
   TensorView attention;  // bf16 [rows, heads * head_dim]
-  TensorView gate_up;    // f32 [rows, 2 * intermediate]
+  TensorView ffn_in;     // f32 [rows, num_ffn_in * intermediate]
   TensorView activated;  // bf16 [rows, intermediate]
   TensorView scored;     // f32 [rows, draft_token_ids]: logits of a trimmed head
 
@@ -48,7 +48,7 @@ struct Transformer::Scratch {
     place(partial, DType::f32, config.hidden_size);
     place(qkv, DType::f32, shard.attention.qkv_width());
     place(attention, DType::bf16, shard.attention.num_heads * config.head_dim);
-    place(gate_up, DType::f32, 2 * ffn);
+    place(ffn_in, DType::f32, config.num_ffn_in() * ffn);
     place(activated, DType::bf16, ffn);
     place(scored, DType::f32, static_cast<int64_t>(config.draft_token_ids.size()));
   }
@@ -76,14 +76,18 @@ Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_wei
   CHECK(max_rows > 0);
   weights_ = std::make_unique<const Weights>(make_weights(config_, shard_, backend_));
 
-  const RopeTables tables = make_rope_tables(config_, max_positions_);
-  const size_t table_bytes = tables.cos.size() * sizeof(float);
-  rope_ = backend_.allocate(2 * table_bytes);
-  Stream stream = backend_.make_stream();
-  const auto size = static_cast<int64_t>(tables.cos.size());
-  backend_.copy_from_host(rope_.view(DType::f32, {size}), tables.cos.data(), stream);
-  backend_.copy_from_host(rope_.view(DType::f32, {size}, table_bytes), tables.sin.data(), stream);
-  backend_.synchronize(stream);
+  if (config_.positions == Positions::rotary) {
+    const RopeTables tables = make_rope_tables(config_, max_positions_);
+    const size_t table_bytes = tables.cos.size() * sizeof(float);
+    const int64_t half = config_.head_dim / 2;
+    rope_ = backend_.allocate(2 * table_bytes);
+    cos_ = rope_.view(DType::f32, {max_positions_, half});
+    sin_ = rope_.view(DType::f32, {max_positions_, half}, table_bytes);
+    Stream stream = backend_.make_stream();
+    backend_.copy_from_host(cos_, tables.cos.data(), stream);
+    backend_.copy_from_host(sin_, tables.sin.data(), stream);
+    backend_.synchronize(stream);
+  }
 
   if (!config_.draft_token_ids.empty()) {
     head_rows_ = make_head_rows(config_.draft_token_ids, config_.vocab_size, backend_);
@@ -134,10 +138,7 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
   const Scratch scratch = scratch_for(rows);
   const RowMap map = {batch.positions, batch.slots, cache.page_tables()};
 
-  // Vocabulary-parallel: one rank has the token's row, the others add zeros, so the sum is exact.
-  backend_.embed(weights_->embedding, batch.tokens, shard_.vocab.begin, scratch.residual, stream);
-  communicator_.all_reduce_sum(scratch.residual, stream);
-
+  embed(batch, scratch, stream);
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     // A chunk of a prompt is only there for the cache: behind its last entry nothing is computed.
     const bool only_cache = num_logits == 0 && i + 1 == config_.num_layers;
@@ -147,8 +148,7 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
     ffn_block(layer, scratch, stream);
   }
 
-  backend_.rms_norm(scratch.residual, weights_->norm.view, config_.rms_norm_eps, scratch.normed,
-                    stream);
+  norm(weights_->norm, scratch, stream);
   const TensorView wanted = final_states(rows, num_logits);
   if (num_logits < rows) {
     backend_.gather_rows(scratch.normed, batch.logit_rows, wanted, stream);
@@ -164,18 +164,34 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
   backend_.linear(weights_->lm_head(), wanted, {}, logits, stream);
 }
 
-// x += W_o attention(rope(W_qkv norm(x)))
+// x = E[token], + P[position] where positions are learned
+void Transformer::embed(const Batch& batch, const Scratch& scratch, Stream& stream) {
+  // Vocabulary-parallel: one rank has the token's row, the others add zeros, so the sum is exact.
+  backend_.embed(weights_->embedding, batch.tokens, shard_.vocab.begin, scratch.residual, stream);
+  communicator_.all_reduce_sum(scratch.residual, stream);
+  if (config_.positions == Positions::rotary) return;
+  backend_.embed(weights_->position_embedding, batch.positions, 0, scratch.partial, stream);
+  backend_.add(scratch.residual, scratch.partial, stream);
+}
+
+// residual -> normed
+void Transformer::norm(const NormWeights& weights, const Scratch& scratch, Stream& stream) {
+  const TensorView x = scratch.residual, y = scratch.normed;
+  if (config_.norm == Norm::layer) {
+    backend_.layer_norm(x, weights.weight.view, weights.bias.view, config_.norm_eps, y, stream);
+  } else {
+    backend_.rms_norm(x, weights.weight.view, config_.norm_eps, y, stream);
+  }
+}
+
+// x += W_o attention(rope(W_qkv norm(x))), without rope where positions are learned
 void Transformer::attention_block(const LayerWeights& layer, TensorView k_pages, TensorView v_pages,
                                   const RowMap& map, const Scratch& scratch, bool only_cache,
                                   Stream& stream) {
-  backend_.rms_norm(scratch.residual, layer.input_norm.view, config_.rms_norm_eps, scratch.normed,
-                    stream);
+  norm(layer.input_norm, scratch, stream);
   // Column-parallel: whole heads.
   backend_.linear(layer.qkv, scratch.normed, layer.qkv_bias.view, scratch.qkv, stream);
-  const int64_t half = config_.head_dim / 2;
-  const TensorView cos = rope_.view(DType::f32, {max_positions_, half});
-  const TensorView sin = rope_.view(DType::f32, {max_positions_, half}, cos.bytes());
-  backend_.rope_and_cache(scratch.qkv, cos, sin, k_pages, v_pages, map, shard_.attention, stream);
+  backend_.rope_and_cache(scratch.qkv, cos_, sin_, k_pages, v_pages, map, shard_.attention, stream);
   if (only_cache) return;
   backend_.attention(scratch.qkv, k_pages, v_pages, scratch.attention, map, shard_.attention,
                      stream);
@@ -186,15 +202,19 @@ void Transformer::attention_block(const LayerWeights& layer, TensorView k_pages,
   backend_.add(scratch.residual, scratch.partial, stream);
 }
 
-// x += W_down (silu(W_gate norm(x)) * W_up norm(x))
+// x += W_out (silu(W_gate norm(x)) * W_up norm(x)), or x += W_out gelu(W_in norm(x))
 void Transformer::ffn_block(const LayerWeights& layer, const Scratch& scratch, Stream& stream) {
-  backend_.rms_norm(scratch.residual, layer.ffn_norm.view, config_.rms_norm_eps, scratch.normed,
-                    stream);
-  // Column-parallel: this rank's columns of gate and up.
-  backend_.linear(layer.gate_up, scratch.normed, layer.gate_up_bias.view, scratch.gate_up, stream);
-  backend_.silu_mul(scratch.gate_up, scratch.activated, stream);
+  norm(layer.ffn_norm, scratch, stream);
+  // Column-parallel: this rank's FFN columns (of gate and up both, where there are two).
+  backend_.linear(layer.ffn_in, scratch.normed, layer.ffn_in_bias.view, scratch.ffn_in, stream);
+  if (config_.activation == Activation::swiglu) {
+    backend_.silu_mul(scratch.ffn_in, scratch.activated, stream);
+  } else {
+    backend_.gelu_tanh(scratch.ffn_in, scratch.activated, stream);
+  }
   // Row-parallel: partial products, summed in rank order.
-  backend_.linear(layer.down, scratch.activated, layer.down_bias.view, scratch.partial, stream);
+  backend_.linear(layer.ffn_out, scratch.activated, layer.ffn_out_bias.view, scratch.partial,
+                  stream);
   communicator_.all_reduce_sum(scratch.partial, stream);
   backend_.add(scratch.residual, scratch.partial, stream);
 }

@@ -1,5 +1,6 @@
-// Transformer: a Llama-family decoder, sharded by tensor parallelism over a Communicator. One class
-// for target and draft (a draft has a self communicator: it is a model like any other).
+// Transformer: a decoder with pre-norm residual blocks, sharded by tensor parallelism over a
+// Communicator. One class for every family (ModelConfig says how they differ), for target and draft
+// (a draft has a self communicator: it is a model like any other).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 namespace outrider {
 
 struct LayerWeights;
+struct NormWeights;
 struct Weights;
 
 // Makes a rank's weights; throws Error.
@@ -66,6 +68,8 @@ class Transformer {
  private:
   struct Scratch;  // of one pass
 
+  void embed(const Batch& batch, const Scratch& scratch, Stream& stream);
+  void norm(const NormWeights& weights, const Scratch& scratch, Stream& stream);
   void attention_block(const LayerWeights& layer, TensorView k_pages, TensorView v_pages,
                        const RowMap& map, const Scratch& scratch, bool only_cache, Stream& stream);
   void ffn_block(const LayerWeights& layer, const Scratch& scratch, Stream& stream);
@@ -78,9 +82,11 @@ class Transformer {
   int64_t max_rows_;
   int64_t max_positions_;
   std::unique_ptr<const Weights> weights_;
-  Buffer rope_;       // f32 [2, max_positions, head_dim / 2]: cosines, then sines
-  Buffer head_rows_;  // i32 [vocab_size]: a token's row of a trimmed head, or -1; else empty
-  Buffer scratch_;    // everything that a pass of max_rows writes
+  Buffer rope_;           // f32 [2, max_positions, head_dim / 2]: cosines, then sines; empty where
+                          // positions are learned
+  TensorView cos_, sin_;  // of it, f32 [max_positions, head_dim / 2]; empty likewise
+  Buffer head_rows_;      // i32 [vocab_size]: a token's row of a trimmed head, or -1; else empty
+  Buffer scratch_;        // everything that a pass of max_rows writes
 };
 
 }  // namespace outrider

@@ -1,5 +1,7 @@
 #include "model/weight_reader.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "model/json_file.h"
 
@@ -48,6 +50,28 @@ TensorView WeightReader::view(const std::string& name) const {
   return tensor.shape.size() == 1
              ? TensorView(data, DType::bf16, {tensor.shape[0]})
              : TensorView(data, DType::bf16, {tensor.shape[0], tensor.shape[1]});
+}
+
+PackedWeight WeightReader::pack_transposed(std::initializer_list<TensorView> parts) const {
+  constexpr int64_t kBlock = 32;  // columns at a time: neighbours in the file are one cache line
+  const int64_t k = parts.begin()->extent(0);
+  int64_t n = 0;
+  for (const TensorView& part : parts) n += part.extent(1);
+  std::vector<bf16> transposed(n * k);
+  bf16* to = transposed.data();
+  for (const TensorView& part : parts) {
+    const bf16* const from = part.data<bf16>();
+    const int64_t columns = part.extent(1);
+    CHECK(part.extent(0) == k && part.stride(1) == 1);
+    for (int64_t begin = 0; begin < columns; begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, columns);
+      for (int64_t i = 0; i < k; ++i) {
+        for (int64_t o = begin; o < end; ++o) to[o * k + i] = from[i * part.stride(0) + o];
+      }
+    }
+    to += columns * k;
+  }
+  return pack({TensorView(transposed.data(), DType::bf16, {n, k})});
 }
 
 WeightVector WeightReader::norm(const std::string& name) const {

@@ -14,10 +14,10 @@
 
 namespace outrider {
 
-constexpr char kEmbeddingTensor[] = "model.embed_tokens.weight";
 constexpr char kLmHeadTensor[] = "lm_head.weight";
 
-// A norm's weight (bf16) or a bias (f32), [n], on the backend; empty where there is none.
+// A norm's weight or bias (bf16), or another bias (f32), [n], on the backend; empty where there is
+// none.
 struct WeightVector {
   Buffer data;
   TensorView view;
@@ -60,6 +60,8 @@ class WeightReader {
   PackedWeight pack(std::initializer_list<TensorView> parts) const {
     return backend_.pack(std::span(parts.begin(), parts.size()));
   }
+  // The parts, [k, n_i] (inputs by outputs, as Conv1D keeps them), transposed and stacked.
+  PackedWeight pack_transposed(std::initializer_list<TensorView> parts) const;
   WeightVector norm(const std::string& name) const;
   // The parts end to end, in fp32.
   WeightVector bias(std::initializer_list<TensorView> parts) const;

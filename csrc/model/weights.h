@@ -1,8 +1,9 @@
-// A Llama's weights: which tensors a checkpoint must hold, and this rank's slices of them, packed.
+// A model's weights: which tensors a checkpoint must hold, and this rank's slices of them, packed.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -15,28 +16,39 @@ namespace outrider {
 
 // Throws Error naming file and tensor unless the checkpoint holds just what the config describes:
 // every tensor, in its shape, in bfloat16, and no other. (Tied models may bring a copy of the
-// embedding as lm_head.weight, old ones the frequencies of RoPE; neither is read.)
+// embedding as lm_head.weight, old ones the frequencies of RoPE or the masks of GPT-2's attention;
+// none is read.)
 void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config);
+
+// The name of the embedding in a checkpoint that passes check_tensors.
+std::string embedding_tensor(const Checkpoint& checkpoint, const ModelConfig& config);
+
+struct NormWeights {
+  WeightVector weight;  // [hidden]
+  WeightVector bias;    // [hidden]; empty for Norm::rms
+};
 
 // Column-parallel: this rank's output rows. Row-parallel: its input columns; the partial products
 // are summed over the ranks, and rank 0 alone holds the bias, so that the sum has it once.
 struct LayerWeights {
-  WeightVector input_norm;      // [hidden]
+  NormWeights input_norm;
   PackedWeight qkv;             // column-parallel: [(heads + 2 kv_heads) * head_dim, hidden]
   WeightVector qkv_bias;        // [(heads + 2 kv_heads) * head_dim]
   PackedWeight attention_out;   // row-parallel: [hidden, heads * head_dim]
   WeightVector attention_bias;  // [hidden]
-  WeightVector ffn_norm;        // [hidden]
-  PackedWeight gate_up;         // column-parallel: [2 * intermediate, hidden]
-  WeightVector gate_up_bias;    // [2 * intermediate]
-  PackedWeight down;            // row-parallel: [hidden, intermediate]
-  WeightVector down_bias;       // [hidden]
+  NormWeights ffn_norm;
+  PackedWeight ffn_in;        // column-parallel: [num_ffn_in * intermediate, hidden]
+  WeightVector ffn_in_bias;   // [num_ffn_in * intermediate]
+  PackedWeight ffn_out;       // row-parallel: [hidden, intermediate]
+  WeightVector ffn_out_bias;  // [hidden]
 };
 
 struct Weights {
-  PackedWeight embedding;  // vocabulary-parallel: [vocab, hidden]
+  PackedWeight embedding;           // vocabulary-parallel: [vocab, hidden]
+  PackedWeight position_embedding;  // whole on each rank: [max_position_embeddings, hidden];
+                                    // empty for Positions::rotary
   std::vector<LayerWeights> layers;
-  WeightVector norm;         // [hidden]
+  NormWeights norm;
   PackedWeight untied_head;  // [head, hidden]: vocabulary-parallel; empty where the embedding is
                              // the LM head too
 
@@ -51,7 +63,7 @@ Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, co
 // Bytes of one rank's parameters in bfloat16.
 struct WeightBytes {
   int64_t held = 0;
-  int64_t read_each_pass = 0;  // all but an embedding of its own, of which few rows are
+  int64_t read_each_pass = 0;  // all but embeddings of their own, of which few rows are
 };
 WeightBytes weight_bytes(const ModelConfig& config, const Shard& shard);
 

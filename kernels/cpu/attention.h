@@ -14,8 +14,9 @@ namespace outrider::cpu {
 // kPageTokens, head_dim]; of k, so that 16 tokens meet a query in one register: [num_pages,
 // num_kv_heads, head_dim / 2, kPageTokens, 2].
 void rope_and_cache(float* qkv,  // [rows, (num_heads + 2 * num_kv_heads) * head_dim]: q, k, v
-                    const float* cos_table,  // [max_positions, head_dim / 2]
-                    const float* sin_table,  // [max_positions, head_dim / 2]
+                    const float* cos_table,  // [max_positions, head_dim / 2], or null: q and k
+                                             // stay as they are
+                    const float* sin_table,  // [max_positions, head_dim / 2], or null
                     bf16* k_pages, bf16* v_pages, RowPointers map, int64_t rows,
                     AttentionShape shape, Isa isa);
 

@@ -18,10 +18,22 @@ void rms_norm(const float* x,      // [rows, hidden]
               bf16* y,             // [rows, hidden]
               int64_t rows, int64_t hidden, float epsilon, Isa isa);
 
+// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, rounded once to bf16.
+// Bound: rows * hidden * 6 bytes. Order: the sum for the mean, then that of the squared differences
+// from it by fma, each in 16 lanes as rms_norm's. Twin: ../cuda/elementwise.cu.
+void layer_norm(const float* x,      // [rows, hidden]
+                const bf16* weight,  // [hidden]
+                const bf16* bias,    // [hidden]
+                bf16* y,             // [rows, hidden]
+                int64_t rows, int64_t hidden, float epsilon, Isa isa);
+
 // y = silu(gate) * up, rounded once to bf16. exp is ours (math.h), the same on every machine.
 void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
               bf16* y,               // [rows, width]
               int64_t rows, int64_t width, Isa isa);
+
+// y = gelu(x) by its approximation with tanh (math.h), rounded once to bf16. Bound: size * 6 bytes.
+void gelu_tanh(const float* x, bf16* y, int64_t size, Isa isa);
 
 // x += y
 void add(float* x, const float* y, int64_t size, Isa isa);

@@ -67,6 +67,7 @@ OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {  // b where either is NaN
 }
 OUTRIDER_INLINE Lanes exp(Lanes x) { return {exp_f32(x.v)}; }
 OUTRIDER_INLINE Lanes silu(Lanes x) { return {silu_f32(x.v)}; }
+OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) { return {gelu_tanh_f32(x.v)}; }
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
   const __m256i bits = _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)narrow(x.v));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bits);
@@ -125,6 +126,7 @@ OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {
 }
 OUTRIDER_INLINE Lanes exp(Lanes x) { return {exp_f32(x.low), exp_f32(x.high)}; }
 OUTRIDER_INLINE Lanes silu(Lanes x) { return {silu_f32(x.low), silu_f32(x.high)}; }
+OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) { return {gelu_tanh_f32(x.low), gelu_tanh_f32(x.high)}; }
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
   const auto low = (__m256i)(narrow(x.low) & 0xffffu);
   const auto high = (__m256i)(narrow(x.high) & 0xffffu);
@@ -198,6 +200,10 @@ OUTRIDER_INLINE Lanes exp(Lanes x) {
 }
 OUTRIDER_INLINE Lanes silu(Lanes x) {
   for (float& lane : x.v) lane = silu_f32(lane);
+  return x;
+}
+OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) {
+  for (float& lane : x.v) lane = gelu_tanh_f32(lane);
   return x;
 }
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
@@ -274,6 +280,14 @@ OUTRIDER_INLINE void store(float* p, Lanes x, int64_t count) {
   float v[16];
   store(v, x);
   __builtin_memcpy(p, v, static_cast<size_t>(count) * sizeof(float));
+}
+
+// x in the first `count` lanes of 16, zeros behind them.
+OUTRIDER_INLINE Lanes first(Lanes x, int64_t count) {
+  if (count >= kLanes) return x;
+  float v[kLanes];
+  store(v, x);
+  return load(v, count);
 }
 
 }  // namespace outrider::cpu::OUTRIDER_LANES

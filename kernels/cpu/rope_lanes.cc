@@ -46,7 +46,8 @@ void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, 
     const float* v = k + shape.num_kv_heads * head_dim;
     const int64_t position = map.positions[r];
     const int64_t token = position % kPageTokens;
-    for (int64_t h = 0; h < shape.num_heads + shape.num_kv_heads; ++h) {
+    const int64_t rotated = cos_table == nullptr ? 0 : shape.num_heads + shape.num_kv_heads;
+    for (int64_t h = 0; h < rotated; ++h) {
       rotate(q + h * head_dim, cos_table + position * half, sin_table + position * half, half);
     }
     const int64_t page = map.page_tables[map.sequences[r] * map.max_pages + position / kPageTokens];

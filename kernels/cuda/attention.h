@@ -20,8 +20,9 @@ namespace outrider::cuda {
 // position become NaN, and rows of the same tile that weigh it by zero stay what they are.
 // Bound: rows * qkv_width * 8 bytes.
 void rope_and_cache(float* qkv,  // [rows, (num_heads + 2 * num_kv_heads) * head_dim]: q, k, v
-                    const float* cos_table,  // [max_positions, head_dim / 2]
-                    const float* sin_table,  // [max_positions, head_dim / 2]
+                    const float* cos_table,  // [max_positions, head_dim / 2], or null: q and k
+                                             // stay as they are
+                    const float* sin_table,  // [max_positions, head_dim / 2], or null
                     bf16* k_pages, bf16* v_pages, RowPointers map, int64_t rows,
                     AttentionShape shape, cudaStream_t stream);
 

@@ -59,7 +59,9 @@ __global__ void rope_kernel(RopePass pass) {
   const int half = head_dim / 2;
   float* const qkv = pass.qkv + row * pass.qkv_width;
   float* const rotated = qkv + head * head_dim;
-  rotate_head(rotated, pass.cos_table + position * half, pass.sin_table + position * half, half);
+  if (pass.cos_table != nullptr) {
+    rotate_head(rotated, pass.cos_table + position * half, pass.sin_table + position * half, half);
+  }
   if (head < shape.num_heads) return;
   const int64_t kv_head = head - shape.num_heads;
   const int32_t* table = pass.map.page_tables + pass.map.sequences[row] * pass.map.max_pages;

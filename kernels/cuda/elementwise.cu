@@ -31,6 +31,27 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
+// Grid: rows.
+__global__ void __launch_bounds__(kNormThreads)
+    layer_norm_kernel(const float* x, const bf16* weight, const bf16* bias, bf16* y, int hidden,
+                      float epsilon) {
+  const auto plus = [](float a, float b) { return a + b; };
+  x += int64_t{blockIdx.x} * hidden;
+  y += int64_t{blockIdx.x} * hidden;
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < hidden; i += kNormThreads) sum += x[i];
+  const float mean = block_reduce(sum, plus) / static_cast<float>(hidden);
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
+    squares = fmaf(x[i] - mean, x[i] - mean, squares);
+  }
+  const float variance = block_reduce(squares, plus) / static_cast<float>(hidden);
+  const float scale = 1.0f / sqrtf(variance + epsilon);
+  for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
+    y[i] = narrow((x[i] - mean) * scale * widen(weight[i]) + widen(bias[i]));
+  }
+}
+
 // Grid: pieces of a row by rows.
 __global__ void __launch_bounds__(kThreads)
     silu_mul_kernel(const float* gate_up, bf16* y, int64_t width) {
@@ -38,6 +59,12 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= width) return;
   const float* gate = gate_up + blockIdx.y * 2 * width;
   y[blockIdx.y * width + i] = narrow(silu_f32(gate[i]) * gate[width + i]);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gelu_tanh_kernel(const float* x, bf16* y, int64_t size) {
+  const int64_t i = grid_index();
+  if (i < size) y[i] = narrow(gelu_tanh_f32(x[i]));
 }
 
 __global__ void __launch_bounds__(kThreads) add_kernel(float* x, const float* y, int64_t size) {
@@ -90,8 +117,18 @@ void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t
          static_cast<int>(hidden), epsilon);
 }
 
+void layer_norm(const float* x, const bf16* weight, const bf16* bias, bf16* y, int64_t rows,
+                int64_t hidden, float epsilon, cudaStream_t stream) {
+  launch(layer_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, weight, bias,
+         y, static_cast<int>(hidden), epsilon);
+}
+
 void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width, cudaStream_t stream) {
   launch(silu_mul_kernel, dim3(blocks_of(width), rows), kThreads, 0, stream, gate_up, y, width);
+}
+
+void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream) {
+  launch(gelu_tanh_kernel, blocks_of(size), kThreads, 0, stream, x, y, size);
 }
 
 void add(float* x, const float* y, int64_t size, cudaStream_t stream) {

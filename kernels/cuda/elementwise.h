@@ -19,11 +19,24 @@ void rms_norm(const float* x,      // [rows, hidden]
               bf16* y,             // [rows, hidden]
               int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream);
 
+// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, rounded once to bf16.
+// Bound: rows * hidden * 6 bytes. Order: the sum for the mean, then that of the squared differences
+// from it by fma, each as rms_norm's. Twin: ../cpu/elementwise.cc.
+void layer_norm(const float* x,      // [rows, hidden]
+                const bf16* weight,  // [hidden]
+                const bf16* bias,    // [hidden]
+                bf16* y,             // [rows, hidden]
+                int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream);
+
 // y = silu(gate) * up, rounded once to bf16. exp is ours (math.h): the bits of the CPU.
 // Bound: rows * width * 10 bytes.
 void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
               bf16* y,               // [rows, width]
               int64_t rows, int64_t width, cudaStream_t stream);
+
+// y = gelu(x) by its approximation with tanh (math.h: the bits of the CPU), rounded once to bf16.
+// Bound: size * 6 bytes.
+void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream);
 
 // x += y. Bound: size * 12 bytes.
 void add(float* x, const float* y, int64_t size, cudaStream_t stream);

@@ -72,6 +72,47 @@ TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
   }
 }
 
+// A target of another family, with drafts of its own and of the first one; prompts that begin alike
+// share their pages.
+TEST(Engine, AGpt2sGreedyAnswerDoesNotDependOnSpeculation) {
+  for (const int ranks : {1, 2, 3}) {
+    std::map<std::vector<int32_t>, std::set<std::vector<int32_t>>> distinct;  // by prompt
+    std::map<std::string, int64_t> accepted;                                  // by draft
+    int64_t cached = 0;
+    for (const char* draft : {"tiny-gpt2-draft", "tiny-gpt2", "tiny-draft"}) {
+      EngineOptions options = {.model = test_checkpoint("tiny-gpt2"),
+                               .draft = test_checkpoint(draft),
+                               .draft_head = test_checkpoint("tiny-head")};
+      options.max_sequences = 4;
+      options.prefill_chunk = 13;
+      std::vector<Request> requests;
+      for (const int k : {0, 1, 4}) {
+        for (const std::string drafter : {"model", "head", "prompt_lookup"}) {
+          for (const int length : {1, 20, 130, 131}) {
+            requests.push_back(greedy_request(length, length / 20, 40, k, drafter));
+          }
+        }
+      }
+      const auto answers = run_requests(options, ranks, requests);
+      for (size_t i = 0; i < answers.size(); ++i) {
+        ASSERT_TRUE(answers[i].completion) << answers[i].status;
+        ASSERT_EQ(answers[i].token_ids.size(), 40u);
+        distinct[requests[i].prompt].insert(answers[i].token_ids);
+        cached += answers[i].completion->cached_tokens;
+        if (requests[i].speculation.drafter == "model") {
+          accepted[draft] += answers[i].completion->speculation.num_accepted_draft_tokens;
+        }
+      }
+    }
+    EXPECT_EQ(distinct.size(), 4u);
+    for (const auto& [prompt, outputs] : distinct) {
+      EXPECT_EQ(outputs.size(), 1u) << "prompt of " << prompt.size() << ", " << ranks << " ranks";
+    }
+    EXPECT_GT(accepted["tiny-gpt2"], accepted["tiny-gpt2-draft"]) << ranks << " ranks";
+    EXPECT_GT(cached, 0);
+  }
+}
+
 TEST(Engine, ADraftEqualToTheTargetIsAlwaysAccepted) {
   EngineOptions options = tiny_options();
   options.draft = options.model;

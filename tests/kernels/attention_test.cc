@@ -194,6 +194,39 @@ TEST_F(AttentionTest, RopeRotatesHalvesAndCachesKAndV) {
   }
 }
 
+// Without tables of angles.
+TEST_F(AttentionTest, CachesWithoutRotating) {
+  for (const AttentionCase& c : kAttentionCases) {
+    make(c);
+    const auto rows = rows_between(0, length_);
+    for (const Isa isa : available_isas()) {
+      clear_cache();
+      std::vector<int32_t> positions, sequences;
+      std::vector<float> qkv;
+      for (const Row row : rows) {
+        positions.push_back(row.position);
+        sequences.push_back(row.sequence);
+        qkv.insert(qkv.end(), input(row), input(row) + shape_.qkv_width());
+      }
+      const std::vector<float> original = qkv;
+      const RowPointers map = {positions.data(), sequences.data(), tables_.data(), max_pages_};
+      rope_and_cache(qkv.data(), nullptr, nullptr, k_.data(), v_.data(), map,
+                     static_cast<int64_t>(rows.size()), shape_, isa);
+      EXPECT_TRUE(same_bits(qkv, original));
+      for (const Row row : rows) {
+        for (int64_t h = 0; h < shape_.num_kv_heads; ++h) {
+          const float* k = input(row) + (shape_.num_heads + h) * shape_.head_dim;
+          const float* v = k + shape_.num_kv_heads * shape_.head_dim;
+          for (int64_t i = 0; i < shape_.head_dim; ++i) {
+            ASSERT_EQ(key(row.sequence, row.position, h, i).bits, to_bf16(k[i]).bits);
+            ASSERT_EQ(value(row.sequence, row.position, h, i).bits, to_bf16(v[i]).bits);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AttentionTest, EveryIsaGivesTheSameBits) {
   for (const AttentionCase& c : kAttentionCases) {
     make(c);

@@ -29,6 +29,61 @@ TEST_F(ElementwiseTest, RmsNormIsCloseToDouble) {
   }
 }
 
+// The mean errs by width / 16 + 6 roundings of the mean absolute value, and so does each difference
+// from it; the root of the mean square of the differences by half as many as the mean square, and
+// by what the mean errs at most. Products and the sum with the bias add five, bf16 its own.
+TEST_F(ElementwiseTest, LayerNormIsCloseToDouble) {
+  for (const RowCase& c : kRowCases) {
+    auto x = random_f32(c.rows * c.width, 3.0f);
+    for (float& value : x) value += 5.0f;
+    const auto weight = random_bf16(c.width), bias = random_bf16(c.width);
+    std::vector<bf16> y(x.size());
+    layer_norm(x.data(), weight.data(), bias.data(), y.data(), c.rows, c.width, 0.5f,
+               available_isas().back());
+    const double roundings = c.width / 16.0 + 7;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      const float* row = x.data() + r * c.width;
+      double mean = 0.0, absolute = 0.0, variance = 0.0;
+      for (int64_t i = 0; i < c.width; ++i) {
+        mean += row[i] / double(c.width);
+        absolute += std::abs(row[i]) / double(c.width);
+      }
+      for (int64_t i = 0; i < c.width; ++i) variance += std::pow(row[i] - mean, 2) / c.width;
+      const double root = std::sqrt(variance + 0.5);
+      const double of_mean = roundings * kRoundF32 * absolute / root;  // of a normed element
+      for (int64_t i = 0; i < c.width; ++i) {
+        const double normed = (row[i] - mean) / root, w = to_float(weight[i]);
+        const double exact = normed * w + to_float(bias[i]);
+        const double error =
+            std::abs(w) * (of_mean + std::abs(normed) * (of_mean + roundings * kRoundF32)) +
+            5 * kRoundF32 * (std::abs(normed * w) + std::abs(exact));
+        ASSERT_NEAR(to_float(y[r * c.width + i]), exact,
+                    error * (1 + kRoundBf16) + kRoundBf16 * std::abs(exact))
+            << c.rows << " x " << c.width;
+      }
+    }
+  }
+}
+
+// Four roundings of the exponent are as large an error of its power; exp errs by 8.1e-8, and three
+// operations and the rounding to bf16 follow. Below e^-87 exp's inverse is nothing.
+TEST_F(ElementwiseTest, GeluTanhIsCloseToDouble) {
+  auto x = random_f32(1003, 3.0f);
+  for (float value : {0.0f, -0.0f, 1e-30f, -1e-30f, 9.9f, -9.9f, 30.0f, -30.0f, 1e20f, -1e20f}) {
+    x.push_back(value);
+  }
+  std::vector<bf16> y(x.size());
+  gelu_tanh(x.data(), y.data(), static_cast<int64_t>(x.size()), available_isas().back());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double v = x[i];
+    const double exponent = -2.0 * std::sqrt(2.0 / M_PI) * (v + 0.044715 * v * v * v);
+    const double exact = v / (1.0 + std::exp(exponent));
+    const double error =
+        kRoundBf16 + 8.1e-8 + (3 + 4 * std::min(std::abs(exponent), 90.0)) * kRoundF32;
+    ASSERT_NEAR(to_float(y[i]), exact, error * std::abs(exact) + 1e-36) << v;
+  }
+}
+
 // exp errs by 8.1e-8; four more operations and the rounding to bf16 follow.
 TEST_F(ElementwiseTest, SiluMulIsCloseToDouble) {
   for (const RowCase& c : kRowCases) {
@@ -64,20 +119,29 @@ TEST_F(ElementwiseTest, EveryIsaGivesTheSameBits) {
     x[0] = 1e-39f;  // a denormal
     x[c.rows * c.width / 2] = std::nanf("");
     x[c.rows * c.width - 1] = 1e19f;  // its square is nearly infinite
-    const auto weight = random_bf16(c.width);
-    std::vector<bf16> norm(c.rows * c.width), silu(c.rows * c.width);
+    const auto weight = random_bf16(c.width), bias = random_bf16(c.width);
+    const int64_t size = c.rows * c.width;
+    std::vector<bf16> norm(size), layer(size), silu(size), gelu(size);
     rms_norm(x.data(), weight.data(), norm.data(), c.rows, c.width, 1e-5f, Isa::scalar);
+    layer_norm(x.data(), weight.data(), bias.data(), layer.data(), c.rows, c.width, 1e-5f,
+               Isa::scalar);
     silu_mul(x.data(), silu.data(), c.rows, c.width, Isa::scalar);
+    gelu_tanh(x.data(), gelu.data(), size, Isa::scalar);
     for (Isa isa : available_isas()) {
-      std::vector<bf16> y(c.rows * c.width);
+      std::vector<bf16> y(size);
+      const auto expect_same = [&](const std::vector<bf16>& expected) {
+        for (size_t i = 0; i < y.size(); ++i) {
+          ASSERT_TRUE(same_number(to_float(y[i]), to_float(expected[i]))) << isa_name(isa);
+        }
+      };
       rms_norm(x.data(), weight.data(), y.data(), c.rows, c.width, 1e-5f, isa);
-      for (size_t i = 0; i < y.size(); ++i) {
-        ASSERT_TRUE(same_number(to_float(y[i]), to_float(norm[i]))) << isa_name(isa);
-      }
+      expect_same(norm);
+      layer_norm(x.data(), weight.data(), bias.data(), y.data(), c.rows, c.width, 1e-5f, isa);
+      expect_same(layer);
       silu_mul(x.data(), y.data(), c.rows, c.width, isa);
-      for (size_t i = 0; i < y.size(); ++i) {
-        ASSERT_TRUE(same_number(to_float(y[i]), to_float(silu[i]))) << isa_name(isa);
-      }
+      expect_same(silu);
+      gelu_tanh(x.data(), y.data(), size, isa);
+      expect_same(gelu);
     }
   }
 }
@@ -85,14 +149,19 @@ TEST_F(ElementwiseTest, EveryIsaGivesTheSameBits) {
 TEST_F(ElementwiseTest, ARowDoesNotDependOnTheOthers) {
   for (const RowCase& c : kRowCases) {
     const auto x = random_f32(c.rows * 2 * c.width);
-    const auto weight = random_bf16(c.width);
+    const auto weight = random_bf16(c.width), bias = random_bf16(c.width);
     const Isa isa = available_isas().back();
-    std::vector<bf16> norm(c.rows * c.width), silu(c.rows * c.width), alone(c.width);
+    const int64_t size = c.rows * c.width;
+    std::vector<bf16> norm(size), layer(size), silu(size), alone(c.width);
     rms_norm(x.data(), weight.data(), norm.data(), c.rows, c.width, 1e-5f, isa);
+    layer_norm(x.data(), weight.data(), bias.data(), layer.data(), c.rows, c.width, 1e-5f, isa);
     silu_mul(x.data(), silu.data(), c.rows, c.width, isa);
     for (int64_t r = 0; r < c.rows; ++r) {
       rms_norm(x.data() + r * c.width, weight.data(), alone.data(), 1, c.width, 1e-5f, isa);
       ASSERT_EQ(std::memcmp(alone.data(), norm.data() + r * c.width, c.width * 2), 0);
+      layer_norm(x.data() + r * c.width, weight.data(), bias.data(), alone.data(), 1, c.width,
+                 1e-5f, isa);
+      ASSERT_EQ(std::memcmp(alone.data(), layer.data() + r * c.width, c.width * 2), 0);
       silu_mul(x.data() + r * 2 * c.width, alone.data(), 1, c.width, isa);
       ASSERT_EQ(std::memcmp(alone.data(), silu.data() + r * c.width, c.width * 2), 0);
     }

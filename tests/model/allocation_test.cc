@@ -13,12 +13,14 @@
 namespace outrider {
 namespace {
 
-TEST(Allocations, APassMakesNone) {
+class PassAllocations : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(PassAllocations, AreNone) {
   set_float_environment();
   const auto self = make_self_communicator();
   const auto backend = make_cpu_backend();
   constexpr int64_t kRows = 32;
-  Transformer model(test_checkpoint("tiny-odd"), *backend, *self, kRows, 0);
+  Transformer model(test_checkpoint(GetParam()), *backend, *self, kRows, 0);
   KvCache cache = model.make_kv_cache(8, 1);
   std::vector<int32_t> tokens(kRows, 7), positions(kRows), slots(kRows, 0), logit_rows = {3, 5};
   for (int32_t i = 0; i < kRows; ++i) positions[i] = i;
@@ -35,6 +37,13 @@ TEST(Allocations, APassMakesNone) {
   model.forward(batch, cache, view, stream);
   EXPECT_EQ(allocations.count, before);
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, PassAllocations, ::testing::Values("tiny-odd", "tiny-gpt2-odd"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
 
 // A header may ask for anything; memory goes by the size of the file alone.
 TEST(Allocations, BadFilesGetLittle) {

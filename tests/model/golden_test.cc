@@ -1,4 +1,4 @@
-// Against Transformers: the golden files of testdata/, which tools/golden_llama.py makes and whose
+// Against Transformers: the golden files of testdata/, which tools/golden_logits.py makes and whose
 // first lines say with which versions.
 //
 // A file records two differences between runs of Transformers, as maximum and root mean square over
@@ -120,7 +120,8 @@ TEST_P(TinyGolden, LogitsAreTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, TinyGolden,
-                         ::testing::Combine(::testing::Values("tiny", "tiny-odd", "tiny-llama3"),
+                         ::testing::Combine(::testing::Values("tiny", "tiny-odd", "tiny-llama3",
+                                                              "tiny-gpt2", "tiny-gpt2-odd"),
                                             ::testing::Values(1, 2, 3)),
                          [](const auto& info) {
                            std::string name = std::get<0>(info.param);

@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Inspect, SaysWhatTheRealModelHolds) {
   const std::string text = inspect_checkpoint(real_model(), 2);
@@ -19,6 +20,7 @@ TEST(Inspect, SaysWhatTheRealModelHolds) {
   EXPECT_THAT(text, HasSubstr("9 query, 3 KV, of 64 dimensions"));
   EXPECT_THAT(text, HasSubstr("272 in BF16: 134515008 parameters, 256.6 MiB"));
   EXPECT_THAT(text, HasSubstr("tokenizer        tokenizer.json\nchat template    known\n"));
+  EXPECT_THAT(text, HasSubstr("norm, activation RMSNorm, SwiGLU\npositions        8192, rotary\n"));
   EXPECT_THAT(text, HasSubstr("EOS tokens       2\n"));
   EXPECT_THAT(text, HasSubstr(checkpoint_hash(real_model())));
   // Keys and values of two heads of 64 in bf16, over 30 layers, on each rank.
@@ -30,6 +32,19 @@ TEST(Inspect, SaysWhatTheRealModelHolds) {
 TEST(Inspect, OneRankHoldsWhatTheFilesHold) {
   EXPECT_THAT(inspect_checkpoint(real_model(), 1),
               ContainsRegex("0  .0, 9. +.0, 3. +.0, 1536. +.0, 49152. +256\\.6 +23040\n"));
+}
+
+TEST(Inspect, SaysWhatAGpt2Holds) {
+  const std::string text = inspect_checkpoint(test_checkpoint("tiny-gpt2"), 1);
+  EXPECT_THAT(text, HasSubstr("architecture     GPT2LMHeadModel\n"));
+  EXPECT_THAT(text, HasSubstr("norm, activation LayerNorm, GELU by tanh\n"));
+  EXPECT_THAT(text, HasSubstr("positions        256, learned\n"));
+  EXPECT_THAT(text, Not(HasSubstr("RoPE")));
+  // Tokens, positions, the last norm; of a layer the norms, c_attn, c_proj, c_fc and c_proj.
+  const int64_t layer = 4 * 64 + 65 * 192 + 65 * 64 + 65 * 256 + 257 * 64;
+  EXPECT_THAT(text, HasSubstr("BF16: " + std::to_string((512 + 256) * 64 + 2 * 64 + 2 * layer) +
+                              " parameters, 0.3 MiB"));
+  EXPECT_THAT(text, ContainsRegex("0  .0, 4. +.0, 4. +.0, 256. +.0, 512. +0\\.3 +512\n"));
 }
 
 TEST(Inspect, RefusesAsLoadingWould) {

@@ -53,13 +53,15 @@ ModelConfig load_with(const std::string& key, const json& value) {
 // A shape is what tools/make_checkpoint.py takes; what it leaves out is as it makes it.
 TEST(ModelConfig, ReadsAShape) {
   const std::string shapes = std::string(OUTRIDER_SOURCE_DIR) + "/tests/testing/checkpoints/";
-  for (const char* name : {"tiny", "tiny-odd", "tiny-llama3"}) {
+  for (const char* name : {"tiny", "tiny-odd", "tiny-llama3", "tiny-gpt2", "tiny-gpt2-odd"}) {
     const ModelConfig shape = ModelConfig::load_shape(shapes + name + ".json");
     const ModelConfig config = ModelConfig::load(test_checkpoint(name));
     EXPECT_EQ(shape.hidden_size, config.hidden_size);
     EXPECT_EQ(shape.num_kv_heads, config.num_kv_heads);
     EXPECT_EQ(shape.rope_theta, config.rope_theta);
-    EXPECT_EQ(shape.rms_norm_eps, config.rms_norm_eps);
+    EXPECT_EQ(shape.norm_eps, config.norm_eps);
+    EXPECT_EQ(shape.family, config.family);
+    EXPECT_EQ(shape.intermediate_size, config.intermediate_size);
     EXPECT_EQ(shape.max_position_embeddings, config.max_position_embeddings);
     EXPECT_EQ(shape.tie_word_embeddings, config.tie_word_embeddings);
     EXPECT_EQ(shape.attention_bias, config.attention_bias);
@@ -84,7 +86,11 @@ TEST(ModelConfig, ReadsTheRealModel) {
   EXPECT_EQ(config.max_position_embeddings, 8192);
   EXPECT_EQ(config.rope_theta, 100000.0);
   EXPECT_FALSE(config.rope_scaling);
-  EXPECT_FLOAT_EQ(config.rms_norm_eps, 1e-5f);
+  EXPECT_FLOAT_EQ(config.norm_eps, 1e-5f);
+  EXPECT_EQ(config.family, Family::llama);
+  EXPECT_EQ(config.norm, Norm::rms);
+  EXPECT_EQ(config.activation, Activation::swiglu);
+  EXPECT_EQ(config.positions, Positions::rotary);
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_FALSE(config.attention_bias);
   EXPECT_FALSE(config.mlp_bias);
@@ -156,6 +162,50 @@ TEST(ModelConfig, TakesMistralWithoutASlidingWindow) {
   EXPECT_EQ(load(config).architecture, "MistralForCausalLM");
 }
 
+// config.json as GPT-2's first checkpoint has it, but for what concerns training.
+json gpt2_config() {
+  return {{"activation_function", "gelu_new"},
+          {"architectures", {"GPT2LMHeadModel"}},
+          {"bos_token_id", 50256},
+          {"eos_token_id", 50256},
+          {"layer_norm_epsilon", 1e-5},
+          {"model_type", "gpt2"},
+          {"n_ctx", 1024},
+          {"n_embd", 768},
+          {"n_head", 12},
+          {"n_layer", 12},
+          {"n_positions", 1024},
+          {"vocab_size", 50257}};
+}
+
+TEST(ModelConfig, ReadsGpt2) {
+  const ModelConfig config = load(gpt2_config());
+  EXPECT_EQ(config.architecture, "GPT2LMHeadModel");
+  EXPECT_EQ(config.family, Family::gpt2);
+  EXPECT_EQ(config.norm, Norm::layer);
+  EXPECT_EQ(config.activation, Activation::gelu_tanh);
+  EXPECT_EQ(config.positions, Positions::learned);
+  EXPECT_EQ(config.vocab_size, 50257);
+  EXPECT_EQ(config.hidden_size, 768);
+  EXPECT_EQ(config.intermediate_size, 3072);  // n_inner is not there
+  EXPECT_EQ(config.num_layers, 12);
+  EXPECT_EQ(config.num_heads, 12);
+  EXPECT_EQ(config.num_kv_heads, 12);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.max_position_embeddings, 1024);
+  EXPECT_FLOAT_EQ(config.norm_eps, 1e-5f);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_TRUE(config.attention_bias);
+  EXPECT_TRUE(config.mlp_bias);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(50256));
+
+  json given = gpt2_config();
+  given["n_inner"] = nullptr;
+  EXPECT_EQ(load(given).intermediate_size, 3072);
+  given["n_inner"] = 1000;
+  EXPECT_EQ(load(given).intermediate_size, 1000);
+}
+
 struct BadField {
   const char* field;
   json value;
@@ -169,6 +219,7 @@ const BadField kBadFields[] = {
     {"architectures", {"LlamaForCausalLM", "MistralForCausalLM"}, "an array of one architecture"},
     {"architectures", {7}, "a string"},
     {"architectures", {"Qwen2ForCausalLM"}, "\"Qwen2ForCausalLM\""},
+    {"architectures", {"GPT2LMHeadModel"}, "n_embd is missing"},
     {"architectures", {"MistralForCausalLM"}, "sliding_window is missing"},
     {"vocab_size", "512", "is \"512\"; expected an integer"},
     {"vocab_size", 0, "expected an integer in [1, "},
@@ -228,6 +279,47 @@ TEST(ModelConfig, RefusesBadFields) {
     const bool names_another = std::string(bad.expected).find("is missing") != std::string::npos;
     expect_one_line_error({"config.json: ", names_another ? "" : bad.field, bad.expected},
                           [&] { load_with(bad.field, bad.value); });
+  }
+}
+
+const BadField kBadGpt2Fields[] = {
+    {"n_embd", 0, "expected an integer"},
+    {"n_embd", 770, "n_head (12) times an even number up to 256"},
+    {"n_embd", 12 * 63, "n_head (12) times an even number up to 256"},
+    {"n_embd", 12 * 258, "n_head (12) times an even number up to 256"},
+    {"n_layer", -1, "expected an integer"},
+    {"n_head", "12", "expected an integer"},
+    {"n_head", 7, "n_head (7) times an even number"},
+    {"n_positions", 0, "expected an integer"},
+    {"n_inner", 0, "expected an integer"},
+    {"layer_norm_epsilon", 0, "expected a number"},
+    {"tie_word_embeddings", 1, "true or false"},
+    {"activation_function", "gelu", "\"gelu_new\""},
+    {"activation_function", "relu", "\"gelu_new\""},
+    {"scale_attn_weights", false, "expected true"},
+    {"scale_attn_by_inverse_layer_idx", true, "expected false"},
+    {"scale_attn_by_inverse_layer_idx", 1, "true or false"},
+    {"reorder_and_upcast_attn", true, "expected false"},
+    {"add_cross_attention", true, "expected false"},
+    {"quantization_config", {{"quant_method", "awq"}}, "weights must be bfloat16"},
+    {"eos_token_id", 50257, "expected an integer"},
+};
+
+TEST(ModelConfig, RefusesBadGpt2Fields) {
+  for (const BadField& bad : kBadGpt2Fields) {
+    SCOPED_TRACE(std::string(bad.field) + ": " + bad.value.dump());
+    json config = gpt2_config();
+    config[bad.field] = bad.value;
+    const bool heads = std::string(bad.field) == "n_head" && bad.value.is_number();
+    expect_one_line_error({"config.json: ", heads ? "n_embd" : bad.field, bad.expected},
+                          [&] { load(config); });
+  }
+  for (const char* field : {"vocab_size", "n_embd", "n_layer", "n_head", "n_positions",
+                            "layer_norm_epsilon", "architectures"}) {
+    json config = gpt2_config();
+    config.erase(field);
+    expect_one_line_error({"config.json: " + std::string(field) + " is missing"},
+                          [&] { load(config); });
   }
 }
 

@@ -95,7 +95,8 @@ TEST_P(PassCostTest, MemoryIsWhatLoadingTakes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, PassCostTest,
-                         ::testing::Combine(::testing::Values("tiny", "tiny-odd", "tiny-llama3"),
+                         ::testing::Combine(::testing::Values("tiny", "tiny-odd", "tiny-llama3",
+                                                              "tiny-gpt2", "tiny-gpt2-odd"),
                                             ::testing::Values(1, 2, 3)),
                          [](const auto& info) {
                            std::string name = std::get<0>(info.param);

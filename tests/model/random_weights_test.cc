@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "backend/backend.h"
 #include "comm/self_communicator.h"
@@ -12,8 +13,9 @@
 namespace outrider {
 namespace {
 
-ModelConfig tiny() {
-  return ModelConfig::load_shape(OUTRIDER_SOURCE_DIR "/tests/testing/checkpoints/tiny.json");
+ModelConfig shape(const std::string& name) {
+  const std::string shapes = OUTRIDER_SOURCE_DIR "/tests/testing/checkpoints/";
+  return ModelConfig::load_shape(shapes + name + ".json");
 }
 
 bool same_bytes(const PackedWeight& a, const PackedWeight& b) {
@@ -23,17 +25,17 @@ bool same_bytes(const PackedWeight& a, const PackedWeight& b) {
 
 TEST(RandomWeights, AreTheSeeds) {
   const auto backend = make_cpu_backend();
-  const ModelConfig config = tiny();
+  const ModelConfig config = shape("tiny");
   const Shard shard = Shard::of(config, 0, 1);
   const Weights a = random_weights(config, shard, *backend, 1);
   const Weights b = random_weights(config, shard, *backend, 1);
   const Weights c = random_weights(config, shard, *backend, 2);
   ASSERT_EQ(a.layers.size(), 2u);
-  EXPECT_EQ(a.layers[0].gate_up.n, 2 * config.intermediate_size);
-  EXPECT_EQ(a.layers[0].down.k, config.intermediate_size);
-  EXPECT_TRUE(same_bytes(a.layers[1].down, b.layers[1].down));
-  EXPECT_FALSE(same_bytes(a.layers[1].down, c.layers[1].down));
-  EXPECT_FALSE(same_bytes(a.layers[0].down, a.layers[1].down));
+  EXPECT_EQ(a.layers[0].ffn_in.n, 2 * config.intermediate_size);
+  EXPECT_EQ(a.layers[0].ffn_out.k, config.intermediate_size);
+  EXPECT_TRUE(same_bytes(a.layers[1].ffn_out, b.layers[1].ffn_out));
+  EXPECT_FALSE(same_bytes(a.layers[1].ffn_out, c.layers[1].ffn_out));
+  EXPECT_FALSE(same_bytes(a.layers[0].ffn_out, a.layers[1].ffn_out));
 }
 
 // Large matrices are made in pieces, each from another place.
@@ -55,11 +57,14 @@ TEST(RandomWeights, PiecesDiffer) {
   EXPECT_LT(equal, 100);
 }
 
-TEST(RandomWeights, MakeAModelThatComputes) {
+class RandomModels : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(RandomModels, Compute) {
   const auto backend = make_cpu_backend();
   const auto self = make_self_communicator();
   Transformer model(
-      tiny(), [](auto&... of) { return random_weights(of..., 1); }, *backend, *self, 2, 32);
+      shape(GetParam()), [](auto&... of) { return random_weights(of..., 1); }, *backend, *self, 2,
+      32);
   KvCache cache = model.make_kv_cache(4, 1);
   Stream stream = backend->make_stream();
   cache.deal_pages(stream);
@@ -73,6 +78,13 @@ TEST(RandomWeights, MakeAModelThatComputes) {
   EXPECT_TRUE(std::isfinite(sum));
   EXPECT_GT(sum, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(RandomWeights, RandomModels, ::testing::Values("tiny", "tiny-gpt2"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace outrider

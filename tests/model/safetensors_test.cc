@@ -375,6 +375,74 @@ TEST(CheckTensors, WantsAnLmHeadAndBiasesWhereTheConfigSaysSo) {
   expect_one_line_error({"gate_proj.bias is missing"}, [&] { check(config, kOneLayer); });
 }
 
+ModelConfig one_gpt2_layer() {
+  ModelConfig config = one_layer();
+  config.family = Family::gpt2;
+  config.norm = Norm::layer;
+  config.activation = Activation::gelu_tanh;
+  config.positions = Positions::learned;
+  config.attention_bias = config.mlp_bias = true;
+  config.max_position_embeddings = 5;
+  return config;
+}
+
+const std::map<std::string, std::vector<int64_t>> kOneGpt2Layer = {
+    {"transformer.wte.weight", {10, 4}},
+    {"transformer.wpe.weight", {5, 4}},
+    {"transformer.h.0.ln_1.weight", {4}},
+    {"transformer.h.0.ln_1.bias", {4}},
+    {"transformer.h.0.attn.c_attn.weight", {4, 12}},
+    {"transformer.h.0.attn.c_attn.bias", {12}},
+    {"transformer.h.0.attn.c_proj.weight", {4, 4}},
+    {"transformer.h.0.attn.c_proj.bias", {4}},
+    {"transformer.h.0.ln_2.weight", {4}},
+    {"transformer.h.0.ln_2.bias", {4}},
+    {"transformer.h.0.mlp.c_fc.weight", {4, 6}},
+    {"transformer.h.0.mlp.c_fc.bias", {6}},
+    {"transformer.h.0.mlp.c_proj.weight", {6, 4}},
+    {"transformer.h.0.mlp.c_proj.bias", {4}},
+    {"transformer.ln_f.weight", {4}},
+    {"transformer.ln_f.bias", {4}},
+};
+
+TEST(CheckTensors, TakesGpt2sWithAndWithoutItsPrefix) {
+  check(one_gpt2_layer(), kOneGpt2Layer);
+  auto shapes = kOneGpt2Layer;
+  shapes["lm_head.weight"] = {10, 4};
+  shapes["transformer.h.0.attn.bias"] = {1, 1, 5, 5};  // the causal mask
+  shapes["transformer.h.0.attn.masked_bias"] = {};
+  check(one_gpt2_layer(), shapes,
+        {{"transformer.h.0.attn.bias", "F32"}, {"transformer.h.0.attn.masked_bias", "F32"}});
+  std::map<std::string, std::vector<int64_t>> bare;
+  for (const auto& [name, shape] : kOneGpt2Layer) {
+    bare[name.substr(std::string("transformer.").size())] = shape;
+  }
+  bare["h.0.attn.bias"] = {1, 1, 5, 5};
+  check(one_gpt2_layer(), bare, {{"h.0.attn.bias", "F32"}});
+}
+
+TEST(CheckTensors, RefusesWhatIsNoGpt2) {
+  for (const auto& [name, shape] : kOneGpt2Layer) {
+    auto shapes = kOneGpt2Layer;
+    shapes.erase(name);
+    expect_one_line_error({"model.safetensors: tensor " + name + " is missing"},
+                          [&] { check(one_gpt2_layer(), shapes); });
+    shapes[name] = shape;
+    shapes[name].back() += 1;
+    expect_one_line_error({"tensor " + name + " has shape " + show_shape(shapes[name]) +
+                               "; expected " + show_shape(shape),
+                           "config.json ("},
+                          [&] { check(one_gpt2_layer(), shapes); });
+    expect_one_line_error({"tensor " + name + " has dtype F32", "expected BF16"}, [&] {
+      check(one_gpt2_layer(), kOneGpt2Layer, {{name, "F32"}});
+    });
+  }
+  auto shapes = kOneGpt2Layer;
+  shapes["transformer.h.1.ln_1.weight"] = {4};
+  expect_one_line_error({"tensor \"transformer.h.1.ln_1.weight\" is not of"},
+                        [&] { check(one_gpt2_layer(), shapes); });
+}
+
 TEST(CheckTensors, TakesTheRealModel) {
   check_tensors(Checkpoint(real_model()), ModelConfig::load(real_model()));
 }

@@ -4,6 +4,7 @@
 
 #include <set>
 #include <tuple>
+#include <vector>
 
 #include "tests/testing/one_line_error.h"
 
@@ -48,6 +49,7 @@ TEST(Shard, EveryQueryHeadFindsItsKvHead) {
                                         {32, 8},
                                         {8, 8},
                                         {7, 7},
+                                        {25, 25},
                                         {12, 2},
                                         {15, 5}}) {
     const ModelConfig config = config_of(heads, kv_heads, 193, 331);
@@ -93,6 +95,20 @@ TEST(Shard, RepeatsAKvHeadWhoseGroupIsCut) {
   EXPECT_EQ(std::pair(second.kv_heads.begin, second.kv_heads.end),
             std::pair(INT64_C(1), INT64_C(3)));
   EXPECT_EQ(second.attention.head_offset, 1);
+}
+
+// GPT-2 XL's 25 heads over two and three ranks.
+TEST(Shard, CutsHeadsThatDoNotDivide) {
+  const ModelConfig config = config_of(25, 25, 6400, 50257);
+  for (const auto& [size, expected] :
+       {std::pair<int, std::vector<int64_t>>{2, {12, 13}}, {3, {8, 8, 9}}}) {
+    for (int rank = 0; rank < size; ++rank) {
+      const Shard shard = Shard::of(config, rank, size);
+      EXPECT_EQ(shard.heads.size(), expected[rank]);
+      EXPECT_EQ(shard.kv_heads.size(), expected[rank]);
+      EXPECT_EQ(shard.attention.head_offset, 0);
+    }
+  }
 }
 
 TEST(Shard, RepeatsNoKvHeadWhereGroupsAreWhole) {

@@ -62,7 +62,7 @@ TEST_P(Golden, EncodesAndDecodesAsThePackageDoes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Tokenizer, Golden, testing::Values("digits", "split"),
+INSTANTIATE_TEST_SUITE_P(Tokenizer, Golden, testing::Values("digits", "split", "gpt2"),
                          [](const auto& info) { return info.param; });
 
 TEST(Tokenizer, IsThePackageTokenForToken) {

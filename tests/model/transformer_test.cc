@@ -15,6 +15,7 @@
 #include "tests/model/model_runner.h"
 #include "tests/testing/checkpoints.h"
 #include "tests/testing/one_line_error.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/temporary_directory.h"
 
 namespace outrider {
@@ -161,7 +162,8 @@ TEST_P(RowInvariance, AnEmptyPassDoesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RowInvariance,
-                         ::testing::Combine(::testing::Values("tiny", "tiny-odd", "tiny-llama3"),
+                         ::testing::Combine(::testing::Values("tiny", "tiny-odd", "tiny-llama3",
+                                                              "tiny-gpt2", "tiny-gpt2-odd"),
                                             ::testing::Values(1, 2, 3)),
                          [](const auto& info) {
                            std::string name = std::get<0>(info.param);
@@ -183,6 +185,47 @@ TEST(Transformer, LoadsThisRanksShareAndSaysHowFar) {
   // Tied: the embedding is read as the LM head.
   const int64_t layer = 2 * 64 + 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 160;
   EXPECT_EQ(model.weight_bytes(), 2 * (2 * layer + 64 + 512 * 64));
+}
+
+// Tied as above; of the positions few rows are read.
+TEST(Transformer, ReadsAGpt2OnceAPass) {
+  const auto self = make_self_communicator();
+  const auto backend = make_cpu_backend();
+  const Transformer model(test_checkpoint("tiny-gpt2"), *backend, *self, 8, 0);
+  const int64_t layer = 4 * 64 + 65 * 192 + 65 * 64 + 65 * 256 + 257 * 64;
+  EXPECT_EQ(model.weight_bytes(), 2 * (2 * layer + 2 * 64 + 512 * 64));
+}
+
+// The same tensors under the names of a GPT2Model without its head, with the buffers that older
+// files hold.
+TEST(Transformer, AGpt2WithoutItsPrefixIsTheSame) {
+  const auto tiny = test_checkpoint("tiny-gpt2");
+  const std::string file = read_file(tiny / "model.safetensors");
+  uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  const auto header = nlohmann::json::parse(file.substr(sizeof length, length));
+  std::string data = file.substr(sizeof length + length);
+  const std::string prefix = "transformer.";
+  nlohmann::json renamed;
+  for (const auto& [name, entry] : header.items()) {
+    renamed[name.starts_with(prefix) ? name.substr(prefix.size()) : name] = entry;
+  }
+  for (const char* buffer : {"h.0.attn.bias", "h.1.attn.masked_bias"}) {
+    const std::vector<size_t> offsets = {data.size(), data.size() + 4};
+    renamed[buffer] = {{"dtype", "F32"}, {"shape", {1, 1, 1, 1}}, {"data_offsets", offsets}};
+    data += "\xff\xff\xff\xff";
+  }
+  std::string text = renamed.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  length = text.size();
+  const TemporaryDirectory bare;
+  std::filesystem::copy(tiny / "config.json", bare.path());
+  bare.write("model.safetensors",
+             std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + data);
+  const auto feed = [](ModelRunner& runner) {
+    return runner.feed(0, random_tokens(20, 300, 1), 20);
+  };
+  expect_same_bits(run_ranks(bare.path(), 2, feed), run_ranks(tiny, 2, feed));
 }
 
 TEST(Transformer, MistralWithoutAWindowIsALlama) {
@@ -246,6 +289,8 @@ TEST(Transformer, RefusesWhatItCannotServe) {
   };
   expect_one_line_error({"max_positions is 2049", "max_position_embeddings, 2048"},
                         [&] { load(test_checkpoint("tiny"), 2049); });
+  expect_one_line_error({"max_positions is 257", "max_position_embeddings, 256"},
+                        [&] { load(test_checkpoint("tiny-gpt2"), 257); });
   expect_one_line_error({"/nowhere/config.json: cannot open"}, [&] { load("/nowhere", 0); });
   expect_one_line_error({"5 ranks", "4 query heads"}, [&] {
     run_thread_ranks(5, [&](Communicator& communicator) {

@@ -41,14 +41,34 @@ ModelConfig wide_layer() {
   return config;
 }
 
-// A tensor of the checkpoint, and which part of it a rank may read.
+// The same of a GPT-2: narrow, as a row of c_attn is shared by all ranks page by page.
+ModelConfig wide_gpt2_layer() {
+  ModelConfig config;
+  config.family = Family::gpt2;
+  config.norm = Norm::layer;
+  config.activation = Activation::gelu_tanh;
+  config.positions = Positions::learned;
+  config.vocab_size = 90000;
+  config.hidden_size = 24;
+  config.intermediate_size = 60000;
+  config.num_layers = 1;
+  config.num_heads = config.num_kv_heads = 6;
+  config.head_dim = 4;
+  config.max_position_embeddings = 16;
+  config.tie_word_embeddings = true;
+  config.attention_bias = config.mlp_bias = true;
+  return config;
+}
+
+// A tensor of the checkpoint, and which part of it a rank may read; several parts of one tensor
+// follow each other.
 struct Part {
   std::string name;
   std::vector<int64_t> shape;
   Range rows, columns;
 };
 
-std::vector<Part> parts_of(const ModelConfig& config, const Shard& shard) {
+std::vector<Part> llama_parts(const ModelConfig& config, const Shard& shard) {
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
   const int64_t q = config.num_heads * config.head_dim;
   const int64_t kv = config.num_kv_heads * config.head_dim;
@@ -83,10 +103,51 @@ std::vector<Part> parts_of(const ModelConfig& config, const Shard& shard) {
   };
 }
 
+std::vector<Part> gpt2_parts(const ModelConfig& config, const Shard& shard) {
+  const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
+  const Range whole = {0, hidden}, none = {0, 0}, one = {0, 1};
+  const Range behind_sum = shard.rank == 0 ? whole : none;
+  const Range q = {shard.heads.begin * config.head_dim, shard.heads.end * config.head_dim};
+  const Range k = {q.begin + hidden, q.end + hidden}, v = {k.begin + hidden, k.end + hidden};
+  const Range positions = {0, config.max_position_embeddings};
+  const std::string layer = "transformer.h.0.";
+  std::vector<Part> parts = {
+      {"transformer.wte.weight", {config.vocab_size, hidden}, shard.vocab, whole},
+      {"transformer.wpe.weight", {positions.end, hidden}, positions, whole},
+  };
+  for (const char* norm : {"ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"}) {
+    parts.push_back({layer + norm, {hidden}, whole, one});
+  }
+  for (const Range& columns : {q, k, v}) {
+    parts.push_back({layer + "attn.c_attn.weight", {hidden, 3 * hidden}, whole, columns});
+  }
+  for (const Range& rows : {q, k, v}) {
+    parts.push_back({layer + "attn.c_attn.bias", {3 * hidden}, rows, one});
+  }
+  for (const Part& part : std::vector<Part>{
+           {layer + "attn.c_proj.weight", {hidden, hidden}, q, whole},
+           {layer + "attn.c_proj.bias", {hidden}, behind_sum, one},
+           {layer + "mlp.c_fc.weight", {hidden, ffn}, whole, shard.intermediate},
+           {layer + "mlp.c_fc.bias", {ffn}, shard.intermediate, one},
+           {layer + "mlp.c_proj.weight", {ffn, hidden}, shard.intermediate, whole},
+           {layer + "mlp.c_proj.bias", {hidden}, behind_sum, one},
+           {"transformer.ln_f.weight", {hidden}, whole, one},
+           {"transformer.ln_f.bias", {hidden}, whole, one},
+       }) {
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+std::vector<Part> parts_of(const ModelConfig& config, const Shard& shard) {
+  return config.family == Family::gpt2 ? gpt2_parts(config, shard) : llama_parts(config, shard);
+}
+
 void write_checkpoint(const TemporaryDirectory& directory, const std::vector<Part>& parts) {
   json header = json::object();
   int64_t end = 0;
   for (const Part& part : parts) {
+    if (header.contains(part.name)) continue;
     int64_t bytes = sizeof(bf16);
     for (const int64_t size : part.shape) bytes *= size;
     header[part.name] = {
@@ -136,9 +197,9 @@ double take_other_pages_away(const Checkpoint& checkpoint, const std::vector<Par
 }
 
 // In a process of its own; what `touch` reads besides would end it.
-[[noreturn]] void load_from_own_pages(const TemporaryDirectory& directory, int rank, int size,
+[[noreturn]] void load_from_own_pages(const TemporaryDirectory& directory,
+                                      const ModelConfig& config, int rank, int size,
                                       const std::function<void(const Checkpoint&)>& touch) {
-  const ModelConfig config = wide_layer();
   const Shard shard = Shard::of(config, rank, size);
   const Checkpoint checkpoint(directory.path());
   const double taken = take_other_pages_away(checkpoint, parts_of(config, shard));
@@ -149,33 +210,35 @@ double take_other_pages_away(const Checkpoint& checkpoint, const std::vector<Par
   std::exit(taken >= 0.8 * (size - 1) / size ? 0 : 1);
 }
 
-class LoadWeights : public testing::Test {
+class LoadWeights : public testing::TestWithParam<ModelConfig (*)()> {
  protected:
-  LoadWeights() {
-    write_checkpoint(directory_, parts_of(wide_layer(), Shard::of(wide_layer(), 0, 1)));
-  }
+  LoadWeights() { write_checkpoint(directory_, parts_of(config_, Shard::of(config_, 0, 1))); }
+  ModelConfig config_ = GetParam()();
   TemporaryDirectory directory_;
 };
 
-TEST_F(LoadWeights, ReadsTheSlicesOfItsRankAlone) {
+TEST_P(LoadWeights, ReadsTheSlicesOfItsRankAlone) {
   for (int size = 1; size <= 3; ++size) {
     for (int rank = 0; rank < size; ++rank) {
       SCOPED_TRACE("rank " + std::to_string(rank) + " of " + std::to_string(size));
-      EXPECT_EXIT(load_from_own_pages(directory_, rank, size, {}), testing::ExitedWithCode(0),
-                  "loaded without");
+      EXPECT_EXIT(load_from_own_pages(directory_, config_, rank, size, {}),
+                  testing::ExitedWithCode(0), "loaded without");
     }
   }
 }
 
 // And another rank's slice could not have been read unseen.
-TEST_F(LoadWeights, WouldBeSeenToReadMore) {
-  const auto touch = [](const Checkpoint& checkpoint) {
-    const StoredTensor& table = *checkpoint.find("model.embed_tokens.weight");
+TEST_P(LoadWeights, WouldBeSeenToReadMore) {
+  const auto touch = [&](const Checkpoint& checkpoint) {
+    const StoredTensor& table = *checkpoint.find(embedding_tensor(checkpoint, config_));
     const volatile char* bytes = static_cast<const char*>(table.data);
     static_cast<void>(bytes[table.bytes / 4 * 3]);  // of rank 1's half
   };
-  EXPECT_DEATH(load_from_own_pages(directory_, 0, 2, touch), "");
+  EXPECT_DEATH(load_from_own_pages(directory_, config_, 0, 2, touch), "");
 }
+
+INSTANTIATE_TEST_SUITE_P(Families, LoadWeights, testing::Values(wide_layer, wide_gpt2_layer),
+                         [](const auto& info) { return info.index == 0 ? "llama" : "gpt2"; });
 
 TEST(CheckTensors, ATrimmedHeadHasARowForEachOfItsTokens) {
   const auto directory = test_checkpoint("tiny-trimmed");

@@ -41,7 +41,8 @@ TEST_P(TransformerOverMpi, ComputesWhatThreadsCompute) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, TransformerOverMpi,
-                         ::testing::Values("tiny", "tiny-odd", "tiny-llama3"),
+                         ::testing::Values("tiny", "tiny-odd", "tiny-llama3", "tiny-gpt2",
+                                           "tiny-gpt2-odd"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::erase(name, '-');

@@ -53,6 +53,25 @@ TEST(Plan, EightBillionParametersOnOneGpu) {
   EXPECT_EQ(plan["memory"]["fits"], true);
 }
 
+TEST(Plan, AGpt2) {
+  PlanOptions options = options_for("gpt2-xl");
+  options.context = 500;
+  options.rows = {1};
+  const auto plan = planned(options);
+  EXPECT_EQ(plan["parameters"], 1557611200);  // as Transformers counts
+  const auto& one = plan["passes"][0];
+  // 12 kernels a layer; tokens, embedding, positions and their sum, last norm, LM head; 6 of
+  // verification.
+  EXPECT_EQ(one["kernel_launches"], 48 * 12 + 6 + 6);
+  EXPECT_EQ(plan["memory"]["kv_bytes_per_token"], 48 * 2 * 1600 * 2);
+  EXPECT_EQ(one["kv_bytes"], 502 * 48 * 2 * 1600 * 2);  // 501 positions read and one written
+  // Embedding, two a layer, verification.
+  options.ranks = 2;
+  EXPECT_EQ(planned(options)["passes"][0]["exchanges"], 1 + 2 * 48 + 1);
+  options.context = 1024;
+  expect_one_line_error({"--context is 1024", "expected at most 1019"}, [&] { planned(options); });
+}
+
 TEST(Plan, RanksShareWeightsAndExchangeSums) {
   PlanOptions options = options_for("llama-8b");
   options.ranks = 2;

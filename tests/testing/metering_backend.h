@@ -64,8 +64,14 @@ class MeteringBackend final : public Backend {
   void rms_norm(TensorView x, TensorView, float, TensorView, Stream&) override {
     cost_ += rms_norm_cost(x.extent(0), x.extent(1));
   }
+  void layer_norm(TensorView x, TensorView, TensorView, float, TensorView, Stream&) override {
+    cost_ += layer_norm_cost(x.extent(0), x.extent(1));
+  }
   void silu_mul(TensorView, TensorView y, Stream&) override {
     cost_ += silu_mul_cost(y.extent(0), y.extent(1));
+  }
+  void gelu_tanh(TensorView x, TensorView, Stream&) override {
+    cost_ += gelu_tanh_cost(x.extent(0), x.extent(1));
   }
   void add(TensorView x, TensorView, Stream&) override { cost_ += add_cost(x.size()); }
   void gather_rows(TensorView, TensorView, TensorView y, Stream&) override {
@@ -79,12 +85,12 @@ class MeteringBackend final : public Backend {
     cost_ += table_logits_cost(y.extent(0), y.extent(1));
   }
 
-  void rope_and_cache(TensorView, TensorView, TensorView, TensorView, TensorView, const RowMap& map,
-                      const AttentionShape& shape, Stream&) override {
+  void rope_and_cache(TensorView, TensorView cos, TensorView, TensorView, TensorView,
+                      const RowMap& map, const AttentionShape& shape, Stream&) override {
     const int32_t* positions = map.positions.data<int32_t>();
     const int64_t real = std::count_if(positions, positions + map.positions.size(),
                                        [](int32_t position) { return position >= 0; });
-    cost_ += rope_and_cache_cost({.sequences = real}, shape);
+    cost_ += rope_and_cache_cost({.sequences = real}, shape, cos.raw() != nullptr);
   }
 
   // From the positions themselves, in place of what a pass says of them.

@@ -109,12 +109,29 @@ void CpuBackend::rms_norm(TensorView x, TensorView weight, float epsilon, Tensor
   cpu::rms_norm(x.data<float>(), weight.data<bf16>(), y.data<bf16>(), rows, hidden, epsilon, isa_);
 }
 
+void CpuBackend::layer_norm(TensorView x, TensorView weight, TensorView bias, float epsilon,
+                            TensorView y, Stream&) {
+  const int64_t rows = x.extent(0);
+  const int64_t hidden = weight.extent(0);
+  CHECK(has_shape(x, DType::f32, {rows, hidden}));
+  CHECK(has_shape(weight, DType::bf16, {hidden}) && has_shape(bias, DType::bf16, {hidden}));
+  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
+  cpu::layer_norm(x.data<float>(), weight.data<bf16>(), bias.data<bf16>(), y.data<bf16>(), rows,
+                  hidden, epsilon, isa_);
+}
+
 void CpuBackend::silu_mul(TensorView gate_up, TensorView y, Stream&) {
   const int64_t rows = y.extent(0);
   const int64_t width = y.extent(1);
   CHECK(has_shape(gate_up, DType::f32, {rows, 2 * width}));
   CHECK(has_shape(y, DType::bf16, {rows, width}));
   cpu::silu_mul(gate_up.data<float>(), y.data<bf16>(), rows, width, isa_);
+}
+
+void CpuBackend::gelu_tanh(TensorView x, TensorView y, Stream&) {
+  CHECK(has_shape(x, DType::f32, {-1, -1}));
+  CHECK(has_shape(y, DType::bf16, {x.extent(0), x.extent(1)}));
+  cpu::gelu_tanh(x.data<float>(), y.data<bf16>(), x.size(), isa_);
 }
 
 void CpuBackend::add(TensorView x, TensorView y, Stream&) {
@@ -157,10 +174,11 @@ void CpuBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, 
                                 Stream&) {
   const int64_t rows = qkv.extent(0);
   CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
-  CHECK(has_shape(cos, DType::f32, {-1, shape.head_dim / 2}));
-  CHECK(has_shape(sin, DType::f32, {cos.extent(0), shape.head_dim / 2}));
+  check_rope_tables(cos, sin, shape);
   const RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
-  for (int64_t r = 0; r < rows; ++r) CHECK(pointers.positions[r] < cos.extent(0));
+  if (cos.raw() != nullptr) {
+    for (int64_t r = 0; r < rows; ++r) CHECK(pointers.positions[r] < cos.extent(0));
+  }
   cpu::rope_and_cache(qkv.data<float>(), cos.data<float>(), sin.data<float>(), k_pages.data<bf16>(),
                       v_pages.data<bf16>(), pointers, rows, shape, isa_);
 }

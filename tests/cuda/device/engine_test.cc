@@ -84,6 +84,25 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
   EXPECT_GT(accepted, 50);
 }
 
+// A target and a draft with learned positions, over two ranks.
+TEST(CudaEngine, AGpt2sGreedyAnswerDoesNotDependOnSpeculation) {
+  EngineOptions gpt2 = options("tiny-gpt2-draft");
+  gpt2.model = test_checkpoint("tiny-gpt2");
+  gpt2.draft_head.reset();
+  std::vector<Request> requests;
+  for (const int k : {0, 2, 8}) {
+    for (const std::string drafter : {"model", "prompt_lookup"}) {
+      requests.push_back(greedy_request(20, 1, 12, k, drafter));
+    }
+  }
+  const auto answers = run(gpt2, requests, 2);
+  for (const CollectedAnswer& answer : answers) {
+    ASSERT_TRUE(answer.completion) << answer.status;
+    EXPECT_EQ(answer.token_ids, answers[0].token_ids);
+  }
+  ASSERT_EQ(answers[0].token_ids.size(), 12u);
+}
+
 // Every option that edits or cuts logits, in the graphs; beside those who ask for none.
 std::vector<Request> edited_requests(const std::vector<std::string>& drafters) {
   std::vector<Request> requests;

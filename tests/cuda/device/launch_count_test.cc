@@ -53,7 +53,7 @@ int64_t recorded_kernels(Transformer& model, KvCache& cache, CudaBackend& backen
 }
 
 TEST(LaunchCount, IsThatOfTheRecordedPass) {
-  for (const char* name : {"tiny", "tiny-odd"}) {
+  for (const char* name : {"tiny", "tiny-odd", "tiny-gpt2"}) {
     CudaBackend backend(0);
     const auto self = make_self_communicator();
     Transformer model(test_checkpoint(name), backend, *self, kMaxRows, 0);

@@ -90,7 +90,9 @@ TEST_P(CudaTransformer, NeighboursDoNotShow) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, CudaTransformer,
-                         testing::Values("tiny", "tiny-odd", "tiny-llama3"), [](const auto& info) {
+                         testing::Values("tiny", "tiny-odd", "tiny-llama3", "tiny-gpt2",
+                                         "tiny-gpt2-odd"),
+                         [](const auto& info) {
                            std::string name = info.param;
                            name.erase(std::remove(name.begin(), name.end(), '-'), name.end());
                            return name;

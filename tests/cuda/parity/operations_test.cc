@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "bench/op_cases.h"
 #include "kernels/distribution.h"
+#include "kernels/math.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace outrider {
@@ -108,6 +109,63 @@ TEST_P(OperationsTest, RmsNorm) {
         ASSERT_NEAR(to_float(got[r * c.width + i]), exact, error * std::abs(exact))
             << c.rows << " x " << c.width << ", row " << r << ", element " << i;
       }
+    }
+  }
+}
+
+// The mean errs by width / 16 + 40 roundings of the mean absolute value at most, and so does each
+// difference from it; the root of the mean square of the differences by half as many as the mean
+// square, and by what the mean errs. Products and the sum with the bias add five, bf16 its own.
+TEST_P(OperationsTest, LayerNorm) {
+  for (const RowCase& c : kRowCases) {
+    auto x = random_f32(c.rows * c.width, 3.0f);
+    for (float& value : x) value += 5.0f;
+    const auto weight = random_bf16(c.width), bias = random_bf16(c.width);
+    const TensorView y = empty_bf16({c.rows, c.width});
+    backend_->layer_norm(upload(x, {c.rows, c.width}), upload(weight, {c.width}),
+                         upload(bias, {c.width}), 0.5f, y, stream_);
+    const auto got = values<bf16>(y);
+    const double roundings = c.width / 16.0 + 41;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      const float* row = x.data() + r * c.width;
+      double mean = 0.0, absolute = 0.0, variance = 0.0;
+      for (int64_t i = 0; i < c.width; ++i) {
+        mean += row[i] / double(c.width);
+        absolute += std::abs(row[i]) / double(c.width);
+      }
+      for (int64_t i = 0; i < c.width; ++i) variance += std::pow(row[i] - mean, 2) / c.width;
+      const double root = std::sqrt(variance + 0.5);
+      const double of_mean = roundings * kRoundF32 * absolute / root;  // of a normed element
+      for (int64_t i = 0; i < c.width; ++i) {
+        const double normed = (row[i] - mean) / root, w = to_float(weight[i]);
+        const double exact = normed * w + to_float(bias[i]);
+        const double error =
+            std::abs(w) * (of_mean + std::abs(normed) * (of_mean + roundings * kRoundF32)) +
+            5 * kRoundF32 * (std::abs(normed * w) + std::abs(exact));
+        ASSERT_NEAR(to_float(got[r * c.width + i]), exact,
+                    error * (1 + kRoundBf16) + kRoundBf16 * std::abs(exact))
+            << c.rows << " x " << c.width << ", row " << r << ", element " << i;
+      }
+    }
+  }
+}
+
+// Four roundings of the exponent are as large an error of its power; exp errs by 8.1e-8, and three
+// operations and the rounding to bf16 follow. And the bits are those of math.h everywhere.
+TEST_P(OperationsTest, GeluTanh) {
+  for (const RowCase& c : kRowCases) {
+    const auto x = random_f32(c.rows * c.width, 3.0f);
+    const TensorView y = empty_bf16({c.rows, c.width});
+    backend_->gelu_tanh(upload(x, {c.rows, c.width}), y, stream_);
+    const auto got = values<bf16>(y);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double v = x[i];
+      const double exponent = -2.0 * std::sqrt(2.0 / M_PI) * (v + 0.044715 * v * v * v);
+      const double exact = v / (1.0 + std::exp(exponent));
+      const double error =
+          kRoundBf16 + 8.1e-8 + (3 + 4 * std::min(std::abs(exponent), 90.0)) * kRoundF32;
+      ASSERT_NEAR(to_float(got[i]), exact, error * std::abs(exact) + 1e-36) << v;
+      ASSERT_EQ(got[i].bits, to_bf16(gelu_tanh_f32(x[i])).bits) << v;
     }
   }
 }
@@ -247,6 +305,9 @@ class AttentionOperationsTest : public OperationsTest {
     rotated_.assign(c.sequences * length_ * shape_.qkv_width(), 0.0f);
   }
 
+  // q and k are left as they are from here on.
+  void rotate_nothing() { cos_ = sin_ = {}; }
+
   // Positions [begin, end) of every sequence -> y, if `attend`; the rotated rows are kept.
   std::vector<bf16> run(int64_t sequences, int64_t begin, int64_t end, bool attend) {
     std::vector<int32_t> positions, of_sequence;
@@ -263,7 +324,11 @@ class AttentionOperationsTest : public OperationsTest {
     const RowMap map = {upload(positions, {rows}), upload(of_sequence, {rows}), tables_};
     backend_->rope_and_cache(qkv, cos_, sin_, k_pages_, v_pages_, map, shape_, stream_);
     const auto after = values<float>(qkv);
-    expect_rotated(original, after, positions);
+    if (cos_.raw() == nullptr) {
+      EXPECT_TRUE(same_bits(after, original));
+    } else {
+      expect_rotated(original, after, positions);
+    }
     for (int64_t r = 0; r < rows; ++r) {
       std::copy_n(
           after.begin() + r * shape_.qkv_width(), shape_.qkv_width(),
@@ -304,6 +369,21 @@ class AttentionOperationsTest : public OperationsTest {
   }
 
   void expect_close(int64_t sequence, int64_t position, int64_t head, const bf16* y) const;
+
+  // The case's context, and then its rows.
+  void attend_and_expect_close(const AttentionCase& c) {
+    run(c.sequences, 0, c.context, /*attend=*/false);
+    const auto y = run(c.sequences, c.context, length_, /*attend=*/true);
+    int64_t at = 0;
+    for (int64_t s = 0; s < c.sequences; ++s) {
+      for (int64_t p = c.context; p < length_; ++p) {
+        for (int64_t h = 0; h < shape_.num_heads; ++h, at += shape_.head_dim) {
+          expect_close(s, p, h, y.data() + at);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
 
   AttentionShape shape_;
   int64_t length_;
@@ -363,18 +443,16 @@ void AttentionOperationsTest::expect_close(int64_t sequence, int64_t position, i
 TEST_P(AttentionOperationsTest, RopeAndAttention) {
   for (const AttentionCase& c : kAttentionCases) {
     make(c);
-    run(c.sequences, 0, c.context, /*attend=*/false);
-    const auto y = run(c.sequences, c.context, length_, /*attend=*/true);
-    int64_t at = 0;
-    for (int64_t s = 0; s < c.sequences; ++s) {
-      for (int64_t p = c.context; p < length_; ++p) {
-        for (int64_t h = 0; h < shape_.num_heads; ++h, at += shape_.head_dim) {
-          expect_close(s, p, h, y.data() + at);
-          if (HasFatalFailure()) return;
-        }
-      }
-    }
+    attend_and_expect_close(c);
+    if (HasFatalFailure()) return;
   }
+}
+
+TEST_P(AttentionOperationsTest, AttentionWithoutRope) {
+  const AttentionCase& c = kAttentionCases[1];
+  make(c);
+  rotate_nothing();
+  attend_and_expect_close(c);
 }
 
 const NamedBackend kBackends[] = {{"cpu", make_cpu_backend},

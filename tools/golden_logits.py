@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes the golden files of tests/model/testdata/ with Transformers in float32 on the CPU.
 
-    python3 tools/golden_llama.py chat --model DIR  # golden_smollm2.json, of golden_prompts.jsonl
-    python3 tools/golden_llama.py tiny              # golden_tiny*.json, on checkpoints made here
+    python3 tools/golden_logits.py chat --model DIR  # golden_smollm2.json, of golden_prompts.jsonl
+    python3 tools/golden_logits.py tiny              # golden_tiny*.json, on checkpoints made here
 
 Three runs of one model, its bf16 weights widened:
   fp32     activations in float32 throughout;
@@ -27,12 +27,14 @@ import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.pytorch_utils import Conv1D
 
 import make_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTDATA = ROOT / "tests" / "model" / "testdata"
 SHAPES = ROOT / "tests" / "testing" / "checkpoints"
+TINY_CHECKPOINTS = ("tiny", "tiny-odd", "tiny-llama3", "tiny-gpt2", "tiny-gpt2-odd")
 MAX_NEW_TOKENS = 48
 
 
@@ -51,7 +53,7 @@ class RoundingCache(DynamicCache):
 def rounded_linears(model: torch.nn.Module):
     """Rounds what enters each linear layer, the output layer among them."""
     hooks = [module.register_forward_pre_hook(lambda _, inputs: (round_bf16(inputs[0]),))
-             for module in model.modules() if isinstance(module, torch.nn.Linear)]
+             for module in model.modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
     try:
         yield
     finally:
@@ -140,7 +142,7 @@ def weights_digest(directory: Path) -> str:
 
 def write(name: str, head: dict, differences: dict[str, Differences], cases: list[dict]) -> None:
     """One line a case: small, and a change is seen in a diff."""
-    head = {"made_by": f"tools/golden_llama.py, transformers {transformers.__version__}, "
+    head = {"made_by": f"tools/golden_logits.py, transformers {transformers.__version__}, "
                        f"torch {torch.__version__.split('+')[0]}", **head,
             **{key: value.summary() for key, value in differences.items()}}
     lines = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":"))
@@ -226,7 +228,7 @@ def main() -> int:
     if arguments.command == "chat":
         make_chat(arguments.model)
     else:
-        for name in ("tiny", "tiny-odd", "tiny-llama3"):
+        for name in TINY_CHECKPOINTS:
             make_tiny(name)
     return 0
 
