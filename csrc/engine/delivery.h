@@ -58,7 +58,7 @@ struct Delivered {
   std::vector<int32_t> tokens;          // the accepted drafts, then the extra token; up to the end
   std::optional<FinishReason> end;      // with the last of them
   std::vector<TokenLogprobs> logprobs;  // for each token, where wanted
-  bool copied = false;  // by a copy drafter, what was drafted
+  bool copied = false;                  // by a copy drafter, what was drafted
   int num_drafted = 0, num_accepted = 0;
   double alpha_sum = 0, shift_sum = 0;
   int alpha_rows = 0;
