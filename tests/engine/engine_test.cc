@@ -312,9 +312,15 @@ TEST(Engine, SaysWhereTokensComeFrom) {
         ++counts[origin];
         // The last steps draft no more than there is room for.
         const bool room = i + kDrafted + 1 < answer.origins.size();
-        if (origin == TokenOrigin::corrected) EXPECT_LT(accepted, kDrafted);
-        if (origin == TokenOrigin::bonus) EXPECT_GT(accepted, 0);
-        if (origin == TokenOrigin::plain) EXPECT_EQ(accepted, 0);
+        if (origin == TokenOrigin::corrected) {
+          EXPECT_LT(accepted, kDrafted);
+        }
+        if (origin == TokenOrigin::bonus) {
+          EXPECT_GT(accepted, 0);
+        }
+        if (origin == TokenOrigin::plain) {
+          EXPECT_EQ(accepted, 0);
+        }
         accepted = origin == TokenOrigin::drafted ? accepted + 1 : 0;
         EXPECT_LE(accepted, kDrafted);
         if (room && accepted == kDrafted) {

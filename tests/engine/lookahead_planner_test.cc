@@ -292,7 +292,9 @@ TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
     for (const auto* tokens : {&none, &likely, &unlikely}) {
       const int k = choose(planner, *tokens, kMaxDraftTokens);
       const bool copies = planner.drafter_now(kId) == DrafterKind::prompt_lookup;
-      if (tokens == &none) EXPECT_FALSE(copies);
+      if (tokens == &none) {
+        EXPECT_FALSE(copies);
+      }
       if (tokens == &unlikely && i > 200) tried += copies;
       const int accepted = copies ? (tokens == &likely ? k : 0) : std::min(k, i % 2);
       observe(planner, k, accepted, 10 + (copies ? 0.2 : 1.2) * k, copies ? 0 : k);
