@@ -182,6 +182,7 @@ class Loadtest {
     Questions questions(source_, options_.seed);
     int64_t first_question = 0;
     for (int round = 0; round < options_.rounds && !runner_.stopped(); ++round) {
+      if (!source_.trace.empty()) questions = Questions(source_, options_.seed);  // it is one round
       const Questions at_start = questions;
       size_t most_asked = 0;
       for (const size_t i : turns(arms.size(), round)) {

@@ -297,7 +297,8 @@ void Engine::start(Submission& submission) {
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
     lookahead_.add(id, {.drafter = drafter,
-                        .may_copy = !exact && !speculation.drafter && !executor_.options().drafter,
+                        .may_copy = drafter == DrafterKind::head && !exact &&
+                                    !speculation.drafter && !executor_.options().drafter,
                         .exact = exact,
                         .max_step_ms = objective_ms});
     scheduler_.add({.id = id,

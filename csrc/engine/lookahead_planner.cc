@@ -53,7 +53,12 @@ void LookaheadPlanner::add(int64_t id, const DraftingTerms& terms) {
 }
 
 void LookaheadPlanner::forget_removed() {
-  for (const int64_t id : removed_) sequences_.erase(id);
+  for (const int64_t id : removed_) {
+    for (Drafter& drafter : drafters_) {
+      if (drafter.catching_up == id) drafter.catching_up = -1;
+    }
+    sequences_.erase(id);
+  }
   removed_.clear();
 }
 
@@ -62,6 +67,7 @@ void LookaheadPlanner::choose(std::span<DecodeChoice> step) {
   for (const DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
     sequence.drafter = sequence.terms.drafter;
+    sequence.tries_copy = false;
     sequence.proposed.clear();
   }
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) return choose_adaptively(step);
@@ -78,6 +84,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     drafter.num_sequences = 0;
     drafter.tried = -1;
   }
+  ++steps_since_copy_tried_;
   DecodeShape base;
   costs_.tokens = 0;
   costs_.max_ms = std::numeric_limits<double>::infinity();
@@ -132,7 +139,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     step[places_[i]].num_draft_tokens = chosen_[i];
     num_drafted += chosen_[i];
   }
-  try_idle_drafters(step, num_drafted, choice.ms);
+  try_others(step, num_drafted, choice.ms);
 }
 
 // What a plain step takes is known from plain steps alone.
@@ -164,22 +171,23 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
   return !sequence.proposed.empty();
 }
 
-// Copies where that is at least as likely to be right as what would be drawn. Texts change: what
-// was refused often is tried again.
+// Copies where that is at least as likely to be right as what would be drawn. Texts change: one
+// copy that this refuses is tried every so often.
 void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice) {
-  const DrafterKind drafter = sequence.terms.drafter;
-  if (choice.num_draft_tokens == 0 || drafts_by_copying(drafter)) return;
+  const LossBudget& copying = of(DrafterKind::prompt_lookup).budget;
+  if (choice.num_draft_tokens == 0 || (copying.has_started() && copying.left_ms() == 0)) return;
   sequence.draft_class = 0;
   const double drawn = hazard_of_sequence(sequence)[0];
   sequence.drafter = DrafterKind::prompt_lookup;
   if (find_proposal(sequence, choice)) {
     if (hazard_of_sequence(sequence)[0] >= drawn) return;
-    if (++copies_refused_ >= kTryEvery) {
-      copies_refused_ = 0;
+    if (steps_since_copy_tried_ >= kTryEvery) {
+      steps_since_copy_tried_ = 0;
+      sequence.tries_copy = true;
       return;
     }
   }
-  sequence.drafter = drafter;
+  sequence.drafter = sequence.terms.drafter;
   sequence.draft_class = 0;
   sequence.proposed.clear();
 }
@@ -209,9 +217,24 @@ void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted)
   }
 }
 
-// One token of the likeliest sequence: texts change.
-void LookaheadPlanner::try_idle_drafters(std::span<DecodeChoice> step, int64_t num_drafted,
-                                         double ms) {
+// One token each of a copy that is to be tried, and of the likeliest sequence of a drafter that has
+// been idle: texts change.
+void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_drafted, double ms) {
+  const auto try_one = [&](size_t i) {
+    if (num_drafted + 1 >= static_cast<int64_t>(costs_.step_ms.size())) return false;
+    const auto kind = static_cast<DrafterKind>(candidates_[i].drafter);
+    const double added = costs_.step_ms[num_drafted + 1] - costs_.step_ms[num_drafted] +
+                         candidates_[i].row_ms + pricing_.round_ms(kind, 1);
+    if (added > of(kind).budget.left_ms()) return false;
+    if (costs_.step_ms[0] <= costs_.max_ms && ms + added > costs_.max_ms) return false;
+    step[places_[i]].num_draft_tokens = chosen_[i] = 1;
+    ++num_drafted;
+    ms += added;
+    return true;
+  };
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    if (chosen_[i] == 0 && sequences_.at(step[places_[i]].id).tries_copy) try_one(i);
+  }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     Drafter& drafter = drafters_[d];
     if (!drafter.try_again && drafter.idle_steps < kTryEvery) continue;
@@ -224,18 +247,9 @@ void LookaheadPlanner::try_idle_drafters(std::span<DecodeChoice> step, int64_t n
         best = i;
       }
     }
-    if (drafts || best == candidates_.size()) continue;
-    if (num_drafted + 1 >= static_cast<int64_t>(costs_.step_ms.size())) return;
-    const double added = costs_.step_ms[num_drafted + 1] - costs_.step_ms[num_drafted] +
-                         candidates_[best].row_ms +
-                         pricing_.round_ms(static_cast<DrafterKind>(d), 1);
-    if (added > drafter.budget.left_ms()) continue;
-    if (costs_.step_ms[0] <= costs_.max_ms && ms + added > costs_.max_ms) continue;
-    step[places_[best]].num_draft_tokens = 1;
+    if (drafts || best == candidates_.size() || !try_one(best)) continue;
     drafter.tried = step[places_[best]].id;
     drafter.try_again = false;
-    ++num_drafted;
-    ms += added;
   }
 }
 

@@ -37,7 +37,9 @@ struct StepDurations {
 // How a sequence drafts.
 struct DraftingTerms {
   DrafterKind drafter = DrafterKind::none;
-  bool may_copy = false;   // a step may take what prompt_lookup has instead, where it is likelier
+  // A step may take what prompt_lookup has instead, where it is likelier. Not with a drafter that
+  // has a cache, which a copied step would leave behind.
+  bool may_copy = false;
   bool exact = false;      // K is not the planner's to choose
   double max_step_ms = 0;  // the objective; 0: none
 };
@@ -76,6 +78,7 @@ class LookaheadPlanner final : public LookaheadChooser {
     // For the step that is planned:
     DrafterKind drafter;
     int draft_class = 0;
+    bool tries_copy = false;  // though less likely than what it would draw
     std::vector<int32_t> proposed;
   };
   struct Drafter {
@@ -113,7 +116,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   bool find_proposal(Sequence& sequence, const DecodeChoice& choice);
   void choose_drafter(Sequence& sequence, const DecodeChoice& choice);
   Hazard hazard_of_sequence(const Sequence& sequence) const;
-  void try_idle_drafters(std::span<DecodeChoice> step, int64_t num_drafted, double ms);
+  void try_others(std::span<DecodeChoice> step, int64_t num_drafted, double ms);
 
   Account account_of(std::span<const LookaheadOutcome> outcomes) const;
   void learn(std::span<const LookaheadOutcome> outcomes);
@@ -126,7 +129,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::vector<int64_t> removed_;
   int64_t steps_since_plain_ = 0;
   int plain_asked_ = 0;
-  int64_t copies_refused_ = 0;  // since one was tried all the same
+  int64_t steps_since_copy_tried_ = 0;
   DecodeShape last_base_;
 
   LookaheadSearch search_;

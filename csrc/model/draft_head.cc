@@ -1,10 +1,10 @@
 #include "model/draft_head.h"
 
-#include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
 #include "core/error.h"
-#include "core/mapped_file.h"
 #include "model/json_file.h"
 #include "model/json_node.h"
 #include "model/model_config.h"
@@ -61,12 +61,14 @@ void check_tensors(const std::filesystem::path& directory, const Checkpoint& che
   checker.finish();
 }
 
-// Looks for the bytes: a file that cannot be parsed names its target too.
+// Looks for the bytes: a file that cannot be parsed names its target too. One that cannot be read
+// names nothing.
 bool mentions(const std::filesystem::path& path, const std::string& target_hash) {
-  const MappedFile file(path);
-  const auto bytes = file.bytes();
-  return std::search(bytes.begin(), bytes.end(), target_hash.begin(), target_hash.end()) !=
-         bytes.end();
+  std::error_code unreadable;
+  if (!std::filesystem::is_regular_file(path, unreadable)) return false;
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  return bytes.find(target_hash) != std::string::npos;
 }
 
 }  // namespace
@@ -97,18 +99,19 @@ DraftHeadConfig check_draft_head(const std::filesystem::path& directory,
 
 std::optional<std::filesystem::path> find_draft_head(const std::filesystem::path& directory,
                                                      const std::string& target_hash) {
-  if (!std::filesystem::is_directory(directory)) return std::nullopt;
   std::optional<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    const auto path = entry.path() / "config.json";
-    if (!std::filesystem::is_regular_file(path) || !mentions(path, target_hash)) continue;
-    if (DraftHeadConfig::load(entry.path()).target != target_hash) continue;
+  std::error_code unreadable;  // is as good as absent
+  for (std::filesystem::directory_iterator entry(directory, unreadable), end;
+       !unreadable && entry != end; entry.increment(unreadable)) {
+    const std::filesystem::path candidate = entry->path();
+    if (!mentions(candidate / "config.json", target_hash)) continue;
+    if (DraftHeadConfig::load(candidate).target != target_hash) continue;
     if (found) {
       throw Error(directory.string() + ": " + found->filename().string() + " and " +
-                  entry.path().filename().string() + " are both for the model " + target_hash +
+                  candidate.filename().string() + " are both for the model " + target_hash +
                   "; expected one draft head");
     }
-    found = entry.path();
+    found = candidate;
   }
   return found;
 }

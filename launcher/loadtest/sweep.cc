@@ -68,7 +68,11 @@ SweepValues parse_sweep(const std::string& text) {
 }
 
 bool is_saturated(const LoadResult& load, double warmup_s) {
-  const double measured_s = load.load_end_s - warmup_s;
+  // A number of requests ends the load with their answers: what grows is seen while they are sent.
+  double end_s = warmup_s;
+  for (const RequestRecord& record : load.records) end_s = std::max(end_s, record.due_s);
+  end_s = std::min(end_s, load.load_end_s);
+  const double measured_s = end_s - warmup_s;
   if (measured_s <= 0) return false;
   int64_t requests = 0, errors = 0, due_meanwhile = 0;
   const double quarter_s = measured_s / 4;
@@ -81,7 +85,7 @@ bool is_saturated(const LoadResult& load, double warmup_s) {
   }
   if (static_cast<double>(errors) > kSaturatedShare * static_cast<double>(requests)) return true;
   const double growth =
-      mean_in_system(load.records, warmup_s + 3 * quarter_s, load.load_end_s) -
+      mean_in_system(load.records, warmup_s + 3 * quarter_s, end_s) -
       mean_in_system(load.records, warmup_s + quarter_s, warmup_s + 2 * quarter_s);
   const auto due = static_cast<double>(due_meanwhile);
   return growth > std::max(kSaturatedShare * due, kDeviations * std::sqrt(due + 1));
@@ -108,7 +112,7 @@ std::string verdict(const SweepValues& values, const std::vector<SweepStep>& ste
   if (knee) {
     text = "Knee at " + values.name(steps[*knee].value) +
            ", where throughput / mean latency is greatest";
-    if (*knee + 1 == values.values.size()) text += " (the highest that was tried)";
+    if (*knee + 1 == steps.size()) text += " (the highest that was tried)";
   } else {
     text = "No knee";
   }

@@ -283,7 +283,7 @@ TEST_F(OneSequence, ACopyIsJudgedByWhatMatched) {
 }
 
 TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
-  LookaheadPlanner planner(adaptive(), tables());
+  LookaheadPlanner planner(adaptive(), tables(3));  // dear rows: what is unlikely never pays
   planner.add(kId, {.drafter = kModel, .may_copy = true});
   const std::vector<int32_t> none = {1, 2, 3, 4}, likely = {1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4},
                              unlikely = {9, 5, 6, 7, 8, 9};
@@ -295,20 +295,20 @@ TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
       if (tokens == &none) {
         EXPECT_FALSE(copies);
       }
-      if (tokens == &unlikely && i > 200) tried += copies;
+      if (tokens == &unlikely && i > 200) tried += copies && k > 0;
       const int accepted = copies ? (tokens == &likely ? k : 0) : std::min(k, i % 2);
-      observe(planner, k, accepted, 10 + (copies ? 0.2 : 1.2) * k, copies ? 0 : k);
+      observe(planner, k, accepted, 10 + (copies ? 3 : 4) * k, copies ? 0 : k);
     }
   }
   EXPECT_GE(tried, 1);  // texts change
-  EXPECT_LE(tried, 5);
+  EXPECT_LE(tried, 10);
   EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), 7);
   EXPECT_EQ(planner.drafter_now(kId), DrafterKind::prompt_lookup);
   EXPECT_EQ(planner.propose(kId, likely, 7), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4}));
-  observe(planner, 7, 7, 10 + 0.2 * 7, 0);
+  observe(planner, 7, 7, 10 + 3 * 7, 0);
   const auto reports = planner.reports();
   EXPECT_GT(reports[static_cast<int>(DrafterKind::prompt_lookup)].num_drafts, 300);
-  EXPECT_GT(reports[static_cast<int>(kModel)].num_drafts, 300);
+  EXPECT_GT(reports[static_cast<int>(kModel)].num_drafts, 100);
 }
 
 TEST_F(OneSequence, CatchUpsOfAStepShareTheBudget) {

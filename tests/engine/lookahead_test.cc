@@ -51,6 +51,40 @@ TEST(EngineLookahead, GreedyAnswersAreThoseWithoutDrafts) {
   }
 }
 
+TEST(EngineLookahead, RequestsThatNameNoDrafterCopyAndDraw) {
+  EngineOptions options{.model = test_checkpoint("tiny"),
+                        .draft_head = test_checkpoint("tiny-head"),
+                        .lookahead = *parse_lookahead("adaptive")};
+  std::vector<Request> requests;
+  for (int i = 0; i < 16; ++i) {
+    requests.push_back(
+        policy_request(i / 2 * 2, ""));  // pairs: the second finds its prompt's pages
+    requests.back().speculation.drafter.reset();
+    if (i % 4 < 2) continue;
+    requests.back().sampling.temperature = 0.7f;
+    requests.back().sampling.seed = 40 + i;  // coupled
+  }
+  for (const int ranks : {1, 2}) {
+    options.lookahead = *parse_lookahead("fixed:0");
+    const auto plain = tokens_of(run_requests(options, ranks, requests));
+    options.lookahead = *parse_lookahead("adaptive");
+    EngineStats stats;
+    const auto answers = run_requests(options, ranks, requests, {}, &stats);
+    EXPECT_EQ(tokens_of(answers), plain) << ranks << " ranks";
+    int64_t copied = 0, drafted = 0;
+    for (const CollectedAnswer& answer : answers) {
+      copied += answer.completion->speculation.num_copied_draft_tokens;
+      drafted += answer.completion->speculation.num_draft_tokens;
+      EXPECT_EQ(answer.completion->speculation.drafter, DrafterKind::head);
+    }
+    const auto report = [&](DrafterKind kind) { return stats.drafters[static_cast<int>(kind)]; };
+    EXPECT_EQ(report(DrafterKind::prompt_lookup).num_draft_tokens, copied);
+    EXPECT_EQ(report(DrafterKind::head).num_draft_tokens, drafted - copied);
+    EXPECT_GT(copied, 0);
+    EXPECT_GT(drafted, copied);
+  }
+}
+
 // One at a time, so that steps are alike: a drafter that is right is used, one that is not is not.
 TEST(EngineLookahead, ADrafterThatGuessesNothingIsPutAside) {
   Request request = policy_request(1, "random");

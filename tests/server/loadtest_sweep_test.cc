@@ -58,6 +58,15 @@ TEST(Sweep, SeesSaturation) {
   }
 }
 
+// Where a number of requests is sent, the load ends with the last answer: that is no sign of rest.
+TEST(Sweep, TheDrainIsNotTheLoad) {
+  LoadResult load = queue(15, 0.1, 1);
+  for (const RequestRecord& record : load.records) {
+    load.load_end_s = std::max(load.load_end_s, record.end_s);
+  }
+  EXPECT_TRUE(is_saturated(load, 0));
+}
+
 // An answer that takes a quarter of the test is slow, but the server keeps up.
 TEST(Sweep, SlowIsNotSaturated) {
   LoadResult load = queue(5, 0.001, 1);

@@ -147,6 +147,15 @@ class Loadtest(unittest.TestCase):
                 self.assertAlmostEqual(ratio['ratio'], speculative[what][key] / plain[what][key])
                 self.assertLessEqual(ratio['ci95'][0], ratio['ci95'][1])
 
+    def test_a_trace_is_compared_whole_in_each_round(self):
+        trace = self.directory / 'compared.jsonl'
+        trace.write_text(''.join(json.dumps({'timestamp': 20 * i, 'text': f'Once {i}'}) + '\n'
+                                 for i in range(4)))
+        report, samples = self.run_test('--trace', str(trace), '--compare', 'K=0,2', '--rounds', '3',
+                                        '--max-tokens', '6', *GREEDY)
+        self.assertEqual([arm['requests'] for arm in report['compare']['arms']], [12, 12])
+        self.assertEqual(report['greedy']['differences'], [])
+
     def test_a_sweep(self):
         page = self.directory / 'sweep.html'
         report, samples = self.run_test('--sweep', 'users=1,3', '--requests', '12', '--max-tokens',
@@ -203,6 +212,8 @@ class Loadtest(unittest.TestCase):
         self.refuses([*one, '--rounds', '3'], '--rounds', '--compare')
         self.refuses([*one, '--compare', 'K=0'], '--compare', 'K=0,4,adaptive')
         self.refuses([*one, '--compare', 'K=0,1', '--num-speculative-tokens', '1'], '--compare')
+        self.refuses([*one, '--compare', 'K=0,adaptive', '--mode', 'rejection'], '--compare',
+                     'another mode')
         self.refuses(['loadtest', '--compare', 'K=0,1'], '--concurrency', '--rate')
         self.refuses(['loadtest', '--sweep', 'rate=2,1'], '--sweep', 'ascending')
         self.refuses(['loadtest', '--sweep', 'rate=1,1e6', '--duration', '1e6'], '--rate')
