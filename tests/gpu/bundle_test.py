@@ -98,7 +98,8 @@ class Bundle(unittest.TestCase):
         done = run(self.root / "programs" / "outrider", "--version", env=self.environment)
         self.assertEqual(done.returncode, 0, done.stderr)
         done = run(self.root / "programs" / "outrider", "serve", "--device", "cuda", "--model",
-                   self.root / "checkpoints" / "tiny", env=self.environment)
+                   self.root / "checkpoints" / "tiny", "--default-drafts", "none",
+                   env=self.environment)
         self.assertEqual(done.returncode, 1)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertIn("--device cuda", done.stderr)

@@ -151,8 +151,8 @@ class Loadtest(unittest.TestCase):
         trace = self.directory / 'compared.jsonl'
         trace.write_text(''.join(json.dumps({'timestamp': 20 * i, 'text': f'Once {i}'}) + '\n'
                                  for i in range(4)))
-        report, samples = self.run_test('--trace', str(trace), '--compare', 'K=0,2', '--rounds', '3',
-                                        '--max-tokens', '6', *GREEDY)
+        report, _ = self.run_test('--trace', str(trace), '--compare', 'K=0,2', '--rounds', '3',
+                                  '--max-tokens', '6', *GREEDY, builtin_prompts=True)
         self.assertEqual([arm['requests'] for arm in report['compare']['arms']], [12, 12])
         self.assertEqual(report['greedy']['differences'], [])
 
