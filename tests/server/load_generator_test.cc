@@ -536,7 +536,6 @@ TEST_F(Loadtest, ASweepEndsWhereItIsSaturated) {
   EXPECT_EQ(run(server, {"--sweep", "rate=20,2000,4000", "--requests", "30"}), 0);
   EXPECT_EQ(report()["sweep"]["steps"].size(), 2u);
   EXPECT_EQ(report()["sweep"]["saturated_at"], 2000);
-  EXPECT_TRUE(report()["sweep"]["steps"][1]["gave_up"]);
   EXPECT_NE(output_.find("saturated at rate=2000, so more was not tried"), std::string::npos)
       << output_;
   EXPECT_NE(output_.find("RESOURCE_EXHAUSTED, the first: full"), std::string::npos) << output_;
