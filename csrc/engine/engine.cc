@@ -9,6 +9,8 @@
 #include <span>
 #include <utility>
 
+#include "engine/named_drafter.h"
+
 namespace outrider {
 
 namespace {
@@ -249,7 +251,7 @@ void Engine::start(Submission& submission) {
                             : speculation.num_speculative_tokens.value_or(
                                   repeats ? std::min(policy.fixed, policy.most()) : policy.most());
   const DrafterKind drafter = lookahead == 0        ? DrafterKind::none
-                              : speculation.drafter ? *drafter_from_name(*speculation.drafter)
+                              : speculation.drafter ? *named_drafter(*speculation.drafter, limits_)
                                                     : usual;
   if (lookahead == 0 && !speculation.mode && processors.mode == VerifyMode::rejection) {
     // Nothing is drafted, so nothing is refused; and the seed that the response tells repeats it.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/field_error.h"
+#include "engine/named_drafter.h"
 #include "engine/request.h"
 
 namespace outrider {
@@ -197,12 +198,13 @@ absl::Status validate_sampling(const SamplingParams& sampling, const Limits& lim
 }
 
 // A head drafts nothing in a sequence's first step, which a preemption adds.
-absl::Status validate_repeatable(const Request& request) {
-  if (request.speculation.drafter != drafter_name(DrafterKind::head) ||
+absl::Status validate_repeatable(const Request& request, const Limits& limits) {
+  const auto& drafter = request.speculation.drafter;
+  if (!drafter || named_drafter(*drafter, limits) != DrafterKind::head ||
       !request.sampling.seed.has_value() || verify_mode(request) != VerifyMode::rejection) {
     return absl::OkStatus();
   }
-  return unexpected("speculation.drafter", "\"head\"",
+  return unexpected("speculation.drafter", "\"" + *drafter + "\"",
                     "another where speculation.mode is rejection and there is a seed: answers "
                     "would not repeat");
 }
@@ -229,10 +231,7 @@ absl::Status validate_lenience(const Request& request) {
 
 absl::Status validate_speculation(const SpeculationParams& speculation, const Limits& limits) {
   if (speculation.drafter.has_value()) {
-    const auto kind = drafter_from_name(*speculation.drafter);
-    bool at_hand = false;
-    for (const DrafterKind drafter : limits.drafters) at_hand |= kind == drafter;
-    if (!at_hand) {
+    if (!named_drafter(*speculation.drafter, limits)) {
       const std::string names = absl::StrJoin(
           limits.drafters, ", ",
           [](std::string* out, DrafterKind drafter) { out->append(drafter_name(drafter)); });
@@ -270,7 +269,7 @@ absl::Status validate_parameters(const Request& request, const Limits& limits) {
   }
   if (auto status = validate_sampling(request.sampling, limits); !status.ok()) return status;
   if (auto status = validate_speculation(request.speculation, limits); !status.ok()) return status;
-  if (absl::Status status = validate_repeatable(request); !status.ok()) return status;
+  if (absl::Status status = validate_repeatable(request, limits); !status.ok()) return status;
   return validate_lenience(request);
 }
 

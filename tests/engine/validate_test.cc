@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/field_error.h"
+#include "engine/named_drafter.h"
 #include "engine/request.h"
 
 namespace outrider {
@@ -302,6 +303,19 @@ TEST(SpeculationStats, Rates) {
   EXPECT_DOUBLE_EQ(stats.mean_acceptance_length(), 7.0 / 3.0);
   EXPECT_DOUBLE_EQ(stats.draft_acceptance_rate(), 4.0 / 6.0);
   EXPECT_DOUBLE_EQ(stats.alpha(), 0.5);
+}
+
+TEST(DrafterName, ModelIsWhatWasTrainedForTheTarget) {
+  Limits limits;
+  limits.drafters = {DrafterKind::prompt_lookup};
+  EXPECT_EQ(named_drafter("prompt_lookup", limits), DrafterKind::prompt_lookup);
+  EXPECT_EQ(named_drafter("model", limits), std::nullopt);
+  EXPECT_EQ(named_drafter("head", limits), std::nullopt);
+  limits.drafters = {DrafterKind::prompt_lookup, DrafterKind::head};
+  EXPECT_EQ(named_drafter("model", limits), DrafterKind::head);
+  EXPECT_EQ(named_drafter("head", limits), DrafterKind::head);
+  limits.drafters = {DrafterKind::head, DrafterKind::model};
+  EXPECT_EQ(named_drafter("model", limits), DrafterKind::model);
 }
 
 TEST(DrafterName, ThereAndBack) {
