@@ -5,10 +5,12 @@ Prints a Markdown table.
 
     bench/speculation.py --program build/cpu/bin/outrider --model DIR [--serve 'FLAGS'] [DRAFTER…]
 
-DRAFTER: default, all that the server offers. Starts a server of its own with --serve's flags, asks
-it each prompt of speculation_prompts.jsonl, one after the other, once by each arm (no speculation,
-K fixed, K adapted) in an order drawn anew for each, and leaves out the arms of a first prompt, by
-which the server learns. Needs the packages of tools/requirements-test.txt.
+DRAFTER: one that the server offers, or `default`, which is what a request gets that names none;
+all of them unless told. The best fixed K of `default` is that of any drafter. Starts a server of
+its own with --serve's flags, asks it each prompt of speculation_prompts.jsonl, one after the other,
+once by each arm (no speculation, K fixed, K adapted) in an order drawn anew for each, and leaves
+out the arms of a first prompt, by which the server learns. Needs the packages of
+tools/requirements-test.txt.
 docs/benchmarks/speculation.md has results, and what they mean.
 """
 
@@ -27,6 +29,7 @@ SAMPLING = {'greedy': {'temperature': 0}, 'T 0.8, top-p 0.95': {'temperature': 0
             'T 1': {'temperature': 1}}
 KINDS = {'chat': 'chat', 'code': 'code', 'summary': 'summarising', 'copy': 'copying edits'}
 ADAPTIVE = -1
+DEFAULT = 'default'  # no drafter is named
 
 
 class Prompt(typing.NamedTuple):
@@ -99,21 +102,24 @@ class Arm:
 def measure(stub, prompts, drafters, sampling, arguments, order):
     """Arms by (drafter, K); the plain one by ('', 0)."""
     kinds = [('', 0)] + [(drafter, k) for drafter in drafters
-                         for k in (*arguments.fixed, ADAPTIVE)]
+                         for k in (*(arguments.fixed if drafter != DEFAULT else ()), ADAPTIVE)]
     arms = {kind: Arm() for kind in kinds}
     for prompt in prompts:
         for drafter, k in order.sample(kinds, len(kinds)):
             speculation = {} if k == ADAPTIVE else {'num_speculative_tokens': k}
-            if drafter:
+            if drafter not in ('', DEFAULT):
                 speculation['drafter'] = drafter
             arms[drafter, k].ask(
                 stub, chat_request(prompt.text, speculation, sampling, arguments.tokens))
     return arms
 
 
-def print_rows(name, kind, drafter, arms, arguments):
+def print_rows(name, kind, drafter, arms):
     plain, adaptive = arms['', 0].ms(), arms[drafter, ADAPTIVE]
-    best = min(arguments.fixed, key=lambda k: arms[drafter, k].ms())
+    fixed = [key for key in arms if key[1] > 0 and drafter in (key[0], DEFAULT)]
+    best = min(fixed, key=lambda key: arms[key].ms(), default=None)
+    of_best = f'{plain / arms[best].ms():.2f} ({best[1]})' if best else ''
+    to_best = f'{arms[best].ms() / adaptive.ms():.2f}' if best else ''
     every = [arm for (of, _), arm in arms.items() if of == drafter]
     drafted = sum(arm.alpha_weight for arm in every)
     alpha = sum(arm.alpha_sum for arm in every) / max(drafted, 1)
@@ -121,8 +127,7 @@ def print_rows(name, kind, drafter, arms, arguments):
     row(drafter, name, kind, f'{alpha:.2f}', f'{adaptive.cost:.3f}',
         f'{adaptive.tokens_a_step():.2f}', f'{adaptive.mean_lookahead():.1f}',
         f'{statistics.mean(adaptive.predicted):.2f}', f'{plain / adaptive.ms():.2f}',
-        f'{plain / arms[drafter, best].ms():.2f} ({best})',
-        f'{arms[drafter, best].ms() / adaptive.ms():.2f}',
+        of_best, to_best,
         ' / '.join(f'{percentile(times, share):.1f}' for share in (0.5, 0.9, 0.99)))
 
 
@@ -143,6 +148,7 @@ def main():
     with Server(arguments.program, arguments.model, arguments.ranks,
                 arguments.serve.split()) as server:
         offered = list(server.stub.GetServerInfo(pb.GetServerInfoRequest()).drafters)
+        offered.append(DEFAULT)
         drafters = arguments.drafters or offered
         for drafter in drafters:
             if drafter not in offered:
@@ -158,7 +164,7 @@ def main():
                 row('none', name, label, '', '', '1.00', '', '', '1.00', '', '', ' / '.join(
                     f'{percentile(plain, share):.1f}' for share in (0.5, 0.9, 0.99)))
                 for drafter in drafters:
-                    print_rows(name, label, drafter, arms, arguments)
+                    print_rows(name, label, drafter, arms)
 
 
 if __name__ == '__main__':

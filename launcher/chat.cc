@@ -50,10 +50,16 @@ class Interrupts {
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
 
-  // The call that runs from now on; null: none.
-  void cancel_on_signal(grpc::ClientContext* call) {
+  void begin(grpc::ClientContext& call) {
     const std::lock_guard lock(mutex_);
-    call_ = call;
+    call_ = &call;
+    cancelled_ = false;
+  }
+  // The call is over. Returns whether a signal cancelled it.
+  bool end() {
+    const std::lock_guard lock(mutex_);
+    call_ = nullptr;
+    return cancelled_;
   }
 
  private:
@@ -63,6 +69,7 @@ class Interrupts {
       const std::lock_guard lock(mutex_);
       if (call_ != nullptr) {
         call_->TryCancel();
+        cancelled_ = true;
       } else {
         idle_();
       }
@@ -71,8 +78,9 @@ class Interrupts {
 
   std::function<void()> idle_;
   sigset_t signal_;
-  std::mutex mutex_;  // guards call_
-  grpc::ClientContext* call_ = nullptr;
+  std::mutex mutex_;                     // guards the next two
+  grpc::ClientContext* call_ = nullptr;  // that runs; null: none
+  bool cancelled_ = false;
   std::atomic<bool> ended_ = false;
   std::thread thread_;
 };
@@ -138,11 +146,10 @@ void Conversation::answer(const std::string& line) {
     std::fflush(stdout);
   };
   grpc::ClientContext context;
-  interrupts_.cancel_on_signal(&context);
+  interrupts_.begin(context);
   const grpc::Status status =
       stream_answer(*stub_, context, options_.request.request_for(history_), print);
-  interrupts_.cancel_on_signal(nullptr);
-  const bool stopped = status.error_code() == grpc::StatusCode::CANCELLED;
+  const bool stopped = interrupts_.end() && status.error_code() == grpc::StatusCode::CANCELLED;
   if (!text.empty() || status.ok()) std::printf("\n");
   std::fflush(stdout);
   if (status.ok() || (stopped && !text.empty())) {

@@ -1,7 +1,7 @@
 #include "kernels/cpu/elementwise.h"
 
 #include "bench/op_cases.h"
-#include "tests/kernels/kernel_test.h"
+#include "tests/kernels/norm_bounds.h"
 
 namespace outrider::cpu {
 namespace {
@@ -17,21 +17,11 @@ TEST_F(ElementwiseTest, RmsNormIsCloseToDouble) {
     std::vector<bf16> y(x.size());
     rms_norm(x.data(), weight.data(), y.data(), c.rows, c.width, 0.5f, available_isas().back());
     const double error = kRoundBf16 + ((c.width / 16.0 + 6) / 2 + 5) * kRoundF32;
-    for (int64_t r = 0; r < c.rows; ++r) {
-      double squares = 0.0;
-      for (int64_t i = 0; i < c.width; ++i) squares += std::pow(double{x[r * c.width + i]}, 2);
-      const double rms = std::sqrt(squares / c.width + 0.5);
-      for (int64_t i = 0; i < c.width; ++i) {
-        const double exact = x[r * c.width + i] / rms * to_float(weight[i]);
-        ASSERT_NEAR(to_float(y[r * c.width + i]), exact, error * std::abs(exact));
-      }
-    }
+    expect_rms_norm(x, weight, y, c.rows, c.width, error);
   }
 }
 
-// The mean errs by width / 16 + 6 roundings of the mean absolute value, and so does each difference
-// from it; the root of the mean square of the differences by half as many as the mean square, and
-// by what the mean errs at most. Products and the sum with the bias add five, bf16 its own.
+// The mean errs by width / 16 + 6 roundings.
 TEST_F(ElementwiseTest, LayerNormIsCloseToDouble) {
   for (const RowCase& c : kRowCases) {
     auto x = random_f32(c.rows * c.width, 3.0f);
@@ -40,28 +30,7 @@ TEST_F(ElementwiseTest, LayerNormIsCloseToDouble) {
     std::vector<bf16> y(x.size());
     layer_norm(x.data(), weight.data(), bias.data(), y.data(), c.rows, c.width, 0.5f,
                available_isas().back());
-    const double roundings = c.width / 16.0 + 7;
-    for (int64_t r = 0; r < c.rows; ++r) {
-      const float* row = x.data() + r * c.width;
-      double mean = 0.0, absolute = 0.0, variance = 0.0;
-      for (int64_t i = 0; i < c.width; ++i) {
-        mean += row[i] / double(c.width);
-        absolute += std::abs(row[i]) / double(c.width);
-      }
-      for (int64_t i = 0; i < c.width; ++i) variance += std::pow(row[i] - mean, 2) / c.width;
-      const double root = std::sqrt(variance + 0.5);
-      const double of_mean = roundings * kRoundF32 * absolute / root;  // of a normed element
-      for (int64_t i = 0; i < c.width; ++i) {
-        const double normed = (row[i] - mean) / root, w = to_float(weight[i]);
-        const double exact = normed * w + to_float(bias[i]);
-        const double error =
-            std::abs(w) * (of_mean + std::abs(normed) * (of_mean + roundings * kRoundF32)) +
-            5 * kRoundF32 * (std::abs(normed * w) + std::abs(exact));
-        ASSERT_NEAR(to_float(y[r * c.width + i]), exact,
-                    error * (1 + kRoundBf16) + kRoundBf16 * std::abs(exact))
-            << c.rows << " x " << c.width;
-      }
-    }
+    expect_layer_norm(x, weight, bias, y, c.rows, c.width, c.width / 16.0 + 7);
   }
 }
 

@@ -12,7 +12,7 @@
 #include "bench/op_cases.h"
 #include "kernels/distribution.h"
 #include "kernels/math.h"
-#include "tests/kernels/kernel_test.h"
+#include "tests/kernels/norm_bounds.h"
 
 namespace outrider {
 namespace {
@@ -100,22 +100,11 @@ TEST_P(OperationsTest, RmsNorm) {
     backend_->rms_norm(upload(x, {c.rows, c.width}), upload(weight, {c.width}), 0.5f, y, stream_);
     const auto got = values<bf16>(y);
     const double error = kRoundBf16 + ((c.width / 16.0 + 40) / 2 + 5) * kRoundF32;
-    for (int64_t r = 0; r < c.rows; ++r) {
-      double squares = 0.0;
-      for (int64_t i = 0; i < c.width; ++i) squares += std::pow(double{x[r * c.width + i]}, 2);
-      const double rms = std::sqrt(squares / c.width + 0.5);
-      for (int64_t i = 0; i < c.width; ++i) {
-        const double exact = x[r * c.width + i] / rms * to_float(weight[i]);
-        ASSERT_NEAR(to_float(got[r * c.width + i]), exact, error * std::abs(exact))
-            << c.rows << " x " << c.width << ", row " << r << ", element " << i;
-      }
-    }
+    expect_rms_norm(x, weight, got, c.rows, c.width, error);
   }
 }
 
-// The mean errs by width / 16 + 40 roundings of the mean absolute value at most, and so does each
-// difference from it; the root of the mean square of the differences by half as many as the mean
-// square, and by what the mean errs. Products and the sum with the bias add five, bf16 its own.
+// The mean errs by width / 16 + 40 roundings at most.
 TEST_P(OperationsTest, LayerNorm) {
   for (const RowCase& c : kRowCases) {
     auto x = random_f32(c.rows * c.width, 3.0f);
@@ -125,28 +114,7 @@ TEST_P(OperationsTest, LayerNorm) {
     backend_->layer_norm(upload(x, {c.rows, c.width}), upload(weight, {c.width}),
                          upload(bias, {c.width}), 0.5f, y, stream_);
     const auto got = values<bf16>(y);
-    const double roundings = c.width / 16.0 + 41;
-    for (int64_t r = 0; r < c.rows; ++r) {
-      const float* row = x.data() + r * c.width;
-      double mean = 0.0, absolute = 0.0, variance = 0.0;
-      for (int64_t i = 0; i < c.width; ++i) {
-        mean += row[i] / double(c.width);
-        absolute += std::abs(row[i]) / double(c.width);
-      }
-      for (int64_t i = 0; i < c.width; ++i) variance += std::pow(row[i] - mean, 2) / c.width;
-      const double root = std::sqrt(variance + 0.5);
-      const double of_mean = roundings * kRoundF32 * absolute / root;  // of a normed element
-      for (int64_t i = 0; i < c.width; ++i) {
-        const double normed = (row[i] - mean) / root, w = to_float(weight[i]);
-        const double exact = normed * w + to_float(bias[i]);
-        const double error =
-            std::abs(w) * (of_mean + std::abs(normed) * (of_mean + roundings * kRoundF32)) +
-            5 * kRoundF32 * (std::abs(normed * w) + std::abs(exact));
-        ASSERT_NEAR(to_float(got[r * c.width + i]), exact,
-                    error * (1 + kRoundBf16) + kRoundBf16 * std::abs(exact))
-            << c.rows << " x " << c.width << ", row " << r << ", element " << i;
-      }
-    }
+    expect_layer_norm(x, weight, bias, got, c.rows, c.width, c.width / 16.0 + 41);
   }
 }
 

@@ -1,0 +1,240 @@
+// `outrider loadtest` as a whole, in this process, against servers that stall, fail or lie.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "launcher/command_line.h"
+#include "testing/one_line_error.h"
+#include "testing/temporary_directory.h"
+#include "tests/server/scripted_server.h"
+
+namespace outrider {
+namespace {
+
+// The command, in this process.
+class Loadtest : public testing::Test {
+ protected:
+  int run(const ScriptedServer& server, std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(),
+                     {"loadtest", "--port", std::to_string(server.address().port), "--json",
+                      json_path().string(), "--report-every", "0"});
+    int exit_code = 0;
+    const Action action = parse_command_line(arguments, exit_code);
+    EXPECT_TRUE(action);
+    testing::internal::CaptureStdout();
+    try {
+      exit_code = action();
+    } catch (const Error&) {
+      output_ = testing::internal::GetCapturedStdout();
+      throw;
+    }
+    output_ = testing::internal::GetCapturedStdout();
+    return exit_code;
+  }
+  std::filesystem::path json_path() const { return directory_.path() / "report.json"; }
+  std::string html_path() const { return directory_.path() / "report.html"; }
+  std::string samples_path() const { return directory_.path() / "samples.jsonl"; }
+  std::string html() const {
+    std::ifstream file(html_path());
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  nlohmann::json report() const { return nlohmann::json::parse(std::ifstream(json_path())); }
+
+  TemporaryDirectory directory_;
+  std::string output_;
+};
+
+TEST_F(Loadtest, ReportsOnTheTerminalAndInJson) {
+  ScriptedServer server;
+  EXPECT_EQ(run(server, {"--concurrency", "4", "--requests", "40", "--temperature", "0"}), 0);
+  EXPECT_EQ(report()["requests"], 40);
+  EXPECT_EQ(report()["errors"], 0);
+  EXPECT_EQ(report()["completion_tokens"], 120);
+  EXPECT_EQ(report()["server"]["num_ranks"], 7);
+  EXPECT_EQ(report()["server_afterwards"]["num_requests_running"], 0);
+  EXPECT_EQ(report()["greedy"]["differences"].size(), 0u);
+  EXPECT_GT(report()["greedy"]["num_compared"], 0);
+  EXPECT_NE(output_.find("40 requests, 0 errors"), std::string::npos) << output_;
+  EXPECT_NE(output_.find("P99.9"), std::string::npos);
+}
+
+TEST_F(Loadtest, ReportsWhatFailed) {
+  ScriptedServer server([](int64_t index) {
+    Script script;
+    if (index % 2 == 1) script.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"};
+    return script;
+  });
+  EXPECT_EQ(run(server, {"--rate", "1000", "--requests", "60"}), 0);
+  EXPECT_EQ(report()["requests"], 60);
+  EXPECT_EQ(report()["errors"], 30);
+  EXPECT_EQ(report()["errors_by_code"]["RESOURCE_EXHAUSTED"], 30);
+  EXPECT_TRUE(report()["greedy"].is_null());
+  EXPECT_NE(output_.find("30 RESOURCE_EXHAUSTED, the first: full"), std::string::npos) << output_;
+}
+
+TEST_F(Loadtest, IsVoidWhereNothingSucceeded) {
+  ScriptedServer server([](int64_t) {
+    return Script{.chunks = {}, .status = {grpc::StatusCode::INTERNAL, "broken"}};
+  });
+  expect_one_line_error({"void", "INTERNAL", "broken"}, [&] {
+    run(server, {"--concurrency", "4", "--duration", "3600"});
+  });
+  EXPECT_EQ(report()["requests"], report()["errors"]);
+  EXPECT_TRUE(report()["gave_up"]);
+  EXPECT_TRUE(report()["e2e_ms"]["p99"].is_null());
+  EXPECT_EQ(output_.find("nan"), std::string::npos) << output_;
+}
+
+TEST_F(Loadtest, IsVoidWhereMoreFailedThanSucceeded) {
+  ScriptedServer server([](int64_t index) {
+    Script script;
+    if (index % 3 != 0) script.status = {grpc::StatusCode::UNAVAILABLE, "two of three"};
+    return script;
+  });
+  expect_one_line_error({"void", "20 of 60", "UNAVAILABLE", "two of three"}, [&] {
+    run(server, {"--rate", "1000", "--requests", "60"});
+  });
+  EXPECT_EQ(report()["errors_by_code"]["UNAVAILABLE"], 40);  // the report is there all the same
+  EXPECT_EQ(report()["ttft_ms"]["count"], 20);
+}
+
+TEST_F(Loadtest, AnswersOfOneTokenHaveNoPace) {
+  ScriptedServer server([](int64_t) { return Script{.chunks = {{1}}, .completion_tokens = 1}; });
+  EXPECT_EQ(run(server, {"--concurrency", "2", "--requests", "10", "--slo", "tpot=30ms"}), 0);
+  EXPECT_EQ(report()["tpot_ms"]["count"], 0);
+  EXPECT_TRUE(report()["tpot_ms"]["p50"].is_null());
+  EXPECT_TRUE(report()["itl_ms"]["p50"].is_null());
+  EXPECT_EQ(report()["goodput"]["requests"], 10);
+  EXPECT_NE(output_.find("n/a"), std::string::npos) << output_;
+}
+
+TEST_F(Loadtest, SweepsUntilTheServerIsSaturated) {
+  ScriptedServer server;
+  EXPECT_EQ(run(server, {"--sweep", "users=1,2", "--requests", "30", "--html", html_path()}), 0);
+  nlohmann::json sweep = report()["sweep"];
+  ASSERT_EQ(sweep["steps"].size(), 2u);
+  EXPECT_EQ(sweep["variable"], "users");
+  EXPECT_EQ(sweep["steps"][1]["value"], 2);
+  EXPECT_EQ(sweep["steps"][1]["requests"], 30);
+  EXPECT_TRUE(sweep["saturated_at"].is_null());
+  EXPECT_TRUE(sweep["knee"].is_number());
+  EXPECT_NE(output_.find("Knee at users="), std::string::npos) << output_;
+  EXPECT_NE(html().find("Throughput against P99"), std::string::npos);
+}
+
+TEST_F(Loadtest, ASweepEndsWhereItIsSaturated) {
+  ScriptedServer server([](int64_t index) {
+    Script script;
+    if (index >= 30) script.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"};
+    return script;
+  });
+  EXPECT_EQ(run(server, {"--sweep", "rate=20,2000,4000", "--requests", "30"}), 0);
+  EXPECT_EQ(report()["sweep"]["steps"].size(), 2u);
+  EXPECT_EQ(report()["sweep"]["saturated_at"], 2000);
+  EXPECT_NE(output_.find("saturated at rate=2000, so more was not tried"), std::string::npos)
+      << output_;
+  EXPECT_NE(output_.find("RESOURCE_EXHAUSTED, the first: full"), std::string::npos) << output_;
+}
+
+// A server that has stopped answering: the time limit of the requests ends it.
+TEST_F(Loadtest, ASweepPastSaturationEnds) {
+  ScriptedServer server([](int64_t) { return Script(); }, kAny);
+  expect_one_line_error({"rate=1000", "void", "DEADLINE_EXCEEDED"}, [&] {
+    run(server, {"--sweep", "rate=1000,2000", "--requests", "30", "--timeout", "0.3"});
+  });
+  EXPECT_EQ(report()["sweep"]["saturated_at"], 1000);
+  EXPECT_TRUE(report()["sweep"]["knee"].is_null());
+}
+
+TEST_F(Loadtest, ComparesArmsInTurns) {
+  ScriptedServer server;
+  EXPECT_EQ(run(server, {"--compare", "K=0,4", "--rounds", "3", "--concurrency", "1", "--requests",
+                         "4", "--html", html_path(), "--samples", samples_path()}),
+            0);
+  const nlohmann::json compare = report()["compare"];
+  EXPECT_EQ(compare["rounds"], 3);
+  ASSERT_EQ(compare["arms"].size(), 2u);
+  EXPECT_EQ(compare["arms"][0]["requests"], 12);
+  EXPECT_EQ(compare["arms"][1]["requests"], 12);
+  EXPECT_GT(compare["ratios"][0]["tpot_ms"]["p50"]["ratio"], 0);
+  EXPECT_NE(html().find("K=4 / K=0"), std::string::npos);
+  EXPECT_NE(output_.find("K=4 / K=0, end to end"), std::string::npos) << output_;
+
+  // What was asked, in the order of asking: K=0 first, then K=4 first; each round's questions are
+  // the same for both, and go on from round to round.
+  std::vector<v1::GenerateRequest> requests = server.requests();
+  ASSERT_EQ(requests.size(), 24u);
+  const int32_t tokens[] = {0, 4, 4, 0, 0, 4};
+  std::set<std::string> prompts;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(requests[i].speculation().num_speculative_tokens(), tokens[i / 4]) << i;
+    EXPECT_EQ(requests[i].request_id(), "loadtest-" + std::to_string(i));
+    prompts.insert(requests[i].messages().SerializeAsString());
+    if (i % 8 < 4) continue;
+    v1::GenerateRequest other = requests[i - 4];
+    other.set_request_id(requests[i].request_id());
+    other.mutable_speculation()->set_num_speculative_tokens(tokens[i / 4]);
+    EXPECT_EQ(other.SerializeAsString(), requests[i].SerializeAsString()) << i;
+  }
+  EXPECT_EQ(prompts.size(), 12u);
+  std::ifstream samples(samples_path());
+  std::string line;
+  std::getline(samples, line);
+  EXPECT_EQ(nlohmann::json::parse(line)["run"], "K=0, round 0");
+}
+
+TEST_F(Loadtest, AnAdaptiveArmNeedsAnAdaptiveServer) {
+  ScriptedServer server;
+  expect_one_line_error({"K=adaptive", "fixed:3", "--lookahead adaptive"}, [&] {
+    run(server, {"--compare", "K=0,adaptive", "--concurrency", "1", "--requests", "1"});
+  });
+}
+
+TEST_F(Loadtest, ReplaysATrace) {
+  directory_.write("trace.jsonl",
+                   "{\"timestamp\": 70, \"text\": \"one\", \"output_length\": 9}\n"
+                   "{\"timestamp\": 80, \"input_length\": 5}\n"
+                   "{\"timestamp\": 95, \"text\": \"three\"}\n");
+  ScriptedServer server;
+  EXPECT_EQ(run(server, {"--trace", directory_.path() / "trace.jsonl", "--raw", "--max-tokens", "7",
+                         "--samples", samples_path()}),
+            0);
+  EXPECT_EQ(report()["requests"], 3);
+  std::map<std::string, v1::GenerateRequest> requests;  // they may arrive in another order
+  for (const auto& request : server.requests()) requests[request.request_id()] = request;
+  EXPECT_EQ(requests["loadtest-0"].text(), "one");
+  EXPECT_EQ(requests["loadtest-0"].sampling_params().max_tokens(), 9);
+  EXPECT_EQ(requests["loadtest-1"].tokenized().input_ids_size(), 5);
+  for (const int32_t id : requests["loadtest-1"].tokenized().input_ids()) EXPECT_LT(id, 11);
+  EXPECT_EQ(requests["loadtest-1"].sampling_params().max_tokens(), 7);
+  std::ifstream samples(samples_path());
+  std::string line;
+  for (const double due_s : {0.0, 0.010, 0.025}) {
+    std::getline(samples, line);
+    EXPECT_NEAR(nlohmann::json::parse(line)["due_s"].get<double>(), due_s, 1e-9);
+  }
+}
+
+TEST_F(Loadtest, GreedyAnswersThatDifferFailIt) {
+  ScriptedServer server([](int64_t index) {
+    Script script;
+    if (index == 77) script.chunks[1][1] = 99;
+    return script;
+  });
+  expect_one_line_error({"1 of", "greedy", "token 2"}, [&] {
+    run(server, {"--concurrency", "4", "--requests", "200", "--temperature", "0"});
+  });
+  EXPECT_EQ(report()["greedy"]["differences"].size(), 1u);
+  EXPECT_EQ(report()["errors"], 0);
+  // Sampled answers may differ.
+  EXPECT_EQ(run(server, {"--concurrency", "4", "--requests", "200", "--temperature", "1"}), 0);
+}
+
+}  // namespace
+}  // namespace outrider
