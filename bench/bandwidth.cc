@@ -10,19 +10,24 @@
 namespace outrider {
 
 // Four places at once, fetched well ahead: the processor's own prefetch follows each only to the
-// end of its 4 KiB page.
+// end of its 4 KiB page. They are near each other: places far apart by a power of two meet in the
+// same banks of memory.
 uint64_t read_all(const std::byte* data, size_t bytes) {
   using Line = uint64_t __attribute__((vector_size(64), aligned(64), may_alias));
+  constexpr size_t kPlaces = 4;
+  constexpr size_t kRun = kReadBlock / kPlaces;
   constexpr size_t kNear = 1024;
   constexpr size_t kFar = 8192;
-  const size_t quarter = bytes / 4;
-  Line sums[4] = {};
-  for (size_t i = 0; i < quarter; i += sizeof(Line)) {
-    for (size_t s = 0; s < 4; ++s) {
-      const std::byte* line = data + s * quarter + i;
-      __builtin_prefetch(line + kFar, 0, 2);
-      __builtin_prefetch(line + kNear);
-      sums[s] ^= *reinterpret_cast<const Line*>(line);
+  Line sums[kPlaces] = {};
+  for (size_t block = 0; block < bytes; block += kReadBlock) {
+    for (size_t i = 0; i < kRun; i += sizeof(Line)) {
+      const size_t far = i + kFar < kRun ? kFar : kFar + kReadBlock - kRun;  // of the next block
+      for (size_t p = 0; p < kPlaces; ++p) {
+        const std::byte* line = data + block + p * kRun + i;
+        __builtin_prefetch(line + far, 0, 2);
+        __builtin_prefetch(line + kNear);
+        sums[p] ^= *reinterpret_cast<const Line*>(line);
+      }
     }
   }
   sums[0] ^= sums[1] ^ sums[2] ^ sums[3];

@@ -9,8 +9,10 @@ namespace outrider {
 // More than any last-level cache holds.
 constexpr size_t kBandwidthBytes = size_t{1} << 30;
 
-// Reads everything once; `data` is aligned to 64 bytes, `bytes` a multiple of 256. Returns the
-// exclusive or.
+constexpr size_t kReadBlock = size_t{1} << 16;
+
+// Reads everything once; `data` is aligned to 64 bytes, `bytes` a multiple of kReadBlock. Returns
+// the exclusive or.
 uint64_t read_all(const std::byte* data, size_t bytes);
 
 // Bytes a second that this thread reads from memory: the median of five passes over

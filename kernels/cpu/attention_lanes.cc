@@ -9,7 +9,7 @@
 namespace outrider::cpu::OUTRIDER_LANES {
 namespace {
 
-constexpr int64_t kPagesAhead = 8;  // of the one in use, fetched into the cache
+constexpr int64_t kPagesAhead = 8;  // of the one in use, fetched into the cache (see Pages)
 // Queries whose sums fit the registers: five partial sums of a score each, or two chunks of values.
 #if defined(__AVX512F__)
 constexpr int kScoreQueries = 4;
@@ -34,16 +34,33 @@ struct Query {
 // Weights of a page stand side by side for all queries: one address serves them.
 constexpr int64_t kWeightsStride = kAttentionQueries * kPageTokens;
 
-// One KV head's pages of one sequence.
+// One KV head's pages of one sequence. They are fetched in the order in which they are met: those
+// of K, those of V, those of the next head's K.
 struct Pages {
   const bf16* k;
   const bf16* v;
   const int32_t* table;
   int64_t page_stride;  // elements
   int64_t head_dim;
+  int64_t next_head;  // elements from this KV head to the next that is met; 0 if there is none
 
   OUTRIDER_INLINE const bf16* k_page(int64_t page) const { return k + table[page] * page_stride; }
   OUTRIDER_INLINE const bf16* v_page(int64_t page) const { return v + table[page] * page_stride; }
+
+  // What to fetch while `page` of K or of V is in use, of num_pages.
+  OUTRIDER_INLINE const bf16* ahead_of_k(int64_t page, int64_t num_pages) const {
+    const int64_t ahead = page + kPagesAhead;
+    return ahead < num_pages ? k_page(ahead) : v_page(beyond(ahead, num_pages));
+  }
+  OUTRIDER_INLINE const bf16* ahead_of_v(int64_t page, int64_t num_pages) const {
+    const int64_t ahead = page + kPagesAhead;
+    return ahead < num_pages ? v_page(ahead) : k_page(beyond(ahead, num_pages)) + next_head;
+  }
+
+ private:
+  OUTRIDER_INLINE static int64_t beyond(int64_t ahead, int64_t num_pages) {
+    return ahead - num_pages < num_pages ? ahead - num_pages : num_pages - 1;
+  }
 };
 
 OUTRIDER_INLINE int64_t pages_of(int64_t context) {
@@ -63,7 +80,7 @@ OUTRIDER_INLINE void add_lanes(const Query* queries, const bf16* k, const bf16* 
       const int64_t pair = (d - kFirst % 2) * kPageTokens;
       Lanes key;
       if constexpr (kFirst % 2 == 0) {
-        __builtin_prefetch(ahead + pair);
+        __builtin_prefetch(ahead + pair, 0, 2);
         key = load_even(k + pair);
       } else {
         key = load_odd(k + pair);
@@ -106,7 +123,7 @@ void score(const Query* queries, int count, const Pages& pages, int64_t num_page
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(pages.head_dim));
   for (int64_t page = 0; page < num_pages; ++page) {
     const bf16* k = pages.k_page(page);
-    const bf16* ahead = pages.k_page(page + kPagesAhead < num_pages ? page + kPagesAhead : page);
+    const bf16* ahead = pages.ahead_of_k(page, num_pages);
     for (int i = 0; i < count; i += kScoreQueries) {
       const int some = count - i < kScoreQueries ? count - i : kScoreQueries;
       score_some(queries + i, some, k, ahead, pages.head_dim, scale, page);
@@ -157,7 +174,7 @@ OUTRIDER_INLINE void add_values(const Query* queries, const Pages& pages, int64_
   const int64_t num_pages = pages_of(end);
   for (int64_t page = begin / kPageTokens; page < num_pages; ++page) {
     const bf16* v_page = pages.v_page(page);
-    const bf16* ahead = pages.v_page(page + kPagesAhead < num_pages ? page + kPagesAhead : page);
+    const bf16* ahead = pages.ahead_of_v(page, num_pages);
     const float* weights = queries[0].weights + page * kWeightsStride;
     const int64_t first = page * kPageTokens;
     const int64_t stop = first + kPageTokens < end ? first + kPageTokens : end;
@@ -166,7 +183,7 @@ OUTRIDER_INLINE void add_values(const Query* queries, const Pages& pages, int64_
       Chunk value[C];
       OUTRIDER_UNROLL
       for (int c = 0; c < C; ++c) {
-        __builtin_prefetch(ahead + offset + d + c * 2 * kLanes);
+        __builtin_prefetch(ahead + offset + d + c * 2 * kLanes, 0, 2);
         value[c] = load_chunk<kWhole>(v_page + offset, d + c * 2 * kLanes, pages.head_dim);
       }
       OUTRIDER_UNROLL
@@ -256,9 +273,12 @@ void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16*
       while (next < shape.num_heads && (next + shape.head_offset) / shape.group_size == kv_head) {
         ++next;
       }
-      const Pages pages = {k_pages + kv_head * page_head, v_pages + kv_head * page_head,
+      const Pages pages = {k_pages + kv_head * page_head,
+                           v_pages + kv_head * page_head,
                            map.page_tables + map.sequences[first] * map.max_pages,
-                           shape.num_kv_heads * page_head, shape.head_dim};
+                           shape.num_kv_heads * page_head,
+                           shape.head_dim,
+                           next < shape.num_heads ? page_head : 0};
       Query queries[kAttentionQueries];
       int count = 0;
       for (int64_t r = first; r < last; ++r) {

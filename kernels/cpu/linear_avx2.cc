@@ -18,7 +18,7 @@ OUTRIDER_AVX2 void add_pairs(const LinearTile& tile, const std::byte* w, int64_t
     OUTRIDER_UNROLL
     for (int p = 0; p < P; ++p) {
       const std::byte* pair = w + p * tile.w_stride + j * kPairBytes;
-      fetch<R>(pair, prefetch.start + p * tile.w_stride + j * prefetch.step);
+      fetch(pair, prefetch.start + p * tile.w_stride + j * prefetch.step);
       __m256 odd[2], even[2];
       OUTRIDER_UNROLL
       for (int h = 0; h < 2; ++h) {
@@ -66,9 +66,8 @@ OUTRIDER_AVX2 void add_panels(const LinearTile& tile, int64_t panel) {
   if (tile.count > 1) {
     add_pairs<R, P, kStride>(tile, w, 0, tile.num_pairs, shared_prefetch(tile, w), sums);
   } else {
-    const int64_t last =
-        tile.num_pairs > kPrefetchPairs<R> ? tile.num_pairs - kPrefetchPairs<R> : 0;
-    const std::byte* ahead = w + kPrefetchPairs<R> * kPairBytes;
+    const int64_t last = tile.num_pairs > kPrefetchPairs ? tile.num_pairs - kPrefetchPairs : 0;
+    const std::byte* ahead = w + kPrefetchPairs * kPairBytes;
     const std::byte* ahead_of_next = ahead + P * tile.w_stride - tile.num_pairs * kPairBytes;
     add_pairs<R, P, kStride>(tile, w, 0, last, {ahead, kPairBytes}, sums);
     add_pairs<R, P, kStride>(tile, w, last, tile.num_pairs, {ahead_of_next, kPairBytes}, sums);

@@ -17,7 +17,7 @@ OUTRIDER_AVX512 void add_pairs(const LinearTile& tile, const std::byte* w, int64
     OUTRIDER_UNROLL
     for (int p = 0; p < P; ++p) {
       const std::byte* pair = w + p * tile.w_stride + j * kPairBytes;
-      fetch<R>(pair, prefetch.start + p * tile.w_stride + j * prefetch.step);
+      fetch(pair, prefetch.start + p * tile.w_stride + j * prefetch.step);
       const __m512i both = _mm512_loadu_si512(pair);
       odd[p] = _mm512_castsi512_ps(_mm512_and_si512(both, odd_mask));
       even[p] = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, both, 16));
@@ -45,9 +45,8 @@ OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
   if (tile.count > 1) {
     add_pairs<R, P, kStride>(tile, w, 0, tile.num_pairs, shared_prefetch(tile, w), sums);
   } else {
-    const int64_t last =
-        tile.num_pairs > kPrefetchPairs<R> ? tile.num_pairs - kPrefetchPairs<R> : 0;
-    const std::byte* ahead = w + kPrefetchPairs<R> * kPairBytes;
+    const int64_t last = tile.num_pairs > kPrefetchPairs ? tile.num_pairs - kPrefetchPairs : 0;
+    const std::byte* ahead = w + kPrefetchPairs * kPairBytes;
     const std::byte* ahead_of_next = ahead + P * tile.w_stride - tile.num_pairs * kPairBytes;
     add_pairs<R, P, kStride>(tile, w, 0, last, {ahead, kPairBytes}, sums);
     add_pairs<R, P, kStride>(tile, w, last, tile.num_pairs, {ahead_of_next, kPairBytes}, sums);
@@ -57,7 +56,7 @@ OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
 
 template <int R, int64_t kStride>
 __attribute__((target("avx512f"))) void run(const LinearTile& tile) {
-  constexpr int P = R <= 2 ? 4 : R <= 8 ? 3 : R <= 12 ? 2 : 1;  // at most 24 registers of sums
+  constexpr int P = R <= 8 ? 3 : R <= 12 ? 2 : 1;  // at most 24 registers of sums
   int64_t panel = 0;
   for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P, kStride>(tile, panel);
   for (; panel < tile.num_panels; ++panel) add_panels<R, 1, kStride>(tile, panel);

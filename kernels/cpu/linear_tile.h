@@ -57,21 +57,15 @@ struct Prefetch {
   int64_t step;
 };
 
-// The processor's own prefetch stops at 4 KiB pages and starts anew for each panel. A tile of R
-// rows that is alone fetches this far ahead, and over its panels' end into those that come next.
-// With one or two rows memory is all that counts: the first-level cache can hold too few requests,
-// so lines go to the second level first.
-template <int R>
-constexpr int64_t kPrefetchPairs = R <= 2 ? 128 : 64;
+// The processor's own prefetch stops at 4 KiB pages and starts anew for each panel. A tile that is
+// alone fetches this far ahead, and over its panels' end into those that come next.
+constexpr int64_t kPrefetchPairs = 128;
 
-template <int R>
+// The first-level cache can hold too few requests to cover memory's latency, so lines go to the
+// second level first, and from there to the first, 16 pairs ahead.
 [[gnu::always_inline]] inline void fetch(const std::byte* pair, const std::byte* next) {
-  if constexpr (R <= 2) {
-    __builtin_prefetch(next, 0, 2);
-    __builtin_prefetch(pair + 1024);
-  } else {
-    __builtin_prefetch(next);
-  }
+  __builtin_prefetch(next, 0, 2);
+  __builtin_prefetch(pair + 16 * kPairBytes);
 }
 
 // Tiles that share panels are slower than memory: each fetches its part of the next such panels,
