@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/buffer.h"
 #include "core/numerics.h"
@@ -73,6 +74,9 @@ class Backend {
 
   // Stacks the parts along n. Each part: bf16 [n_i, k] on the host, last dimension contiguous.
   virtual PackedWeight pack(std::span<const TensorView> parts) = 0;
+  // The host's memory, in whole huge pages, that holds what was packed since the last call and
+  // nothing else; none where weights are on a device.
+  virtual std::vector<std::span<std::byte>> packed_memory() { return {}; }
 
   // y[r] = table[tokens[r] - first_token], zeros where that row is another rank's.
   // tokens: i32 [rows]; y: f32 [rows, k]

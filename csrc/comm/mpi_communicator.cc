@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -110,6 +111,27 @@ class MpiCommunicator final : public Communicator {
     if (x.bytes() == 0) return;
     check_mpi(MPI_Bcast(x.raw(), static_cast<int>(x.bytes()), MPI_BYTE, root, MPI_COMM_WORLD),
               "MPI_Bcast");
+  }
+
+  // A copy in shared memory takes the place of every rank's own, at the same addresses.
+  bool share(std::span<std::byte> memory) override {
+    if (size_ == 1) return false;
+    Buffer shared = map_shared_memory(rank_, size_, memory.size());
+    if (shared.data() == nullptr) return false;
+    if (rank_ == 0) std::memcpy(shared.data(), memory.data(), memory.size());
+    check_mpi(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
+    int equal = std::memcmp(shared.data(), memory.data(), memory.size()) == 0 ? 1 : 0;
+    check_mpi(MPI_Allreduce(MPI_IN_PLACE, &equal, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
+              "MPI_Allreduce");
+    if (equal == 0) throw Error("the ranks hold different bytes of weights that are to be equal");
+    CHECK(mprotect(shared.data(), memory.size(), PROT_READ) == 0);
+    CHECK(mremap(shared.data(), memory.size(), memory.size(), MREMAP_MAYMOVE | MREMAP_FIXED,
+                 memory.data()) == memory.data());
+    shared.release();
+    // Huge pages, as what it replaces has; where the system has none to give, it is only slower.
+    constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1, which libc does not know yet
+    madvise(memory.data(), memory.size(), kCollapse);
+    return true;
   }
 
  private:

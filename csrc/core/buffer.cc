@@ -10,7 +10,6 @@ namespace outrider {
 
 Buffer allocate_host(size_t bytes) {
   if (bytes == 0) return {};
-  constexpr size_t kHugePage = size_t{2} << 20;
   const size_t unit = bytes >= kHugePage ? kHugePage : 4096;
   // mmap aligns to 4 KiB; for huge pages map one more and trim both ends.
   const size_t size = (bytes + unit - 1) / unit * unit;

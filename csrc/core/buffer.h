@@ -32,6 +32,12 @@ class Buffer {
     if (data_ != nullptr) free_(data_, bytes_);
   }
 
+  // Leaves the memory to the caller.
+  void* release() {
+    bytes_ = 0;
+    return std::exchange(data_, nullptr);
+  }
+
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
@@ -49,8 +55,10 @@ class Buffer {
   Free free_ = nullptr;
 };
 
-// Zeroed host memory, aligned to 64 bytes (large ones to 2 MiB, in huge pages where the system
-// allows). Throws Error where there is none left.
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Zeroed host memory, aligned to 64 bytes (from kHugePage on to that, in huge pages where the
+// system allows). Throws Error where there is none left.
 Buffer allocate_host(size_t bytes);
 
 }  // namespace outrider

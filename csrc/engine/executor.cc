@@ -114,6 +114,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
                                               : options_.model_hash),
       slots_(options_.max_sequences),
       token_digests_(options_.max_sequences, 0) {
+  backend.packed_memory();  // the target's, which differs from rank to rank
   if (options_.draft) {
     check_same_vocabulary(options_, tokenizer_, target_.config(),
                           ModelConfig::load(*options_.draft));
@@ -128,6 +129,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
     check_target(*options_.draft_head, head_drafter_->head().config(), model_hash_);
     draft_hash_ += checkpoint_hash(*options_.draft_head);
   }
+  for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
   if (options_.draft_counts) {
     const CountTables counts =
         CountTables::load(*options_.draft_counts, target_.config().vocab_size);

@@ -51,6 +51,29 @@ TEST_F(CpuBackendTest, DescribesItsInstructionSet) {
             "cpu/" + std::string(cpu::isa_name(cpu::select_isa())));
 }
 
+TEST_F(CpuBackendTest, TellsWhereItPackedAndPacksElsewhereFromThenOn) {
+  const TensorView rows = counting<bf16>({48, 10});
+  const PackedWeight first = backend_->pack(std::span(&rows, 1));
+  const PackedWeight second = backend_->pack(std::span(&rows, 1));
+  const auto memory = backend_->packed_memory();
+  ASSERT_EQ(memory.size(), 1u);
+  EXPECT_EQ(memory[0].size(), kHugePage);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory[0].data()) % kHugePage, 0u);
+  const auto lies_in = [](const PackedWeight& weight, std::span<std::byte> span) {
+    const auto* data = static_cast<const std::byte*>(weight.data.data());
+    return span.data() <= data && data + weight.data.bytes() <= span.data() + span.size();
+  };
+  EXPECT_TRUE(lies_in(first, memory[0]));
+  EXPECT_TRUE(lies_in(second, memory[0]));
+
+  EXPECT_TRUE(backend_->packed_memory().empty());
+  const PackedWeight third = backend_->pack(std::span(&rows, 1));
+  EXPECT_FALSE(lies_in(third, memory[0]));
+  const auto later = backend_->packed_memory();
+  ASSERT_EQ(later.size(), 1u);
+  EXPECT_TRUE(lies_in(third, later[0]));
+}
+
 TEST_F(CpuBackendTest, CopiesBothWays) {
   const TensorView view = zeros<float>({2, 3});
   const std::vector<float> in = {1, 2, 3, 4, 5, 6};

@@ -69,9 +69,21 @@ PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
   return packed;
 }
 
+std::vector<std::span<std::byte>> CpuBackend::packed_memory() {
+  std::vector<std::span<std::byte>> memory;
+  for (; weights_given_ < weights_.size(); ++weights_given_) {
+    const Buffer& chunk = weights_[weights_given_];
+    const bool last = weights_given_ + 1 == weights_.size();
+    const size_t used =
+        last ? (weights_end_ + kHugePage - 1) / kHugePage * kHugePage : chunk.bytes();
+    memory.emplace_back(static_cast<std::byte*>(chunk.data()), used);
+  }
+  return memory;
+}
+
 Buffer CpuBackend::place_weight(size_t bytes) {
   constexpr size_t kChunkBytes = size_t{64} << 20;  // touched only as far as it is used
-  if (weights_.empty() || weights_.back().bytes() - weights_end_ < bytes) {
+  if (weights_.size() == weights_given_ || weights_.back().bytes() - weights_end_ < bytes) {
     weights_.push_back(allocate_host(std::max(bytes, kChunkBytes)));
     weights_end_ = 0;
   }

@@ -34,6 +34,7 @@ class CpuBackend : public Backend {
   int64_t padded_rows(int64_t rows) const override { return rows; }
 
   PackedWeight pack(std::span<const TensorView> parts) override;
+  std::vector<std::span<std::byte>> packed_memory() override;
 
   void embed(const PackedWeight& table, TensorView tokens, int64_t first_token, TensorView y,
              Stream& stream) override;
@@ -84,7 +85,8 @@ class CpuBackend : public Backend {
   // Weights stand one behind the other, in huge pages whatever their sizes, so that fetching ahead
   // of a product reaches into the next one's weights. They are freed with the backend.
   std::vector<Buffer> weights_;
-  size_t weights_end_ = 0;  // of the last of them, in bytes
+  size_t weights_end_ = 0;    // of the last of them, in bytes
+  size_t weights_given_ = 0;  // that packed_memory has told of, and which take no more
   // Attention scores. Made for the longest sequence that the page tables can hold when attention
   // first meets them, so that steps allocate nothing.
   Buffer scores_;
