@@ -1,0 +1,81 @@
+"""What bench/peers makes of its answers, and what it says where its packages are missing.
+
+    peers_test.py SOURCE_DIR
+"""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(sys.argv.pop(1))
+sys.path.append(str(SOURCE / 'bench'))
+
+from page import replace, table  # noqa: E402
+from paired import first_difference, ratio  # noqa: E402
+
+
+class Ratio(unittest.TestCase):
+    def test_is_certain_where_each_prompt_says_the_same(self):
+        for value in ratio([20, 40, 3], [10, 20, 1.5]):
+            self.assertAlmostEqual(value, 2)
+
+    def test_interval_is_that_of_the_binomial_distribution(self):
+        # Of 16 draws from eight ratios of 1 and eight of 4, B(16, 1/2) are a 4, and the logarithm's
+        # mean is their share of log 4. P(B <= 3) = 0.011 and P(B <= 4) = 0.038 hold 0.025 between.
+        mean, low, high = ratio([1] * 8 + [4] * 8, [1] * 16)
+        self.assertAlmostEqual(mean, 2)
+        self.assertAlmostEqual(low, 4 ** (4 / 16))
+        self.assertAlmostEqual(high, 4 ** (12 / 16))
+
+    def test_pairs_prompts(self):
+        mean, low, high = ratio([3, 300], [1, 100])
+        self.assertAlmostEqual(mean, 3)
+        self.assertAlmostEqual(low, high)
+
+
+class FirstDifference(unittest.TestCase):
+    def test_finds_the_first_place(self):
+        self.assertEqual(first_difference([1, 2, 3, 4], [1, 2, 4, 3]), 2)
+        self.assertEqual(first_difference([1], [2]), 0)
+        self.assertIsNone(first_difference([1, 2], [1, 2]))
+
+    def test_refuses_answers_of_two_lengths(self):
+        with self.assertRaises(ValueError):
+            first_difference([1, 2], [1, 2, 3])
+
+
+class Page(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.page = Path(folder.name) / 'page.md'
+
+    def test_a_part_is_replaced(self):
+        self.page.write_text('a\n<!-- x -->\nold\n<!-- end of x -->\nb\n')
+        replace(self.page, 'x', table(['', 'n'], [['k', 1]]))
+        self.assertEqual(self.page.read_text(), 'a\n<!-- x -->\n|  | n |\n| --- | --- |\n'
+                                                '| k | 1 |\n<!-- end of x -->\nb\n')
+
+    def test_a_page_without_marks_is_left_alone(self):
+        self.page.write_text('a\n<!-- x -->\n')
+        with self.assertRaises(SystemExit) as raised:
+            replace(self.page, 'x', 'text')
+        self.assertEqual(str(raised.exception), f'{self.page}: expected <!-- x --> and '
+                                                '<!-- end of x -->, found not both')
+        self.assertEqual(self.page.read_text(), 'a\n<!-- x -->\n')
+
+
+class Packages(unittest.TestCase):
+    def test_missing_ones_are_named_with_what_installs_them(self):
+        # -S: no package of this Python's own is found, whatever it has.
+        done = subprocess.run([sys.executable, '-S', SOURCE / 'bench' / 'peers', '--help'],
+                              capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((done.returncode, done.stdout), (1, ''))
+        self.assertRegex(done.stderr, r'^peers: this Python has no package \w+; bench/setup_peers '
+                                      r'makes one that has: .*\n$')
+
+
+if __name__ == '__main__':
+    unittest.main()
