@@ -4,35 +4,20 @@ Times are CLOCK_MONOTONIC in nanoseconds, the load client's and this program's a
 """
 
 import os
-import random
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
-from program import CHECKPOINT, LIMIT_S, PROGRAM, Lines, port_is_free  # noqa: E402
+from program import CHECKPOINT, LIMIT_S, PROGRAM, Lines, free_port, port_is_free  # noqa: E402
 
 LOAD_CLIENT = os.path.realpath(sys.argv[3])
 SERVING, NOT_SERVING, WATCH_ENDED = 1, 2, 0
 UNAVAILABLE, FAILED_PRECONDITION = 14, 9  # of gRPC's codes
-
-
-def free_port():
-    """One that the server can have again at every restart: the system gives those of its own range
-    to whoever connects."""
-    first, _ = map(int, Path('/proc/sys/net/ipv4/ip_local_port_range').read_text().split())
-    while True:
-        port = random.SystemRandom().randrange(max(1024, first // 2), first)
-        try:
-            with socket.create_server(('127.0.0.1', port)):
-                return port
-        except OSError:
-            continue
 
 
 class Job:

@@ -3,9 +3,9 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -122,10 +122,7 @@ class Programs:
         """Serves while the block runs; gives the address."""
         self.need(self.outrider)
         self.need(model / "config.json")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [*self.mpirun(ranks), self.outrider, "serve", "--model", model, "--port", port,
+        command = [*self.mpirun(ranks), self.outrider, "serve", "--model", model, "--port", 0,
                    *self.device_flags(ranks, gpus), *(["--draft", draft] if draft else [])]
         self.note(command, "")
         with open(self.log, "a+") as log:
@@ -133,19 +130,19 @@ class Programs:
             process = subprocess.Popen([str(part) for part in command], env=self.environment,
                                        stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             try:
-                while not self.is_ready(port):
-                    if process.poll() is not None:
-                        log.seek(begin)
-                        raise Failed(f"the server did not start: {last_line(log.read())}")
+                while True:
+                    ended = process.poll() is not None
+                    log.seek(begin)
+                    said = log.read()
+                    if listening := re.search(r"listening on (127\.0\.0\.1:\d+),", said):
+                        break
+                    if ended:
+                        raise Failed(f"the server did not start: {last_line(said)}")
                     time.sleep(0.1)
-                yield f"127.0.0.1:{port}"
+                yield listening[1]
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait()
-
-    def is_ready(self, port: int) -> bool:
-        return self.run(self.outrider, "health", "--address", f"127.0.0.1:{port}",
-                        check=False).returncode == 0
 
     def answer(self, address: str, prompt: str, tokens: int, *flags: str) -> dict:
         return json.loads(self.run(self.outrider, "generate", "--address", address, "--format",

@@ -87,8 +87,8 @@ class Tree:
 
 
 # What setup.sh needs before it knows that something is missing.
-BASICS = ['bash', 'cat', 'comm', 'dirname', 'echo', 'env', 'id', 'mkdir', 'realpath', 'sed', 'sort', 'tail',
-          'xargs']
+BASICS = ['bash', 'cat', 'comm', 'dirname', 'echo', 'env', 'id', 'mkdir', 'realpath', 'sed', 'sort',
+          'tail', 'xargs']
 
 
 class QuickstartTest(unittest.TestCase):

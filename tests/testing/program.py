@@ -5,6 +5,7 @@ before arguments of its own.
 """
 
 import os
+import random
 import re
 import select
 import signal
@@ -23,6 +24,20 @@ GREEDY = ['--raw', '--temperature', '0', '--ignore-eos']
 def outrider(*arguments, **options):
     return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=LIMIT_S,
                           stdin=subprocess.DEVNULL, **options)
+
+
+def free_port():
+    """One for a server that is named before it is there, and can have it again at every restart:
+    the system gives those of its own range to whoever connects."""
+    with open('/proc/sys/net/ipv4/ip_local_port_range') as file:
+        first = int(file.read().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(max(1024, first // 2), first)
+        try:
+            with socket.create_server(('127.0.0.1', port)):
+                return port
+        except OSError:
+            continue
 
 
 def port_is_free(port):
