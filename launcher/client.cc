@@ -5,8 +5,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <iterator>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,7 @@ constexpr int kMaxAnswerBytes = 64 << 20;
 // What an attempt to connect may take, until the server's first frame: longer than a busy machine
 // needs, and shorter than anybody waits for an address where nothing answers.
 constexpr int kConnectTimeoutMs = 5000;
+constexpr int kRetryMs = 100;  // between attempts, the first ones of a connection and calls
 // gRPC's pauses between attempts grow to minutes; a server that is waited for is found sooner.
 constexpr int kLongestPauseMs = 1000;
 
@@ -104,7 +107,7 @@ std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // what http_proxy names is for the web
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // not one that another channel uses
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kRetryMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestPauseMs);
   // By its name a pause, by its effect the time that an attempt has.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
@@ -119,6 +122,15 @@ std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
   }
   return grpc::experimental::CreateCustomChannelWithInterceptors(
       server.target(), credentials(server.tls), arguments, std::move(interceptors));
+}
+
+void pause_before_retry(grpc::Channel& channel) {
+  const auto until = std::chrono::system_clock::now() + std::chrono::milliseconds(kRetryMs);
+  if (channel.GetState(false) == GRPC_CHANNEL_READY) {
+    std::this_thread::sleep_until(until);
+  } else {
+    channel.WaitForConnected(until);
+  }
 }
 
 grpc::Status stream_answer(v1::GenerationService::Stub& stub, grpc::ClientContext& context,

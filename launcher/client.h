@@ -26,11 +26,14 @@ struct ServerAddress {
   std::string target() const;
 };
 
-constexpr int kReconnectMs = 100;  // between attempts, while nothing listens
-
 // A connection of its own. Throws Error where a file of the flags is not what it should be. Warns
 // of a token that will travel in the clear.
 std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server);
+
+// Between two calls to a server that is waited for: returns as soon as there is a connection, or
+// after a tenth of a second where there is none yet, or where there was one already and the model
+// is still loading. A connection makes progress only while somebody waits for it here or in a call.
+void pause_before_retry(grpc::Channel& channel);
 
 // Calls Generate; `hear` gets each response as it comes.
 grpc::Status stream_answer(v1::GenerationService::Stub& stub, grpc::ClientContext& context,

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "launcher/answer_printer.h"
 #include "launcher/client.h"
@@ -40,7 +39,8 @@ grpc::Status ask(v1::GenerationService::Stub& stub, const v1::GenerateRequest& r
 
 int generate(const GenerateOptions& options) {
   const v1::GenerateRequest request = options.request.request();
-  const auto stub = v1::GenerationService::NewStub(connect_to_server(options.server));
+  const auto channel = connect_to_server(options.server);
+  const auto stub = v1::GenerationService::NewStub(channel);
   const auto ready_by = Clock::now() + std::chrono::duration<double>(options.wait_for_ready_s);
   while (true) {
     AnswerPrinter printer(options.format, request.sampling_params().n());
@@ -52,7 +52,7 @@ int generate(const GenerateOptions& options) {
       print_failure(status);
       return kExitFailed;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(kReconnectMs));
+    pause_before_retry(*channel);
   }
 }
 

@@ -129,8 +129,9 @@ class Loadtest {
       : options_(options),
         source_(question_source(options)),
         files_{OutputFile(options.json), OutputFile(options.html), OutputFile(options.samples)},
-        stub_(v1::GenerationService::NewStub(connect_to_server(options.server))),
-        server_(wait_for_server(*stub_, options.wait_for_ready_s)),
+        channel_(connect_to_server(options.server)),
+        stub_(v1::GenerationService::NewStub(channel_)),
+        server_(wait_for_server(*channel_, *stub_, options.wait_for_ready_s)),
         runner_(options, signals) {
     for (const Arm& arm : options.arms) {
       if (arm.num_speculative_tokens || server_.lookahead() == "adaptive") continue;
@@ -254,6 +255,7 @@ class Loadtest {
   const LoadtestOptions& options_;
   QuestionSource source_;
   OutputFiles files_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::GenerationService::Stub> stub_;
   v1::GetServerInfoResponse server_;
   LoadRunner runner_;

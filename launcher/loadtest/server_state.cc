@@ -35,7 +35,8 @@ v1::GetServerInfoResponse server_info(v1::GenerationService::Stub& stub) {
 
 }  // namespace
 
-v1::GetServerInfoResponse wait_for_server(v1::GenerationService::Stub& stub, double wait_s) {
+v1::GetServerInfoResponse wait_for_server(grpc::Channel& channel, v1::GenerationService::Stub& stub,
+                                          double wait_s) {
   const auto ready_by = Clock::now() + std::chrono::duration<double>(wait_s);
   while (true) {
     try {
@@ -43,7 +44,7 @@ v1::GetServerInfoResponse wait_for_server(v1::GenerationService::Stub& stub, dou
     } catch (const Error&) {
       if (Clock::now() >= ready_by) throw;
     }
-    std::this_thread::sleep_for(milliseconds(kReconnectMs));
+    pause_before_retry(channel);
   }
 }
 

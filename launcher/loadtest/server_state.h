@@ -7,8 +7,10 @@
 
 namespace outrider {
 
-// Asks again for wait_s seconds where it is not there yet. Throws Error with status and message.
-v1::GetServerInfoResponse wait_for_server(v1::GenerationService::Stub& stub, double wait_s);
+// Asks again for wait_s seconds where it is not there yet; stub: of the channel. Throws Error with
+// status and message.
+v1::GetServerInfoResponse wait_for_server(grpc::Channel& channel, v1::GenerationService::Stub& stub,
+                                          double wait_s);
 
 // Throws Error.
 int64_t vocab_size(v1::GenerationService::Stub& stub);

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
 from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Lines, Server,  # noqa: E402
-                     outrider)
+                     free_port, outrider)
 
 IDLE_S = 2  # how long an idle job is watched
 ESCAPE = '\x1b'
@@ -270,6 +270,30 @@ class Ranks(unittest.TestCase):
             print('idle ranks use', ', '.join(f'{100 * share:.1f} %' for share in shares),
                   f'of a core over {idle_s:.1f} s', file=sys.stderr)
             self.assertLessEqual(max(shares), 0.05)
+
+
+class WaitForReady(unittest.TestCase):
+    """Clients that are there before their server."""
+
+    def answers(self, *arguments):
+        port = free_port()
+        command = [PROGRAM, *arguments, '--address', f'127.0.0.1:{port}', '--wait-for-ready',
+                   str(LIMIT_S), *GREEDY]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as client:
+            time.sleep(1)  # it has found nobody by now
+            with Server(port=port):
+                output, log = client.communicate(timeout=LIMIT_S)
+        self.assertEqual(client.returncode, 0, log)
+        return output
+
+    def test_generate(self):
+        answer = json.loads(self.answers('generate', '--format', 'json', '--max-tokens', '3', 'Hi'))
+        self.assertEqual(answer['completion_tokens'], 3)
+
+    def test_loadtest(self):
+        self.assertIn('2 requests, 0 errors', self.answers(
+            'loadtest', '--concurrency', '1', '--requests', '2', '--max-tokens', '3'))
 
 
 class Generate(unittest.TestCase):
