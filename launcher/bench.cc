@@ -3,15 +3,20 @@
 #include <optional>
 #include <string>
 
+#include "bench/comm_bench.h"
 #include "bench/decode_bench.h"
 #include "bench/device_op_bench.h"
 #include "bench/op_bench.h"
+#include "bench/serve_bench.h"
 #include "bench/tokenizer_bench.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/self_communicator.h"
 #include "comm/world.h"
+#include "core/error.h"
 #include "launcher/command_line.h"
 #include "launcher/device_selection.h"
+#include "launcher/engine_flags.h"
+#include "launcher/job_control.h"
 #include "launcher/stop_signals.h"
 
 namespace outrider {
@@ -58,6 +63,49 @@ int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on
   if (on.gpus.share_gpus) let_nccl_share_devices(world.local_rank());
   run_decode_bench(options, device,
                    *(device.gpu ? make_nccl_communicator(world) : world.make_communicator()));
+  return 0;
+}
+
+int bench_comm(const CommBenchOptions& options) {
+  constexpr char kNeeds[] =
+      "bench comm: there is one rank; expected at least 2, as under mpirun -np 2";
+  if (!launched_by_mpi()) throw Error(kNeeds);
+  die_with_parent();
+  World world(nullptr, nullptr);
+  if (world.size() < 2) throw Error(kNeeds);
+  const bool one_host = world.local_size() == world.size();
+  const auto communicator = world.make_communicator();
+  if (world.rank() == 0) {
+    const auto control = open_control(world);
+    run_comm_bench(options, one_host, *communicator, control.get(), nullptr);
+  } else {
+    ControlClient control = join_control(world);
+    run_comm_bench(options, one_host, *communicator, nullptr, &control);
+  }
+  return 0;
+}
+
+int bench_serve(const ServeBenchOptions& options, const BenchDeviceOptions& on) {
+  if (!launched_by_mpi()) {
+    BenchDevice device = open_bench_device(on, {});
+    const auto communicator =
+        device.gpu ? make_nccl_communicator(0, 1, "") : make_self_communicator();
+    run_serve_bench(options, device, *communicator, nullptr, nullptr);
+    return 0;
+  }
+  die_with_parent();
+  World world(nullptr, nullptr);
+  if (on.device == "cuda" && world.size() > 1) check_nccl_library();
+  BenchDevice device = open_bench_device(on, {world.local_rank(), world.local_size()});
+  if (on.gpus.share_gpus) let_nccl_share_devices(world.local_rank());
+  const auto communicator = device.gpu ? make_nccl_communicator(world) : world.make_communicator();
+  if (world.rank() == 0) {
+    const auto control = open_control(world);
+    run_serve_bench(options, device, *communicator, control.get(), nullptr);
+  } else {
+    ControlClient control = join_control(world);
+    run_serve_bench(options, device, *communicator, nullptr, &control);
+  }
   return 0;
 }
 
@@ -134,6 +182,53 @@ void add_decode_command(CLI::App& bench, Action& action) {
   decode->callback([=, &action] { action = [=] { return bench_decode(*options, *on); }; });
 }
 
+void add_comm_command(CLI::App& bench, Action& action) {
+  CLI::App* comm = bench.add_subcommand(
+      "comm",
+      "Exchanges among ranks of the CPU, against what cores deliver to each other; under mpirun");
+  auto options = std::make_shared<CommBenchOptions>();
+  comm->add_option("--rows", options->rows, "With commas (default 1,2,4,8,16,32,64)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 16));
+  comm->add_option("--hidden", options->hidden, "Floats of a row (default 576)")
+      ->check(CLI::Range(1, 1 << 16));
+  comm->add_option("--repeats", options->repeats, "Rounds over all exchanges (default 201)")
+      ->check(CLI::Range(1, 1 << 20));
+  comm->add_option_function<std::string>(
+      "--json", [options](const std::string& path) { options->json = path; },
+      "A file for the results, as Google Benchmark writes them");
+  comm->callback([=, &action] { action = [=] { return bench_comm(*options); }; });
+}
+
+void add_serve_bench_command(CLI::App& bench, Action& action) {
+  CLI::App* serve = bench.add_subcommand(
+      "serve",
+      "The server's engine with and without drafts, its step by parts; under mpirun on "
+      "all ranks");
+  auto options = std::make_shared<ServeBenchOptions>();
+  auto on = std::make_shared<BenchDeviceOptions>();
+  add_model_flags(*serve, options->engine);
+  add_drafter_flag(*serve, options->engine);
+  on->add_to(*serve);
+  serve
+      ->add_option("--num-speculative-tokens", options->num_draft_tokens,
+                   "K, in turns with 0 (default 4); 0: without drafts alone")
+      ->check(CLI::Range(0, kMaxDraftTokens));
+  serve->add_option("--concurrency", options->sequences, "Sequences at once (default 1)")
+      ->check(CLI::Range(int64_t{1}, options->engine.max_sequences));
+  serve->add_option("--prompt-tokens", options->prompt_tokens, "Random ones (default 64)")
+      ->check(CLI::Range(1, 1 << 20));
+  serve->add_option("--max-tokens", options->tokens, "That each sequence gets (default 128)")
+      ->check(CLI::Range(1, 1 << 20));
+  serve->add_option("--rounds", options->rounds, "Of such sequences at 0 and at K (default 3)")
+      ->check(CLI::Range(1, 1 << 20));
+  add_copy_flag(*serve, options->copy_bytes);
+  serve->add_option_function<std::string>(
+      "--json", [options](const std::string& path) { options->json = path; },
+      "A file for the results, as Google Benchmark writes them");
+  serve->callback([=, &action] { action = [=] { return bench_serve(*options, *on); }; });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, Action& action) {
@@ -142,6 +237,8 @@ void add_bench_command(CLI::App& app, Action& action) {
 
   add_op_command(*command, action);
   add_decode_command(*command, action);
+  add_comm_command(*command, action);
+  add_serve_bench_command(*command, action);
 
   CLI::App* tokenizer = command->add_subcommand("tokenizer", "How fast text becomes token ids");
   auto tokenizer_options = std::make_shared<TokenizerBenchOptions>();

@@ -45,7 +45,7 @@ void add_model_flags(CLI::App& command, EngineOptions& options) {
       ->check(CLI::Range(2, 1 << 30));
 }
 
-void add_policy_flags(CLI::App& command, EngineOptions& options) {
+void add_drafter_flag(CLI::App& command, EngineOptions& options) {
   command
       .add_option_function<std::string>(
           "--drafter",
@@ -54,6 +54,10 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
           "of --default-drafts, model with --draft, else prompt_lookup)")
       ->check(CLI::IsMember(
           {"bigram", "head", "model", "ngram", "prompt_lookup", "random", "unigram"}));
+}
+
+void add_policy_flags(CLI::App& command, EngineOptions& options) {
+  add_drafter_flag(command, options);
   command.add_option_function<std::string>(
       "--lookahead",
       [&options](const std::string& text) { options.lookahead = read_lookahead(text); },

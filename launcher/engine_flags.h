@@ -11,6 +11,9 @@ namespace outrider {
 // --model, --draft, --prefill-chunk and --max-positions. `options` outlives the command.
 void add_model_flags(CLI::App& command, EngineOptions& options);
 
+// --drafter alone.
+void add_drafter_flag(CLI::App& command, EngineOptions& options);
+
 // --drafter, --lookahead and --tpot-slo: what holds where a request says nothing.
 void add_batching_flags(CLI::App& command, EngineOptions& options);
 void add_policy_flags(CLI::App& command, EngineOptions& options);

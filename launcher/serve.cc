@@ -25,6 +25,7 @@
 #include "launcher/command_line.h"
 #include "launcher/device_selection.h"
 #include "launcher/engine_flags.h"
+#include "launcher/job_control.h"
 #include "launcher/quarantine_memory.h"
 #include "launcher/serving_end.h"
 #include "launcher/stop_signals.h"
@@ -41,7 +42,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kConnectTimeout{60};
 constexpr seconds kLoadTimeout{1800};
 // What clients have to hear the end of their calls, at an orderly end: mpirun kills ranks about a
 // second after it was told to end them.
@@ -295,18 +295,12 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   const Process process = {options, *device.backend, signals, launcher};
   const auto communicator = make_device_communicator(device, options.device, &world);
   if (world.rank() > 0) {
-    const std::string address = world.broadcast_string("");
-    const std::string secret = world.broadcast_string("");
-    ControlClient control(address, world.rank(), secret);
+    ControlClient control = join_control(world);
     follow(process, *communicator, world.rank(), control);
     return "";
   }
-  const std::string secret = make_control_secret();
-  ControlServer control(world.size() - 1, secret, control_host(world.local_size() == world.size()));
-  world.broadcast_string(control.address());
-  world.broadcast_string(secret);
-  control.accept_all(kConnectTimeout);
-  lead(process, *communicator, &control, *server);
+  const auto control = open_control(world);
+  lead(process, *communicator, control.get(), *server);
   return "";
 }
 

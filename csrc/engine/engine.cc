@@ -369,14 +369,20 @@ void Engine::step() {
   publish_stats();
   const auto executed = EngineClock::now();
   decoded_.clear();
-  for (const SlotOutcome& outcome : executor_.execute(bytes)) apply(outcome);
+  StepRecord record = {.step = plan.step, .begin = begin, .executed = executed};
+  for (const SlotOutcome& outcome : executor_.execute(bytes)) {
+    if (outcome.decoded) {
+      ++record.num_decoding;
+      record.num_drafted += outcome.num_drafted;
+      record.num_tokens += outcome.verdict.num_accepted + 1;
+    }
+    apply(outcome);
+  }
   account_for_step(std::chrono::duration<double, std::milli>(EngineClock::now() - begin).count());
-  observers_.observe({.step = plan.step,
-                      .begin = begin,
-                      .executed = executed,
-                      .end = EngineClock::now(),
-                      .times = executor_.step_times(),
-                      .kv_cache_usage = kv_cache_usage()});
+  record.end = EngineClock::now();
+  record.times = executor_.step_times();
+  record.kv_cache_usage = kv_cache_usage();
+  observers_.observe(record);
 }
 
 double Engine::kv_cache_usage() const {

@@ -162,6 +162,12 @@ int64_t Executor::num_draft_pages() const {
   return model_drafter_ == nullptr ? 0 : model_drafter_->cache().num_pages();
 }
 
+int64_t Executor::draft_weight_bytes() const {
+  if (default_drafter() == DrafterKind::model) return model_drafter_->weight_bytes();
+  if (default_drafter() == DrafterKind::head) return head_drafter_->head().weight_bytes();
+  return 0;
+}
+
 // Of a pass over rows of slot 0 from `position` on, whatever they and the pages hold: nobody reads
 // either.
 double Executor::measure_ms(int64_t rows, int64_t num_logits, int64_t position) {

@@ -73,6 +73,9 @@ class Executor {
   // lookahead is not adaptive.
   const LookaheadTables& tables() const { return tables_; }
   const StepPhases& step_times() const { return step_.times(); }
+  int64_t weight_bytes() const { return target_.weight_bytes(); }  // on this rank, read each step
+  // The same of the default drafter, read for each token that it drafts; 0 where it has no weights.
+  int64_t draft_weight_bytes() const;
   int64_t num_pages() const { return cache_.num_pages(); }
   int64_t num_draft_pages() const;  // 0: no drafter has a cache
 

@@ -3,6 +3,7 @@
 namespace outrider {
 
 void StepObservers::observe(const StepRecord& record) const {
+  if (each_step) each_step(record);
   const StepPhases& times = record.times;
   if (metrics != nullptr) {
     const std::chrono::duration<double> all = record.end - record.begin;

@@ -1,7 +1,8 @@
-// StepObservers: who hears of each step: metrics and the trace.
+// StepObservers: who hears of each step: metrics, the trace, a benchmark.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "engine/delivery.h"
 #include "engine/metrics.h"
@@ -15,6 +16,9 @@ struct StepRecord {
   uint64_t step = 0;
   EngineClock::time_point begin, executed, end;  // executed: when its plan was made and sent
   StepPhases times;
+  int64_t num_decoding = 0;   // sequences that decoded …
+  int64_t num_drafted = 0;    // … after so many drafted tokens …
+  int64_t num_tokens = 0;     // … and got so many
   double kv_cache_usage = 0;  // pages in use over all pages
 };
 
@@ -22,6 +26,7 @@ struct StepRecord {
 struct StepObservers {
   EngineMetrics* metrics = nullptr;
   TraceWriter* trace = nullptr;
+  std::function<void(const StepRecord&)> each_step;  // called by the engine's thread
 
   void observe(const StepRecord& record) const;
 };

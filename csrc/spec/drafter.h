@@ -71,6 +71,7 @@ class ModelDrafter final : public LogitDrafter {
                int64_t num_slots, int64_t max_rows, const std::function<void(double)>& progress);
 
   const ModelConfig& config() const { return model_.config(); }
+  int64_t weight_bytes() const { return model_.weight_bytes(); }  // read once a pass
   KvCache& cache() { return cache_; }  // its pages must reach as far as what is fed
   void begin_step() override { rows_.begin_step(); }
   int64_t max_positions() const { return model_.config().max_position_embeddings; }

@@ -1,0 +1,139 @@
+#include "bench/core_link.h"
+
+#include <fcntl.h>
+#include <immintrin.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "core/buffer.h"
+
+namespace outrider {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kBlockBytes = size_t{1} << 16;  // fits the first caches beyond a core's smallest
+constexpr int kBlocks = 201, kBatches = 51, kLinesABatch = 100;
+constexpr int kSpins = 1000;  // before the core is offered to others
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Noise only ever adds to what a bound is made of.
+double least(const std::vector<double>& samples) {
+  return *std::min_element(samples.begin(), samples.end());
+}
+
+struct alignas(64) Flag {
+  std::atomic<int64_t> round = 0;
+
+  void await(int64_t wanted) const {
+    for (int spins = 0; round.load(std::memory_order_acquire) < wanted; ++spins) {
+      if (spins < kSpins) {
+        _mm_pause();
+      } else {
+        sched_yield();
+      }
+    }
+  }
+};
+
+struct Shared {
+  Flag flags[2];  // of ranks 0 and 1
+  alignas(64) uint64_t block[kBlockBytes / sizeof(uint64_t)];
+};
+
+// Nothing where the system refuses. Rank 0 makes the file, and takes its name away once all have
+// mapped it.
+Buffer map_shared(Communicator& communicator, Stream& stream) {
+  char name[] = "/dev/shm/outrider-XXXXXX";
+  int descriptor = -1;
+  if (communicator.rank() == 0) {
+    descriptor = mkostemp(name, O_CLOEXEC);
+    if (descriptor >= 0 && posix_fallocate(descriptor, 0, sizeof(Shared)) != 0) {
+      close(descriptor);
+      descriptor = -1;
+    }
+  }
+  communicator.broadcast(TensorView(name, DType::u8, {sizeof name}), 0, stream);
+  if (communicator.rank() != 0) descriptor = open(name, O_RDWR | O_CLOEXEC);
+  void* data = MAP_FAILED;
+  if (descriptor >= 0) {
+    data = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    close(descriptor);
+  }
+  float missing = data == MAP_FAILED ? 1.0f : 0.0f;
+  communicator.all_reduce_sum(TensorView(&missing, DType::f32, {1, 1}), stream);
+  if (communicator.rank() == 0) unlink(name);
+  if (data == MAP_FAILED) return {};
+  Buffer buffer(data, sizeof(Shared), [](void* p, size_t bytes) { munmap(p, bytes); });
+  return missing > 0 ? Buffer() : std::move(buffer);
+}
+
+// What ranks 0 and 1 find out, each its part; the parts it does not know stay 0.
+CoreLink measure_part(Shared& shared, int rank) {
+  Flag &mine = shared.flags[rank], &other = shared.flags[1 - rank];
+  std::vector<double> write, read, line;
+  for (int64_t round = 1; round <= kBlocks; ++round) {
+    if (rank == 1) other.await(round);
+    const Clock::time_point start = Clock::now();
+    if (rank == 0) {
+      for (uint64_t& word : shared.block) word = static_cast<uint64_t>(round);
+      std::atomic_thread_fence(std::memory_order_seq_cst);  // all have left the core
+      write.push_back(seconds_since(start));
+    } else {
+      uint64_t sum = 0;
+      for (const uint64_t word : shared.block) sum ^= word;
+      volatile uint64_t used = sum;
+      static_cast<void>(used);
+      read.push_back(seconds_since(start));
+    }
+    mine.round.store(round, std::memory_order_release);
+    if (rank == 0) other.await(round);
+  }
+  int64_t round = kBlocks;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < kLinesABatch; ++i) {
+      ++round;
+      if (rank == 1) other.await(round);
+      mine.round.store(round, std::memory_order_release);
+      if (rank == 0) other.await(round);
+    }
+    line.push_back(seconds_since(start) / (2 * kLinesABatch));
+  }
+  if (rank == 1) return {.read_rate = kBlockBytes / least(read)};
+  return {.line_seconds = least(line), .write_rate = kBlockBytes / least(write)};
+}
+
+}  // namespace
+
+std::optional<CoreLink> measure_core_link(Communicator& communicator) {
+  const int ranks = communicator.size();
+  CHECK(ranks >= 2);
+  Stream stream;
+  const Buffer memory = map_shared(communicator, stream);
+  if (memory.data() == nullptr) return std::nullopt;
+  CoreLink part;
+  if (communicator.rank() < 2) {
+    part = measure_part(*static_cast<Shared*>(memory.data()), communicator.rank());
+  }
+  std::vector<CoreLink> parts(ranks);
+  communicator.all_gather(TensorView(&part, DType::u8, {sizeof part}),
+                          TensorView(parts.data(), DType::u8, {ranks, sizeof part}), stream);
+  return CoreLink{.line_seconds = parts[0].line_seconds,
+                  .read_rate = parts[1].read_rate,
+                  .write_rate = parts[0].write_rate};
+}
+
+}  // namespace outrider

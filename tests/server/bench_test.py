@@ -1,0 +1,131 @@
+"""`outrider bench comm` and `bench serve` from outside: what they measure is there and adds up;
+nothing is said of how fast it is.
+
+    bench_test.py PROGRAM CHECKPOINT [unittest arguments]
+
+PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+from program import CHECKPOINT, LIMIT_S, MPIRUN, PROGRAM  # noqa: E402
+
+DRAFT = str(Path(CHECKPOINT).with_name('tiny-draft'))
+
+
+def bench(ranks, *arguments):
+    starter = [*MPIRUN, '-np', str(ranks)] if ranks > 1 else []
+    return subprocess.run([*starter, PROGRAM, 'bench', *map(str, arguments)], text=True,
+                          stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S)
+
+
+class Bench(unittest.TestCase):
+    def report(self, ranks, *arguments):
+        """(what it printed, the report's context, its entries by name)."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, 'bench.json')
+            done = bench(ranks, *arguments, '--json', file)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            report = json.loads(file.read_text())
+        entries = {entry['name']: entry for entry in report['benchmarks']}
+        self.assertEqual(len(entries), len(report['benchmarks']))
+        self.assertEqual(report['context']['ranks'], str(ranks))
+        return done.stdout, report['context'], entries
+
+    def refuses(self, why, ranks, *arguments):
+        done = bench(ranks, *arguments)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(why, done.stderr)
+        self.assertEqual(done.stdout, '')
+
+
+class Comm(Bench):
+    def test_every_exchange_has_a_time_and_a_bound(self):
+        for ranks in (2, 3):
+            with self.subTest(ranks=ranks):
+                printed, context, entries = self.report(
+                    ranks, 'comm', '--rows', '1,5', '--hidden', 100, '--repeats', 3)
+                self.assertEqual(list(entries), ['comm/line'] + [
+                    f'comm/{name}/rows:{rows}' for rows in (1, 5)
+                    for name in ('all_reduce_sum', 'all_gather', 'broadcast')] + [
+                    f'comm/plan_round_trip/sequences:{n}' for n in (1, 8, 64)])
+                for entry in entries.values():
+                    self.assertGreater(entry['real_time'], 0)
+                self.assertEqual(entries['comm/all_gather/rows:5']['bytes'], 4 * 5 * 100)
+                self.assertEqual(entries['comm/all_gather/rows:5']['iterations'], 3)
+                # A line, and of each other rank a block of its part and one of the sum, read; a
+                # part's worth of the sum written.
+                read, write = (float(context[f'core_{way}_bytes_per_second'])
+                               for way in ('read', 'write'))
+                bound_us = entries['comm/line']['real_time'] + 1e6 * (
+                    2000 / write + 2 * (ranks - 1) * 2000 / ranks / read)
+                self.assertAlmostEqual(
+                    entries['comm/all_reduce_sum/rows:5']['bound_us'] / bound_us, 1, places=6)
+                self.assertIn('| broadcast | 5 | 2000 |', printed)
+
+    def test_one_rank_is_refused(self):
+        self.refuses('expected at least 2', 1, 'comm')
+
+
+class Serve(Bench):
+    PARTS = ('plan', 'draft', 'target', 'all_reduce', 'verify', 'exchange', 'host',
+             'between_steps')
+
+    def check(self, entries, k):
+        step = entries[f'serve/step/k:{k}']
+        parts = [entries[f'serve/{part}/k:{k}'] for part in self.PARTS]
+        # The parts are all of the step, and of its ideal.
+        self.assertAlmostEqual(sum(part['real_time'] for part in parts) / step['profile_us'], 1,
+                               places=6)
+        self.assertAlmostEqual(sum(part['ideal_us'] for part in parts) / step['ideal_us'], 1,
+                               places=6)
+        self.assertGreater(entries[f'serve/target/k:{k}']['real_time'], 0)
+        self.assertGreater(entries[f'serve/all_reduce/k:{k}']['real_time'], 0)
+        self.assertGreaterEqual(step['p99_us'], step['p90_us'])
+        self.assertGreaterEqual(step['p90_us'], step['real_time'])
+        return step
+
+    def test_steps_without_drafts_and_with(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                printed, context, entries = self.report(
+                    ranks, 'serve', '--model', CHECKPOINT, '--draft', DRAFT, '--concurrency', 3,
+                    '--num-speculative-tokens', 2, '--prompt-tokens', 8, '--max-tokens', 30,
+                    '--rounds', 2)
+                self.assertEqual(context['drafter'], 'model')
+                self.assertEqual(context['sequences'], '3')
+                self.assertEqual(len(entries), 2 * (1 + len(self.PARTS)))
+                plain = self.check(entries, 0)
+                # Three sequences in each step. Of 30 tokens, a round's first comes with the prompt
+                # and its last from a step that no other follows.
+                self.assertEqual((plain['tokens_per_step'], plain['drafted_per_step']), (3, 0))
+                self.assertGreaterEqual(plain['iterations'], 2 * 20)
+                self.assertLessEqual(plain['iterations'], 2 * 29)
+                self.assertEqual(entries['serve/draft/k:0']['ideal_us'], 0)
+                drafted = self.check(entries, 2)
+                self.assertGreaterEqual(drafted['tokens_per_step'], 3)
+                self.assertGreater(drafted['drafted_per_step'], 4)
+                self.assertLessEqual(drafted['drafted_per_step'], 6)
+                self.assertGreater(entries['serve/draft/k:2']['real_time'],
+                                   entries['serve/draft/k:0']['real_time'])
+                self.assertGreater(entries['serve/draft/k:2']['ideal_us'], 0)
+                self.assertIn('A step at K = 2:', printed)
+
+    def test_what_cannot_be(self):
+        self.refuses('nothing/tokenizer.json: cannot open', 1, 'serve', '--model', 'nothing')
+        self.refuses('--drafter head needs a checkpoint', 1, 'serve', '--model', CHECKPOINT,
+                     '--drafter', 'head')
+        self.refuses('bench serve: ', 1, 'serve', '--model', CHECKPOINT, '--max-positions', 64,
+                     '--max-tokens', 100)
+        self.refuses('no step in which all sequences decode', 1, 'serve', '--model', CHECKPOINT,
+                     '--max-tokens', 1)
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
