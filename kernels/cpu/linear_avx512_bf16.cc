@@ -52,9 +52,9 @@ OUTRIDER_AVX512_BF16 void add_panels(const LinearTile& tile, int64_t panel) {
 
 template <int R, int64_t kStride>
 __attribute__((target("avx512f,avx512bf16"))) void run(const LinearTile& tile) {
-  // Memory delivers most to a single stream; from 5 rows on, x is better loaded once for several
+  // Memory delivers most to a single stream; from 6 rows on, x is better loaded once for several
   // panels. At most 24 registers hold sums.
-  constexpr int P = R <= 4 ? 1 : R <= 8 ? 3 : R <= 12 ? 2 : 1;
+  constexpr int P = R <= 5 ? 1 : R <= 8 ? 3 : R <= 12 ? 2 : 1;
   int64_t panel = 0;
   for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P, kStride>(tile, panel);
   for (; panel < tile.num_panels; ++panel) add_panels<R, 1, kStride>(tile, panel);
