@@ -47,9 +47,12 @@ def read_config(directory: Path) -> dict:
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """Name -> bf16 bits as uint16, in the tensor's shape, mapped from the file."""
-    with open(path, "rb") as file:
-        size = struct.unpack("<Q", file.read(8))[0]
-        header = json.loads(file.read(size))
+    try:
+        with open(path, "rb") as file:
+            size = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(size))
+    except (OSError, struct.error, ValueError) as error:
+        raise ConversionError(f"{path.name}: not readable as safetensors ({error})") from error
     header.pop("__metadata__", None)
     data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
     tensors = {}
@@ -93,6 +96,9 @@ def add_tokenizer(writer: gguf.GGUFWriter, config: dict, directory: Path) -> Non
     for name in ("unk_token", "chat_template"):
         if name not in settings:
             raise ConversionError(f"tokenizer_config.json: {name} is missing")
+    for name in ("model", "added_tokens"):
+        if name not in tokenizer:
+            raise ConversionError(f"tokenizer.json: {name} is missing")
     splits = [part["type"] for part in
               (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers", [])]
     if tokenizer["model"]["type"] != "BPE" or splits != ["Digits", "ByteLevel"]:
@@ -123,6 +129,8 @@ def export(directory: Path, path: Path) -> None:
     """Writes the checkpoint as a GGUF file, which must not exist.
 
     Throws ConversionError, whose message names the file, key or tensor at fault."""
+    if path.exists():
+        raise ConversionError(f"{path} is there already")
     config = read_config(directory)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(directory.name)

@@ -29,9 +29,9 @@ class Communicator {
   virtual void broadcast(TensorView x, int root, Stream& stream) = 0;
 
   // memory: the host's, whole pages, aligned to 2 MiB; equal bytes on every rank (Error where they
-  // are not), which nobody writes from now on. Where the ranks are processes of one host and it has
-  // room, they keep one copy between them from then on: a rank finds in a shared cache what another
-  // has just read. Returns whether they do.
+  // are not), which nobody writes from now on. Where the ranks are processes of one NUMA node and
+  // it has room, they keep one copy between them from then on: a rank finds in a shared cache what
+  // another has just read. Returns whether they do.
   virtual bool share(std::span<std::byte> /*memory*/) { return false; }
 
   // Why collectives that were enqueued will never be done, as far as the transport has found out

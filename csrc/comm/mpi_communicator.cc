@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <mpi.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -115,7 +116,7 @@ class MpiCommunicator final : public Communicator {
 
   // A copy in shared memory takes the place of every rank's own, at the same addresses.
   bool share(std::span<std::byte> memory) override {
-    if (size_ == 1) return false;
+    if (size_ == 1 || !on_one_node()) return false;
     Buffer shared = map_shared_memory(rank_, size_, memory.size());
     if (shared.data() == nullptr) return false;
     if (rank_ == 0) std::memcpy(shared.data(), memory.data(), memory.size());
@@ -135,6 +136,16 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
+  // Whether all ranks' threads stand on one NUMA node: memory of another is slower than a copy.
+  static bool on_one_node() {
+    unsigned node = 0;
+    CHECK(getcpu(nullptr, &node) == 0);
+    int ends[2] = {static_cast<int>(node), -static_cast<int>(node)};
+    check_mpi(MPI_Allreduce(MPI_IN_PLACE, ends, 2, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
+              "MPI_Allreduce");
+    return ends[0] == -ends[1];
+  }
+
   // Every rank receives all parts and adds them.
   void sum_gathered(float* x /* [n] */, int n) {
     float* const parts = scratch(int64_t{n} * size_);  // [size, n]

@@ -6,8 +6,8 @@
 namespace outrider::cpu {
 namespace {
 
-// Pairs [begin, end) of P panels side by side. The R * P chains are independent, which hides the
-// latency of vdpbf16ps.
+// Pairs [begin, end) of P panels side by side, in R * P independent chains. Even a single chain, a
+// line each six cycles, keeps up with memory.
 template <int R, int P, int64_t kStride>
 OUTRIDER_AVX512_BF16 void add_pairs(const LinearTile& tile, const std::byte* w, int64_t begin,
                                     int64_t end, Prefetch prefetch, __m512 (&sums)[R][P]) {

@@ -74,6 +74,17 @@ TEST_F(CpuBackendTest, TellsWhereItPackedAndPacksElsewhereFromThenOn) {
   EXPECT_TRUE(lies_in(third, later[0]));
 }
 
+TEST_F(CpuBackendTest, TellsOfEachChunkThatItPackedInto) {
+  const TensorView rows = zeros<bf16>({20480, 1024});  // 40 MiB, so two do not fit into 64
+  const PackedWeight first = backend_->pack(std::span(&rows, 1));
+  const PackedWeight second = backend_->pack(std::span(&rows, 1));
+  const auto memory = backend_->packed_memory();
+  ASSERT_EQ(memory.size(), 2u);
+  EXPECT_EQ(memory[0].data(), first.data.data());
+  EXPECT_EQ(memory[1].data(), second.data.data());
+  for (const std::span<std::byte> chunk : memory) EXPECT_EQ(chunk.size(), 40u << 20);
+}
+
 TEST_F(CpuBackendTest, CopiesBothWays) {
   const TensorView view = zeros<float>({2, 3});
   const std::vector<float> in = {1, 2, 3, 4, 5, 6};

@@ -112,8 +112,6 @@ class Serve(Bench):
                 self.assertGreaterEqual(drafted['tokens_per_step'], 3)
                 self.assertGreater(drafted['drafted_per_step'], 4)
                 self.assertLessEqual(drafted['drafted_per_step'], 6)
-                self.assertGreater(entries['serve/draft/k:2']['real_time'],
-                                   entries['serve/draft/k:0']['real_time'])
                 self.assertGreater(entries['serve/draft/k:2']['ideal_us'], 0)
                 self.assertIn('A step at K = 2:', printed)
 

@@ -54,6 +54,16 @@ class ExportGguf(unittest.TestCase):
         self.change('config.json', model_type='gpt2')
         self.refuse("config.json: model_type is 'gpt2'; expected 'llama'")
 
+    def test_refuses_what_it_cannot_read(self):
+        (self.model / 'model.safetensors').write_bytes(b'short')
+        self.refuse('model.safetensors: not readable as safetensors '
+                    '(unpack requires a buffer of 8 bytes)')
+
+    def test_overwrites_nothing(self):
+        self.gguf.write_text('mine')
+        self.refuse(f'{self.gguf} is there already')
+        self.assertEqual(self.gguf.read_text(), 'mine')
+
     def test_refuses_scaled_rotation(self):
         self.change('config.json', rope_scaling={'rope_type': 'llama3'})
         self.refuse('config.json: rope_scaling is set, which is not exported')

@@ -72,23 +72,22 @@ PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
 std::vector<std::span<std::byte>> CpuBackend::packed_memory() {
   std::vector<std::span<std::byte>> memory;
   for (; weights_given_ < weights_.size(); ++weights_given_) {
-    const Buffer& chunk = weights_[weights_given_];
-    const bool last = weights_given_ + 1 == weights_.size();
-    const size_t used =
-        last ? (weights_end_ + kHugePage - 1) / kHugePage * kHugePage : chunk.bytes();
-    memory.emplace_back(static_cast<std::byte*>(chunk.data()), used);
+    const Chunk& chunk = weights_[weights_given_];
+    memory.emplace_back(static_cast<std::byte*>(chunk.memory.data()),
+                        (chunk.used + kHugePage - 1) / kHugePage * kHugePage);
   }
   return memory;
 }
 
 Buffer CpuBackend::place_weight(size_t bytes) {
   constexpr size_t kChunkBytes = size_t{64} << 20;  // touched only as far as it is used
-  if (weights_.size() == weights_given_ || weights_.back().bytes() - weights_end_ < bytes) {
-    weights_.push_back(allocate_host(std::max(bytes, kChunkBytes)));
-    weights_end_ = 0;
+  if (weights_.size() == weights_given_ ||
+      weights_.back().memory.bytes() - weights_.back().used < bytes) {
+    weights_.push_back({allocate_host(std::max(bytes, kChunkBytes)), 0});
   }
-  std::byte* data = static_cast<std::byte*>(weights_.back().data()) + weights_end_;
-  weights_end_ += bytes;
+  Chunk& chunk = weights_.back();
+  std::byte* data = static_cast<std::byte*>(chunk.memory.data()) + chunk.used;
+  chunk.used += bytes;
   return Buffer(data, bytes, [](void*, size_t) {});
 }
 

@@ -84,8 +84,11 @@ class CpuBackend : public Backend {
   std::array<Clock::time_point, kMaxMarks> marks_;
   // Weights stand one behind the other, in huge pages whatever their sizes, so that fetching ahead
   // of a product reaches into the next one's weights. They are freed with the backend.
-  std::vector<Buffer> weights_;
-  size_t weights_end_ = 0;    // of the last of them, in bytes
+  struct Chunk {
+    Buffer memory;
+    size_t used;  // bytes
+  };
+  std::vector<Chunk> weights_;
   size_t weights_given_ = 0;  // that packed_memory has told of, and which take no more
   // Attention scores. Made for the longest sequence that the page tables can hold when attention
   // first meets them, so that steps allocate nothing.
