@@ -189,9 +189,10 @@ TEST(Quarantine, ARequestThatRanWheneverTheJobDiedIsRefused) {
   Job job;
   const Request bad = request(1, 1000), other = request(2);
   for (int death = 0; death < 2; ++death) {
-    const auto answers = job.start({bad}, 5);
+    // At the first chunk: where delivery lags, there are few, of many tokens each.
+    const auto answers = job.start({bad}, 1);
     EXPECT_EQ(answers[0].status, absl::UnavailableError("rank 1 is lost"));
-    EXPECT_GE(answers[0].token_ids.size(), 5u);
+    EXPECT_FALSE(answers[0].token_ids.empty());
   }
   Request again = bad;  // as a client goes on behind what it has
   again.emitted = {1, 2, 3};
@@ -208,16 +209,16 @@ TEST(Quarantine, ARequestThatRanWheneverTheJobDiedIsRefused) {
 TEST(Quarantine, WhoWasAnsweredInBetweenIsNotToBlame) {
   Job job;
   const Request good = request(1, 100);
-  job.start({good}, 5);
+  job.start({good}, 1);
   EXPECT_EQ(job.start({good}, 0)[0].token_ids.size(), 100u);
-  job.start({good}, 5);
+  job.start({good}, 1);
   EXPECT_EQ(job.start({good}, 0)[0].token_ids.size(), 100u);
 }
 
 TEST(Quarantine, WhoOnlyWaitedIsNotToBlame) {
   Job job(1);
   const std::vector<Request> requests = {request(1, 1000), request(2)};
-  for (int death = 0; death < 2; ++death) job.start(requests, 5);
+  for (int death = 0; death < 2; ++death) job.start(requests, 1);
   const auto answers = job.start(requests, 0);
   EXPECT_EQ(answers[0].status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(answers[1].token_ids.size(), 20u);
