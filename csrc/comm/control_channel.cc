@@ -22,12 +22,12 @@ std::string rank_list(const std::vector<int>& ranks) {
   return text;
 }
 
-// Why a connection that poll() reports as ended has ended.
-std::string end_reason(int fd) {
+// 0 where none is pending.
+int socket_error(int fd) {
   int error = 0;
   socklen_t length = sizeof(error);
   getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-  return error == 0 ? "it closed the connection" : errno_text(error);
+  return error;
 }
 
 constexpr short kEnded = POLLRDHUP | POLLHUP | POLLERR | POLLNVAL;
@@ -96,7 +96,8 @@ void ControlServer::throw_if_peer_gone() {
   if (poll(polls_.data(), polls_.size(), 0) <= 0) return;
   for (size_t i = 0; i < polls_.size(); ++i) {
     if ((polls_[i].revents & kEnded) == 0) continue;
-    throw Error("control channel: " + peers_[i].peer() + " is gone: " + end_reason(polls_[i].fd));
+    // As Liveness says it: whoever notices first tells the clients.
+    throw Error(peers_[i].peer() + " is lost: " + end_reason(socket_error(polls_[i].fd)));
   }
 }
 

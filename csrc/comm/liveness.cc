@@ -36,12 +36,6 @@ constexpr short kEnded = POLLRDHUP | POLLHUP | POLLERR | POLLNVAL;
 
 double seconds_of(nanoseconds time) { return duration<double>(time).count(); }
 
-std::string end_reason(int error) {
-  // A reset is what a close looks like where something was still unread.
-  return error == 0 || error == ECONNRESET || error == EPIPE ? "it closed the connection"
-                                                             : errno_text(error);
-}
-
 // 0, or the errno of the failure. A full buffer is none: it shows as silence soon enough.
 int send_beat(int fd, const Beat& beat) {
   const ssize_t sent = send(fd, &beat, sizeof(beat), MSG_DONTWAIT | MSG_NOSIGNAL);

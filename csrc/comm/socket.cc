@@ -95,6 +95,12 @@ int poll_timeout_ms(Deadline deadline) {
 
 std::string errno_text(int error) { return std::generic_category().message(error); }
 
+std::string end_reason(int error) {
+  // A reset is what a close looks like where something was still unread.
+  return error == 0 || error == ECONNRESET || error == EPIPE ? "it closed the connection"
+                                                             : errno_text(error);
+}
+
 FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) close(fd_);
 }
@@ -158,7 +164,7 @@ void FrameSocket::send(FrameKind kind, std::span<const uint8_t> bytes) {
                            bytes.size()};
   const int error =
       send_all(fd_.get(), {reinterpret_cast<const uint8_t*>(&header), sizeof(header)}, bytes);
-  if (error != 0) throw Error("control channel: " + peer_ + " is gone: " + errno_text(error));
+  if (error != 0) throw Error(peer_ + " is lost: " + end_reason(error));
 }
 
 size_t FrameSocket::receive_some(std::span<uint8_t> into) {
@@ -168,8 +174,7 @@ size_t FrameSocket::receive_some(std::span<uint8_t> into) {
   } while (received < 0 && errno == EINTR);
   if (received > 0) return received;
   if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-  const std::string reason = received == 0 ? "it closed the connection" : errno_text(errno);
-  throw Error("control channel: " + peer_ + " is gone: " + reason);
+  throw Error(peer_ + " is lost: " + end_reason(received == 0 ? 0 : errno));
 }
 
 Frame FrameSocket::receive_rest(std::span<uint8_t> header_bytes, size_t received) {

@@ -20,6 +20,9 @@ int poll_timeout_ms(Deadline deadline);
 // "Connection reset by peer" and the like.
 std::string errno_text(int error);
 
+// Why a connection has ended. error: an errno, 0 for the end of what the peer sent.
+std::string end_reason(int error);
+
 class FileDescriptor {
  public:
   FileDescriptor() = default;

@@ -150,8 +150,8 @@ TEST(ControlChannel, AWrongSecretIsTurnedAway) {
   server.accept_all(kLong);
   server.publish(bytes_of("plan"));
   EXPECT_EQ(peer.receive(microseconds(0)), bytes_of("plan"));
-  EXPECT_THAT(error_of([&] { impostor.receive(microseconds(0)); }), HasSubstr("rank 0 is gone"));
-  EXPECT_THAT(error_of([&] { shorter.receive(microseconds(0)); }), HasSubstr("rank 0 is gone"));
+  EXPECT_THAT(error_of([&] { impostor.receive(microseconds(0)); }), HasSubstr("rank 0 is lost"));
+  EXPECT_THAT(error_of([&] { shorter.receive(microseconds(0)); }), HasSubstr("rank 0 is lost"));
 }
 
 TEST(ControlChannel, RefusesARankThatCannotBe) {
@@ -170,8 +170,8 @@ TEST(ControlChannel, ADeadPeerIsNamed) {
   channel.clients[0]->send(bytes_of("alive"));  // what arrives is no reason for alarm
   channel.clients[1].reset();
   EXPECT_THAT(error_of([&] { channel.server.publish(bytes_of("plan")); }),
-              HasSubstr("rank 2 is gone: it closed the connection"));
-  EXPECT_THAT(error_of([&] { channel.server.gather(kLong); }), HasSubstr("rank 2 is gone"));
+              HasSubstr("rank 2 is lost: it closed the connection"));
+  EXPECT_THAT(error_of([&] { channel.server.gather(kLong); }), HasSubstr("rank 2 is lost"));
 }
 
 TEST(ControlChannel, WhoIsLeftHearsGoodbye) {
@@ -197,8 +197,8 @@ TEST(ControlChannel, RankZerosEndIsNoGoodbye) {
   auto sleeping = std::async(
       std::launch::async, [&] { return error_of([&] { clients[0]->receive(microseconds(0)); }); });
   channel.reset();
-  EXPECT_THAT(sleeping.get(), HasSubstr("rank 0 is gone"));
-  EXPECT_THAT(error_of([&] { clients[1]->receive(seconds(1)); }), HasSubstr("rank 0 is gone"));
+  EXPECT_THAT(sleeping.get(), HasSubstr("rank 0 is lost"));
+  EXPECT_THAT(error_of([&] { clients[1]->receive(seconds(1)); }), HasSubstr("rank 0 is lost"));
 }
 
 TEST(ControlChannel, SignalsDoNotInterrupt) {

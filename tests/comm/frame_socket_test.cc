@@ -99,7 +99,7 @@ TEST(FrameSocket, AnEndInsideAFrameIsAnError) {
     const Bytes bytes = abc_frame();
     wire.write(std::span(bytes).first(length));
     wire.writer = FileDescriptor();
-    EXPECT_THAT(wire.error(), HasSubstr("rank 7 is gone: it closed the connection"));
+    EXPECT_THAT(wire.error(), HasSubstr("rank 7 is lost: it closed the connection"));
   }
 }
 
