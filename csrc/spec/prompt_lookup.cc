@@ -22,9 +22,11 @@ CopiedDraft prompt_lookup(std::span<const int32_t> tokens, int k) {
     }
   }
   if (best_match == 0) return {};
-  const auto from = tokens.begin() + best_end;
-  return {.tokens = {from, from + std::min<int64_t>(k, length - best_end)},
-          .matched = static_cast<int>(best_match)};
+  // What follows reaches to the context's end, and from there is what it has just drafted.
+  CopiedDraft draft{.tokens = {}, .matched = static_cast<int>(best_match)};
+  const int64_t period = length - best_end;
+  for (int64_t i = 0; i < k; ++i) draft.tokens.push_back(tokens[best_end + i % period]);
+  return draft;
 }
 
 }  // namespace outrider

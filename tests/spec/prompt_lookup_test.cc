@@ -16,9 +16,10 @@ TEST(PromptLookup, PrefersTheLatestOfEqualMatches) {
   EXPECT_EQ(prompt_lookup(Tokens{1, 2, 8, 1, 2, 9, 1, 2}, 1).tokens, (Tokens{9}));
 }
 
-TEST(PromptLookup, StopsAtTheEndOfTheContext) {
-  EXPECT_EQ(prompt_lookup(Tokens{6, 1, 6}, 5).tokens, (Tokens{1, 6}));
-  EXPECT_EQ(prompt_lookup(Tokens{4, 4, 4}, 5).tokens, (Tokens{4}));
+TEST(PromptLookup, GoesOnBehindTheContextsEnd) {
+  EXPECT_EQ(prompt_lookup(Tokens{6, 1, 6}, 5).tokens, (Tokens{1, 6, 1, 6, 1}));
+  EXPECT_EQ(prompt_lookup(Tokens{4, 4, 4}, 5).tokens, (Tokens{4, 4, 4, 4, 4}));
+  EXPECT_EQ(prompt_lookup(Tokens{7, 8, 9, 7}, 2).tokens, (Tokens{8, 9}));
 }
 
 TEST(PromptLookup, SaysHowMuchMatched) {
