@@ -20,7 +20,7 @@ REQUIREMENTS=(tools/requirements.txt tools/requirements-test.txt)
 
 OUTRIDER_CACHE=$(realpath -m "${OUTRIDER_CACHE:-${HOME:?}/.cache/outrider}")
 export OUTRIDER_CACHE
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 say() { printf 'outrider: %s\n' "$*" >&2; }
 die() {
@@ -42,6 +42,18 @@ installed() {
     sed -n 's/^installed //p' | sort -u
 }
 
+# update_package_lists APT-GET…: its own time-out is not for the lists' lock.
+update_package_lists() {
+  local output deadline=$((SECONDS + 300))
+  until output=$(quietly "$@" update 2>&1); do
+    if [[ $output != *'Could not get lock /var/lib/apt/lists'* ]] || ((SECONDS >= deadline)); then
+      printf '%s\n' "$output" >&2
+      return 1
+    fi
+    sleep 2
+  done
+}
+
 install_packages() {
   local missing root=() apt bundle=/etc/ssl/certs/ca-certificates.crt site_bundle=''
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
@@ -56,10 +68,10 @@ install_packages() {
   say "installing Debian packages: $missing"
   # python3-venv brings ca-certificates, which replaces a bundle that the site has put there itself.
   if [ -s "$bundle" ] && [ -z "$(installed ca-certificates)" ]; then site_bundle=$(<"$bundle"); fi
-  # A machine that has just started may hold apt's lock for its own updates: wait for it.
-  apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+  # A machine that has just started may hold apt's locks for its own updates: wait for them.
+  apt=("${root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
   # shellcheck disable=SC2086  # the names are words
-  if ! quietly "${apt[@]}" update ||
+  if ! update_package_lists "${apt[@]}" ||
     ! quietly "${apt[@]}" install -y --no-install-recommends $missing; then
     die "could not install (Debian 12 and a network are needed): $missing"
   fi
@@ -96,14 +108,18 @@ set_up() {
 build() {
   local preset=$1 directory=build/$1 quiet=()
   shift
-  if [ ! -e "$directory/build.ninja" ] ||
-    ! grep -qxF "OUTRIDER_PYTHON:FILEPATH=$PYTHON" "$directory/CMakeCache.txt"; then
-    quietly cmake --preset "$preset" -D "OUTRIDER_PYTHON:FILEPATH=$PYTHON" ||
-      die "could not configure $directory"
-  fi
-  say "building $* in $directory"
-  # A terminal shows each step in one moving line; elsewhere what the compiler says is enough.
-  [ -t 2 ] || quiet=(-- --quiet)
-  cmake --build --preset "$preset" --target "$@" "${quiet[@]}" >&2 </dev/null ||
-    die "the build failed"
+  mkdir -p "$directory"
+  (
+    flock 9 # until the subshell ends: ninja has no lock of its own
+    if [ ! -e "$directory/build.ninja" ] ||
+      ! grep -qxF "OUTRIDER_PYTHON:FILEPATH=$PYTHON" "$directory/CMakeCache.txt"; then
+      quietly cmake --preset "$preset" -D "OUTRIDER_PYTHON:FILEPATH=$PYTHON" ||
+        die "could not configure $directory"
+    fi
+    say "building $* in $directory"
+    # A terminal shows each step in one moving line; elsewhere what the compiler says is enough.
+    [ -t 2 ] || quiet=(-- --quiet)
+    cmake --build --preset "$preset" --target "$@" "${quiet[@]}" >&2 </dev/null ||
+      die "the build failed"
+  ) 9>"$directory/lock" || exit
 }
