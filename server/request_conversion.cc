@@ -4,6 +4,8 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
 
 #include <algorithm>
 #include <string>
@@ -26,7 +28,34 @@ absl::Status only_unset(absl::string_view field, bool is_set) {
   return field_error(field, "is not supported yet; expected it to be unset");
 }
 
+// A newer client's field that this server has never heard of. prefix: of the message's fields.
+absl::Status check_known(const google::protobuf::Message& message, const std::string& prefix) {
+  const google::protobuf::Reflection& fields = *message.GetReflection();
+  const google::protobuf::UnknownFieldSet& unknown = fields.GetUnknownFields(message);
+  if (!unknown.empty()) {
+    return field_error(absl::StrCat(prefix, unknown.field(0).number()),
+                       "is no field that this server knows; expected those of its schema");
+  }
+  std::vector<const google::protobuf::FieldDescriptor*> set;
+  fields.ListFields(message, &set);
+  for (const google::protobuf::FieldDescriptor* field : set) {
+    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    const std::string inner = absl::StrCat(prefix, field->name(), ".");
+    if (!field->is_repeated()) {
+      const absl::Status status = check_known(fields.GetMessage(message, field), inner);
+      if (!status.ok()) return status;
+      continue;
+    }
+    for (int i = 0; i < fields.FieldSize(message, field); ++i) {
+      const absl::Status status = check_known(fields.GetRepeatedMessage(message, field, i), inner);
+      if (!status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status check_unsupported(const v1::GenerateRequest& proto) {
+  if (absl::Status status = check_known(proto, ""); !status.ok()) return status;
   return only_unset("stream_stats", proto.stream_stats());
 }
 

@@ -1,5 +1,7 @@
 // Whatever cannot be carried out as asked is refused by the name of its field, and the server goes
 // on.
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -24,6 +26,11 @@ struct Case {
 };
 
 v1::SpeculationParams& speculation(R& r) { return *r.mutable_speculation(); }
+
+// As a client with a newer schema would.
+void add_unknown(google::protobuf::Message& message, int number) {
+  message.GetReflection()->MutableUnknownFields(&message)->AddVarint(number, 1);
+}
 
 // Every field of a number, with what no such field may hold.
 std::vector<Case> bad_numbers() {
@@ -106,6 +113,9 @@ std::vector<Case> bad_requests() {
       {"speculation.drafter",
        [](R& r) { r.mutable_speculation()->set_drafter(std::string(1 << 20, 'x')); }},
       {"stream_stats", [](R& r) { r.set_stream_stats(true); }},
+      {"77", [](R& r) { add_unknown(r, 77); }},
+      {"sampling_params.50", [](R& r) { add_unknown(sampling(r), 50); }},
+      {"messages.messages.9", [](R& r) { add_unknown(*r.mutable_messages()->add_messages(), 9); }},
       {"sampling_params.temperature", [](R& r) { sampling(r).set_temperature(-1); }},
       {"sampling_params.temperature", [](R& r) { sampling(r).set_temperature(kNan); }},
       {"sampling_params.temperature", [](R& r) { sampling(r).set_temperature(kInfinity); }},
