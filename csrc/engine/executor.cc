@@ -10,6 +10,7 @@
 #include "core/version.h"
 #include "engine/kv_pool.h"
 #include "engine/page_pool.h"
+#include "model/json_file.h"
 #include "model/shard.h"
 #include "model/weights.h"
 
@@ -44,10 +45,11 @@ void check_same_vocabulary(const EngineOptions& options, const Tokenizer& tokeni
   }
   const Tokenizer other = Tokenizer::load(*options.draft);
   for (int32_t id = 0; id < std::min(tokenizer.vocab_size(), other.vocab_size()); ++id) {
-    if (other.token_bytes(id) != tokenizer.token_bytes(id)) {
+    if (other.token(id) != tokenizer.token(id) ||
+        other.is_special(id) != tokenizer.is_special(id)) {
       throw Error(options.draft->string() + "/tokenizer.json: token " + std::to_string(id) +
-                  " is \"" + std::string(other.token_bytes(id)) + "\", expected the target's, \"" +
-                  std::string(tokenizer.token_bytes(id)) + "\"");
+                  " is " + quote(other.token(id)) + ", expected the target's, " +
+                  quote(tokenizer.token(id)));
     }
   }
 }
@@ -180,10 +182,10 @@ StepCosts Executor::measure_step_costs() {
       {cache_.num_pages(), cache_.max_pages_per_slot(), PagePool::pages_for(kCostContext)}));
   std::iota(pages.begin(), pages.end(), 0);
   cache_.set_pages(0, 0, pages, stream_);
-  const int64_t far = cache_.capacity(0) - kCostRows;
-  const int64_t most =
-      std::min({options_.max_rows, std::max(options_.prefill_chunk, kMaxDraftTokens + int64_t{2}),
-                cache_.capacity(0)});
+  const int64_t room = std::min(cache_.capacity(0), max_positions_);  // pages may reach further
+  const int64_t far = room - kCostRows;
+  const int64_t most = std::min(
+      {options_.max_rows, std::max(options_.prefill_chunk, kMaxDraftTokens + int64_t{2}), room});
   StepCosts costs;
   for (int64_t rows = 1; rows <= most; rows = rows < 16 ? rows + (rows < 4 ? 1 : 4) : rows * 2) {
     costs.steps.push_back({rows, kUnmeasured});

@@ -149,10 +149,10 @@ void Tokenizer::read_tokens(const JsonNode& file, const std::vector<AddedToken>&
     return undo_byte_level(token).value_or(token);
   };
   for (size_t id = 0; id < owners.size(); ++id) {
-    if (owners[id] != nullptr) tokens_[id].bytes = bytes_of(*owners[id]);
+    if (owners[id] != nullptr) tokens_[id].content = bytes_of(*owners[id]);
   }
   for (const AddedToken& token : added) {
-    tokens_[token.id] = {token.special ? "" : bytes_of(token.content), token.special};
+    tokens_[token.id] = {token.special ? token.content : bytes_of(token.content), token.special};
   }
 }
 
@@ -181,8 +181,12 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 std::string_view Tokenizer::token_bytes(int32_t id) const {
+  return is_special(id) ? std::string_view() : token(id);
+}
+
+std::string_view Tokenizer::token(int32_t id) const {
   CHECK(id >= 0);
-  return id < vocab_size() ? std::string_view(tokens_[id].bytes) : std::string_view();
+  return id < vocab_size() ? std::string_view(tokens_[id].content) : std::string_view();
 }
 
 bool Tokenizer::is_special(int32_t id) const {

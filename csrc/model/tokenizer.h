@@ -37,6 +37,8 @@ class Tokenizer {
   // has (a model may have more logits than its tokenizer has tokens). id: at least 0.
   std::string_view token_bytes(int32_t id) const;
   bool is_special(int32_t id) const;
+  // The same bytes, or what a special token is called; "" for ids that no token has.
+  std::string_view token(int32_t id) const;
 
   // 1 + the largest id.
   int32_t vocab_size() const { return static_cast<int32_t>(tokens_.size()); }
@@ -46,7 +48,7 @@ class Tokenizer {
 
  private:
   struct Token {
-    std::string bytes;
+    std::string content;
     bool special = false;
   };
 

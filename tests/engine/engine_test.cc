@@ -1,6 +1,7 @@
 // The engine on tiny random models: what an answer is must not depend on how it was computed.
 #include "engine/engine.h"
 
+#include <absl/strings/str_replace.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <set>
 
 #include "kernels/cpu/isa.h"
+#include "model/utf8.h"
 #include "testing/checkpoints.h"
 #include "testing/count_file.h"
 #include "testing/engine_harness.h"
@@ -166,8 +168,8 @@ TEST(Engine, DrawsASeedThatRepeatsTheAnswer) {
   EXPECT_EQ(run_requests(tiny_options(), 1, {request})[0].token_ids, drawn[0].token_ids);
 }
 
-// The end of an answer inside an accepted block: a draft equal to the target accepts all, so that
-// with K = 8 every end lies inside a block.
+// A draft equal to the target accepts all, so that with K = 8 a stop lies inside a block. K is cut
+// to what an answer still lacks: its greatest length is a block's end.
 TEST(Engine, EndsInsideAnAcceptedBlock) {
   EngineOptions options = tiny_options();
   options.draft = options.model;
@@ -202,6 +204,37 @@ TEST(Engine, EndsInsideAnAcceptedBlock) {
       EXPECT_EQ(answers[i].completion->finish_reason, FinishReason::stop);
       EXPECT_EQ(ids.back(), whole.token_ids[6]);
     }
+  }
+}
+
+// Every text that the answer holds, as a stop string: the answer ends before its first occurrence,
+// wherever that lies among tokens and blocks.
+TEST(Engine, StopsAtAStringInsideAnAcceptedBlock) {
+  EngineOptions options = tiny_options();
+  options.draft = options.model;
+  const auto whole = run_requests(options, 1, {greedy_request(20, 2, 24, 0, "model")})[0];
+  std::vector<Request> requests;
+  std::vector<std::string> expected;
+  for (size_t begin = 0; begin < whole.text.size(); ++begin) {
+    const std::string stop = whole.text.substr(begin, 3);
+    if (!is_valid_utf8(stop)) continue;
+    for (const int k : {0, 3, 8}) {
+      requests.push_back(greedy_request(20, 2, 24, k, "model"));
+      requests.back().sampling.stop = {"no such text", stop};
+      expected.push_back(whole.text.substr(0, whole.text.find(stop)));
+    }
+  }
+  ASSERT_GE(requests.size(), 30u);
+  const auto answers = run_requests(options, 1, requests);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    SCOPED_TRACE(requests[i].sampling.stop[1]);
+    ASSERT_TRUE(answers[i].completion) << answers[i].status;
+    EXPECT_EQ(answers[i].completion->finish_reason, FinishReason::stop);
+    EXPECT_EQ(answers[i].text, expected[i]);
+    const auto& ids = answers[i].token_ids;
+    EXPECT_EQ(answers[i].completion->completion_tokens, static_cast<int64_t>(ids.size()));
+    EXPECT_TRUE(std::equal(ids.begin(), ids.end(), whole.token_ids.begin()));
+    EXPECT_EQ(ids, answers[i / 3 * 3].token_ids);  // the same stop at K = 0
   }
 }
 
@@ -289,6 +322,28 @@ TEST(Engine, RefusesADraftWithAnotherVocabulary) {
               std::string::npos)
         << error.what();
   }
+}
+
+TEST(Engine, RefusesADraftWhoseTokensMeanOtherText) {
+  const auto expect_refused = [](const std::vector<std::pair<std::string, std::string>>& changes,
+                                 const std::string& message) {
+    std::string text = read_file(test_checkpoint("tiny-draft") / "tokenizer.json");
+    for (const auto& [from, to] : changes) text = absl::StrReplaceAll(text, {{from, to}});
+    const TemporaryDirectory draft;
+    std::filesystem::copy(test_checkpoint("tiny-draft"), draft.path());
+    draft.write("tokenizer.json", text);
+    EngineOptions options = tiny_options();
+    options.draft = draft.path();
+    const auto backend = make_cpu_backend();
+    const auto self = make_self_communicator();
+    expect_one_line_error({"tokenizer.json: " + message},
+                          [&] { Executor executor(options, *backend, *self); });
+  };
+  // A tab and a line feed, which must not break the message's line.
+  expect_refused({{R"("ĉ": 10)", R"("ĉ": 11)"}, {R"("Ċ": 11)", R"("Ċ": 10)"}},
+                 R"(token 10 is "\n", expected the target's, "\t")");
+  expect_refused({{"<|endoftext|>", "<|end|>"}},
+                 R"(token 0 is "<|end|>", expected the target's, "<|endoftext|>")");
 }
 
 // A step gives its accepted drafts, then one token of the target's own.

@@ -58,6 +58,15 @@ TEST(Executor, TheDigestOfTheStateFollowsTokensAndCaches) {
   EXPECT_NE(a->state_digest(), c->state_digest());
 }
 
+// Costs are measured at positions that the model has, though its pages reach further.
+TEST(Executor, TakesAnyLongestContext) {
+  for (const int64_t max_positions : {2, 17, 33, 100}) {
+    EngineOptions short_options = options();
+    short_options.max_positions = max_positions;
+    EXPECT_TRUE(One(short_options)->tables().target.known()) << max_positions;
+  }
+}
+
 // What computes flushes denormals; whoever calls it goes on to read and compare them.
 TEST(Executor, LeavesItsCallersFloatEnvironment) {
   const unsigned before = _mm_getcsr() & ~_MM_EXCEPT_MASK;

@@ -179,6 +179,9 @@ TEST(Tokenizer, TellsTokensApart) {
     EXPECT_EQ(tokenizer.token_to_id(added["content"].get<std::string>()), id);
     EXPECT_EQ(tokenizer.is_special(id), added["special"].get<bool>());
     EXPECT_EQ(tokenizer.token_bytes(id).empty(), added["special"].get<bool>());
+    if (tokenizer.is_special(id)) {
+      EXPECT_EQ(tokenizer.token(id), added["content"].get<std::string>());
+    }
     largest = std::max(largest, id);
   }
   EXPECT_EQ(tokenizer.vocab_size(), largest + 1);
