@@ -13,11 +13,22 @@
 namespace outrider {
 namespace {
 
+// CLI11 takes an empty text for the number 0, or for a flag that was not given.
+std::string refuse_empty(const std::string& text) {
+  return text.empty() ? "is empty; expected a number" : "";
+}
+
+bool takes_numbers(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return type.starts_with("INT") || type.starts_with("UINT") || type.starts_with("FLOAT");
+}
+
 // What holds for every command: --config may stand behind it, and each flag also comes from the
 // environment: --max-tokens from OUTRIDER_MAX_TOKENS.
 void set_up(CLI::App& command) {
   command.fallthrough();
   for (CLI::Option* option : command.get_options()) {
+    if (takes_numbers(*option)) option->check(refuse_empty);
     if (option->get_lnames().empty() || option == command.get_help_ptr()) continue;
     std::string name = "OUTRIDER_" + option->get_lnames().front();
     for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));

@@ -3,8 +3,34 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
 
 namespace outrider {
+namespace {
+
+// Texts as 1,2,3. Throws CLI::ValidationError.
+std::vector<int32_t> read_ids(const std::string& flag, const std::vector<std::string>& texts) {
+  std::vector<int32_t> ids;
+  for (const std::string& text : texts) {
+    for (const absl::string_view part : absl::StrSplit(text, ',')) {
+      if (!absl::SimpleAtoi(part, &ids.emplace_back())) {
+        throw CLI::ValidationError(flag, "is \"" + text + "\"; expected token ids, as 1,2,3");
+      }
+    }
+  }
+  return ids;
+}
+
+}  // namespace
+
+CLI::Option* RequestFlags::add_ids_to(CLI::App& command, const std::string& flag,
+                                      std::vector<int32_t>& ids, const std::string& what) {
+  return command
+      .add_option_function<std::vector<std::string>>(
+          flag, [flag, &ids](const auto& texts) { ids = read_ids(flag, texts); }, what)
+      ->allow_extra_args(false)
+      ->type_name("TOKEN,TOKEN,…");
+}
 
 void RequestFlags::read_logit_bias(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
@@ -21,17 +47,12 @@ void RequestFlags::read_logit_bias(const std::vector<std::string>& texts) {
 
 void RequestFlags::add_to(CLI::App& command) {
   auto* prompt = command.add_option("prompt", prompt_, "What to answer");
-  command
-      .add_option("--input-ids", input_ids_, "Token ids instead of a prompt, with commas: 1,2,3")
-      ->delimiter(',')
-      ->allow_extra_args(false)
+  add_ids_to(command, "--input-ids", input_ids_,
+             "Token ids instead of a prompt, with commas: 1,2,3")
       ->excludes(prompt);
   command.add_option("--request-id", request_id_, "Your name for this request");
-  command
-      .add_option("--emitted-token-ids", emitted_token_ids_,
-                  "Tokens of the answer that are there already, to go on behind: 1,2,3")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  add_ids_to(command, "--emitted-token-ids", emitted_token_ids_,
+             "Tokens of the answer that are there already, to go on behind: 1,2,3");
   add_parameters_to(command);
   add_order_and_seed_to(command);
 }
@@ -81,9 +102,7 @@ void RequestFlags::add_choice_to(CLI::App& command) {
                      "No end-of-sequence or stop token before so many (default 0)");
   command.add_option("--stop", stop_, "End before this text; may be given again")
       ->allow_extra_args(false);
-  command.add_option("--stop-token-ids", stop_token_ids_, "End with one of these tokens: 1,2,3")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  add_ids_to(command, "--stop-token-ids", stop_token_ids_, "End with one of these tokens: 1,2,3");
   command.add_flag("--ignore-eos", ignore_eos_, "Go on past the end-of-sequence token");
 
   command

@@ -34,6 +34,9 @@ class RequestFlags {
   void add_choice_to(CLI::App& command);
   void add_order_and_seed_to(CLI::App& command);
   v1::GenerateRequest parameters() const;
+  // Adds a flag for lists of token ids.
+  static CLI::Option* add_ids_to(CLI::App& command, const std::string& flag,
+                                 std::vector<int32_t>& ids, const std::string& what);
   // Texts as 123:-5. Throws CLI::ValidationError.
   void read_logit_bias(const std::vector<std::string>& texts);
 

@@ -182,6 +182,15 @@ TEST(RequestFlags, SetWhatWasGivenAndNothingElse) {
   EXPECT_EQ(full.tokenized().input_ids_size(), 2);
 }
 
+TEST(RequestFlags, TokenIdsAddUp) {
+  const v1::GenerateRequest request =
+      request_of({"--input-ids", "7,-8", "--input-ids", "9", "--emitted-token-ids", "10,11"});
+  const auto& ids = request.tokenized().input_ids();
+  EXPECT_EQ(std::vector<int32_t>(ids.begin(), ids.end()), (std::vector<int32_t>{7, -8, 9}));
+  const auto& emitted = request.emitted_token_ids();
+  EXPECT_EQ(std::vector<int32_t>(emitted.begin(), emitted.end()), (std::vector<int32_t>{10, 11}));
+}
+
 TEST(RequestFlags, ANanReachesTheServer) {
   EXPECT_NE(request_of({"--temperature", "nan", "x"}).sampling_params().temperature(),
             request_of({"--temperature", "nan", "x"}).sampling_params().temperature());

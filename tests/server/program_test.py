@@ -77,6 +77,11 @@ class CommandLine(unittest.TestCase):
         self.refuses(['generate', '--color', 'sometimes', 'x'], '--color', 'always')
         self.refuses(['generate', '--input-ids', '1', 'x'], '--input-ids')
         self.refuses(['generate', '--input-ids', '1,two'], '--input-ids')
+        for flag in ('--input-ids', '--emitted-token-ids', '--stop-token-ids'):
+            for ids in ('', '1,,2', '1,', '0x5', '1.5', '99999999999'):
+                self.refuses(['generate', flag, ids], flag, f'"{ids}"', '1,2,3')
+        for flag in ('--temperature', '--top-p', '--max-tokens', '--n', '--timeout'):
+            self.refuses(['generate', flag, '', 'x'], flag)
         self.refuses(['serve'], '--model')
         self.refuses(['serve', '--model', 'x', '--port', '70000'], '--port')
         self.refuses(['serve', '--model', 'x', '--lookahead', 'fixed:16'], '--lookahead', '15')
