@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 #include "core/version.h"
@@ -23,16 +24,23 @@ bool takes_numbers(const CLI::Option& option) {
   return type.starts_with("INT") || type.starts_with("UINT") || type.starts_with("FLOAT");
 }
 
-// What holds for every command: --config may stand behind it, and each flag also comes from the
-// environment: --max-tokens from OUTRIDER_MAX_TOKENS.
-void set_up(CLI::App& command) {
-  command.fallthrough();
+// --max-tokens from OUTRIDER_MAX_TOKENS.
+void read_environment(CLI::App& command) {
   for (CLI::Option* option : command.get_options()) {
-    if (takes_numbers(*option)) option->check(refuse_empty);
     if (option->get_lnames().empty() || option == command.get_help_ptr()) continue;
     std::string name = "OUTRIDER_" + option->get_lnames().front();
     for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
     option->envname(name);
+  }
+}
+
+// What holds for every command: --config may stand behind it, and where it is the one that was
+// named, each of its flags also comes from the environment. (CLI11 reads that for all commands.)
+void set_up(CLI::App& command) {
+  command.fallthrough();
+  command.preparse_callback([&command](size_t) { read_environment(command); });
+  for (CLI::Option* option : command.get_options()) {
+    if (takes_numbers(*option)) option->check(refuse_empty);
   }
   for (CLI::App* inner : command.get_subcommands({})) set_up(*inner);
 }
@@ -96,7 +104,11 @@ Action parse_command_line(const std::vector<std::string>& arguments, int& exit_c
   add_bench_command(app, action);
   add_loadtest_command(app, action);
   app.require_subcommand(1);
-  app.set_config("--config", "", "A TOML file with flags: a table for each command");
+  // CLI11 reads the file before the environment.
+  const char* config = std::getenv("OUTRIDER_CONFIG");
+  const bool config_named = config != nullptr && *config != '\0';
+  app.set_config("--config", config_named ? config : "",
+                 "A TOML file with flags: a table for each command", config_named);
   app.config_formatter(std::make_shared<TomlConfig>());
   app.allow_config_extras(CLI::config_extras_mode::error);
   for (CLI::App* command : app.get_subcommands({})) set_up(*command);

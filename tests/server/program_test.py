@@ -98,6 +98,8 @@ class CommandLine(unittest.TestCase):
     def test_the_environment_and_a_file_give_flags(self):
         where = dict(os.environ, OUTRIDER_PORT='1')
         self.refuses(['generate', 'x'], 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
+        where = dict(os.environ, OUTRIDER_N='abc')
+        self.refuses(['generate', 'x'], '--n', env=where)
         with tempfile.NamedTemporaryFile('w', suffix='.toml') as file:
             def write(text):
                 file.truncate(0)
@@ -108,6 +110,11 @@ class CommandLine(unittest.TestCase):
             write('[generate]\nport = 1\nmax_tokens = 5\nstop = ["a", "b"]\n')
             self.refuses(arguments, 'UNAVAILABLE', '127.0.0.1:1:', code=1)
             self.refuses(arguments + ['--port', '2'], 'UNAVAILABLE', '127.0.0.1:2:', code=1)
+            where = dict(os.environ, OUTRIDER_CONFIG=file.name, OUTRIDER_PORT='3')
+            self.refuses(['generate', 'x'], 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
+            where['OUTRIDER_CONFIG'] = '/no/such/file'
+            self.refuses(['generate', 'x'], '/no/such/file', env=where)
+            self.refuses(arguments, 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
             write('[generate]\nprot = 1\n')
             self.refuses(arguments, 'prot')
             write('[generate\n')
@@ -115,6 +122,16 @@ class CommandLine(unittest.TestCase):
             write('[generate]\nport = 1979-05-27\n')
             self.refuses(arguments, 'line 2', 'port')
         self.refuses(['generate', '--config', '/no/such/file', 'x'], '/no/such/file')
+
+    def test_the_environment_of_other_commands_does_not_matter(self):
+        # generate's --port and --n refuse these; launch's --ranks is at most 64, inspect's is not
+        where = dict(os.environ, OUTRIDER_PORT='0', OUTRIDER_N='abc', OUTRIDER_RANKS='100')
+        result = outrider('version', env=where)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.refuses(['generate', '--port', '1', '--n', '1', 'x'], 'UNAVAILABLE', code=1, env=where)
+        serve = ['serve', '--model', 'x', '--lookahead', '4']
+        self.refuses(['launch', '--ranks', '1', '--', *serve], '--lookahead', env=where)
+        self.refuses(['launch', '--', *serve], '--ranks', '100', env=where)
 
     def test_run_needs_no_server(self):
         arguments = ['run', '--model', CHECKPOINT, '--max-tokens', '8', '--format', 'json', *GREEDY]
