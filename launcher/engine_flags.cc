@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "launcher/number_checks.h"
+
 namespace outrider {
 namespace {
 
@@ -67,7 +69,7 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
       .add_option("--tpot-slo", options.tpot_slo_ms,
                   "Milliseconds that a token behind the first shall take at most, where a request "
                   "gives none: adaptive lookahead plans no longer steps (default: no objective)")
-      ->check(CLI::PositiveNumber);
+      ->check(number_within(0.001, 1e7));
 }
 
 void add_batching_flags(CLI::App& command, EngineOptions& options) {

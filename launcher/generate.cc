@@ -8,6 +8,7 @@
 #include "launcher/answer_printer.h"
 #include "launcher/client.h"
 #include "launcher/command_line.h"
+#include "launcher/number_checks.h"
 #include "launcher/request_flags.h"
 #include "outrider/v1/generation.grpc.pb.h"
 
@@ -64,12 +65,13 @@ void add_generate_command(CLI::App& app, Action& action) {
   options->server.add_to(*command);
   options->request.add_to(*command);
   options->format.add_to(*command);
+  const CLI::Validator seconds = number_within(0, 1e7);
   command->add_option("--timeout", options->timeout_s, "Give up after so many seconds")
-      ->check(CLI::NonNegativeNumber);
+      ->check(seconds);
   command
       ->add_option("--wait-for-ready", options->wait_for_ready_s,
                    "Wait so many seconds for a server that is not there yet")
-      ->check(CLI::NonNegativeNumber);
+      ->check(seconds);
   command->callback([options, &action] { action = [options] { return generate(*options); }; });
 }
 

@@ -8,6 +8,7 @@
 
 #include "launcher/client.h"
 #include "launcher/command_line.h"
+#include "launcher/number_checks.h"
 #include "outrider/v1/generation.grpc.pb.h"  // gRPC's serialisation of messages
 #include "outrider/v1/health.pb.h"
 
@@ -49,7 +50,7 @@ void add_health_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("health", "Whether a server serves: exit code 0 or 1");
   options->server.add_to(*command);
   command->add_option("--timeout", options->timeout_s, "Seconds (default 5)")
-      ->check(CLI::PositiveNumber);
+      ->check(number_within(0.001, 1e7));
   command->callback([options, &action] { action = [options] { return health(*options); }; });
 }
 

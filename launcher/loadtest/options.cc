@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "launcher/number_checks.h"
 
 namespace outrider {
 namespace {
@@ -15,18 +16,6 @@ constexpr double kMaxArrivals = 1e7;  // they are drawn, and kept, before the te
 constexpr double kDefaultTimeoutS = 600;
 // A sweep goes on until the server is saturated, and then all that waits there is waited for.
 constexpr double kDefaultSweepTimeoutS = 60;
-
-// A number within [least, most], which NaN is not.
-CLI::Validator number_within(double least, double most) {
-  return {[least, most](const std::string& text) {
-            double value = 0;
-            const bool within =
-                CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-            return within ? std::string()
-                          : absl::StrFormat("%s is not a number from %g to %g", text, least, most);
-          },
-          "NUMBER"};
-}
 
 // A flag whose text `parse` reads into `value`; what it throws is what is wrong with the flag.
 template <typename Value, typename Parse>
@@ -106,7 +95,7 @@ void add_questions(CLI::App& command, LoadtestOptions& options) {
   command
       .add_option("--seed", options.seed,
                   "Of arrivals, prompts, lengths, sampling and intervals (default 0)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(is_seed());
   auto* prompts = command.add_option(
       "--prompts", options.prompts, "A file of JSON lines with \"text\" (default: a built-in set)");
   prompts->excludes(command.get_option("--trace"));

@@ -72,7 +72,13 @@ class CommandLine(unittest.TestCase):
     def test_wrong_values_name_their_flag(self):
         self.refuses(['generate', '--max-tokens', 'many', 'x'], '--max-tokens')
         self.refuses(['generate', '--max-tokens', '99999999999', 'x'], '--max-tokens')
-        self.refuses(['generate', '--seed', '-1', 'x'], '--seed')
+        for command in (['generate', 'x'], ['loadtest']):
+            for seed in ('-1', '1.5', '18446744073709551616'):
+                self.refuses([*command, '--seed', seed], f'--seed: {seed} is not a whole number '
+                             'from 0 to 18446744073709551615\n')
+        for command, flag in ((['generate', 'x'], '--timeout'), (['generate', 'x'], '--wait-for-ready'),
+                              (['health'], '--timeout')):
+            self.refuses([*command, flag, '-1'], f'{flag}: -1 is not a number from', '1e+07')
         self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
         self.refuses(['generate', '--color', 'sometimes', 'x'], '--color', 'always')
         self.refuses(['generate', '--input-ids', '1', 'x'], '--input-ids')
@@ -87,7 +93,8 @@ class CommandLine(unittest.TestCase):
         self.refuses(['serve', '--model', 'x', '--lookahead', 'fixed:16'], '--lookahead', '15')
         self.refuses(['serve', '--model', 'x', '--lookahead', '4'], '--lookahead', 'fixed:K')
         self.refuses(['serve', '--model', 'x', '--lookahead', 'table:8=1,4=2'], '--lookahead', 'table')
-        self.refuses(['serve', '--model', 'x', '--tpot-slo', '0'], '--tpot-slo')
+        self.refuses(['serve', '--model', 'x', '--tpot-slo', '0'], '--tpot-slo',
+                     '0 is not a number from 0.001')
         self.refuses(['serve', '--model', 'x', '--drafter', 'nobody'], '--drafter')
         self.refuses(['launch', '--ranks', '0', '--', 'serve'], '--ranks')
         self.refuses(['theory', '--alpha', '1.5'], '--alpha')
