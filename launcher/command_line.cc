@@ -59,11 +59,6 @@ std::vector<std::string> commands_of(const CLI::App& app) {
   return names;
 }
 
-std::string did_you_mean(const std::string& wrong, const std::vector<std::string>& right) {
-  const std::string nearest = nearest_name(wrong, right);
-  return nearest.empty() ? "" : "; did you mean " + nearest + "?";
-}
-
 // One line for what CLI11 found wrong.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* command = &app;  // the innermost that was named
@@ -109,8 +104,7 @@ Action parse_command_line(const std::vector<std::string>& arguments, int& exit_c
   const bool config_named = config != nullptr && *config != '\0';
   app.set_config("--config", config_named ? config : "",
                  "A TOML file with flags: a table for each command", config_named);
-  app.config_formatter(std::make_shared<TomlConfig>());
-  app.allow_config_extras(CLI::config_extras_mode::error);
+  app.config_formatter(std::make_shared<TomlConfig>(app));
   for (CLI::App* command : app.get_subcommands({})) set_up(*command);
 
   exit_code = 0;

@@ -6,8 +6,14 @@
 #include <algorithm>
 #include <sstream>
 
+#include "launcher/nearest_name.h"
+
 namespace outrider {
 namespace {
+
+[[noreturn]] void refuse(const toml::source_region& where, const std::string& why) {
+  throw CLI::ConfigError("line " + std::to_string(where.begin.line) + ": " + why);
+}
 
 std::string value_text(const std::string& key, const toml::node& node) {
   std::ostringstream text;
@@ -16,26 +22,51 @@ std::string value_text(const std::string& key, const toml::node& node) {
   } else if (node.is_integer() || node.is_floating_point() || node.is_boolean()) {
     node.visit([&](const auto& value) { text << toml::node_view<const toml::node>(value); });
   } else {
-    throw CLI::ConfigError("--config: line " + std::to_string(node.source().begin.line) + ": " +
-                           key + " is no text, number, truth value or list of these");
+    refuse(node.source(), key + " is no text, number, truth value or list of these");
   }
   return text.str();
 }
 
-void flatten(const toml::table& table, const std::vector<std::string>& parents,
-             std::vector<CLI::ConfigItem>& items) {
+// The inner command that a table stands for. Throws CLI::ConfigError.
+const CLI::App& command_of(const CLI::App& command, const std::string& table,
+                           const toml::source_region& where) {
+  std::vector<std::string> names;
+  for (const CLI::App* inner : command.get_subcommands({})) {
+    if (inner->get_name() == table) return *inner;
+    names.push_back(inner->get_name());
+  }
+  refuse(where, "unknown table " + table + did_you_mean(table, names));
+}
+
+// Throws CLI::ConfigError where no flag has the key's name.
+void check_key(const CLI::App& command, const std::string& key, const std::string& flag,
+               const toml::source_region& where) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->check_name("--" + flag) || option->check_name(flag)) return;
+    for (std::string name : option->get_lnames()) {
+      std::replace(name.begin(), name.end(), '-', '_');
+      names.push_back(std::move(name));
+    }
+  }
+  refuse(where, "unknown key " + key + did_you_mean(key, names));
+}
+
+void flatten(const CLI::App& command, const toml::table& table,
+             const std::vector<std::string>& parents, std::vector<CLI::ConfigItem>& items) {
   for (const auto& [toml_key, node] : table) {
-    std::string key(toml_key.str());
+    const std::string key(toml_key.str());
     if (const toml::table* inner = node.as_table()) {
       std::vector<std::string> path = parents;
       path.push_back(key);
-      flatten(*inner, path, items);
+      flatten(command_of(command, key, node.source()), *inner, path, items);
       continue;
     }
-    std::replace(key.begin(), key.end(), '_', '-');
     CLI::ConfigItem item;
     item.parents = parents;
     item.name = key;
+    std::replace(item.name.begin(), item.name.end(), '_', '-');
+    check_key(command, key, item.name, toml_key.source());
     if (const toml::array* array = node.as_array()) {
       for (const toml::node& element : *array) item.inputs.push_back(value_text(key, element));
     } else {
@@ -49,11 +80,15 @@ void flatten(const toml::table& table, const std::vector<std::string>& parents,
 
 std::vector<CLI::ConfigItem> TomlConfig::from_config(std::istream& input) const {
   std::vector<CLI::ConfigItem> items;
+  const std::string file = app_.get_config_ptr()->as<std::string>();
   try {
-    flatten(toml::parse(input), {}, items);
+    flatten(app_, toml::parse(input), {}, items);
   } catch (const toml::parse_error& error) {
-    throw CLI::ConfigError("--config: line " + std::to_string(error.source().begin.line) + ": " +
+    throw CLI::ConfigError("--config " + file + ": line " +
+                           std::to_string(error.source().begin.line) + ": " +
                            std::string(error.description()));
+  } catch (const CLI::ConfigError& error) {
+    throw CLI::ConfigError("--config " + file + ": " + error.what());
   }
   return items;
 }

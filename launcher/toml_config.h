@@ -11,10 +11,16 @@ namespace outrider {
 // [serve] port = 50051 stands for `serve --port 50051`; keys are written with - or _.
 class TomlConfig final : public CLI::Config {
  public:
+  // app: whose flags these are, and which has the --config. It outlives this.
+  explicit TomlConfig(const CLI::App& app) : app_(app) {}
+
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
-  // Throws CLI::ConfigError naming line and reason for what is not TOML, or a value that no flag
-  // can take.
+  // Throws CLI::ConfigError naming file, line and reason for what is not TOML, a table or key that
+  // stands for no command or flag, or a value that no flag can take.
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override;
+
+ private:
+  const CLI::App& app_;
 };
 
 }  // namespace outrider

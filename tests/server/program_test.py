@@ -122,12 +122,18 @@ class CommandLine(unittest.TestCase):
             where['OUTRIDER_CONFIG'] = '/no/such/file'
             self.refuses(['generate', 'x'], '/no/such/file', env=where)
             self.refuses(arguments, 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
-            write('[generate]\nprot = 1\n')
-            self.refuses(arguments, 'prot')
-            write('[generate\n')
-            self.refuses(arguments, 'line 1')
-            write('[generate]\nport = 1979-05-27\n')
-            self.refuses(arguments, 'line 2', 'port')
+            for text, line, why in (
+                    ('[generate]\n\ntemprature = 1\n', 3,
+                     'unknown key temprature; did you mean temperature?'),
+                    ('[generate]\nmax_tokns = 1', 2, 'unknown key max_tokns; did you mean max_tokens?'),
+                    ('[serve]\nzzzzzzzz = 1', 2, 'unknown key zzzzzzzz\n'),
+                    ('[genrate]\nport = 1\n', 1, 'unknown table genrate; did you mean generate?'),
+                    ('[bench.decod]\nrows = 1', 1, 'unknown table decod; did you mean decode?'),
+                    ('port = 1\n', 1, 'unknown key port'),
+                    ('[generate\n', 1, ''),
+                    ('[generate]\nport = 1979-05-27\n', 2, 'port is no text')):
+                write(text)
+                self.refuses(arguments, f'--config {file.name}: line {line}: {why}')
         self.refuses(['generate', '--config', '/no/such/file', 'x'], '/no/such/file')
 
     def test_the_environment_of_other_commands_does_not_matter(self):
