@@ -49,7 +49,7 @@ void check_tensors(const std::filesystem::path& directory, const Checkpoint& che
   check_same(directory, "vocab_size", config.vocab_size, target.vocab_size);
   check_same(directory, "hidden_size", config.hidden_size, target.hidden_size);
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
-  TensorChecker checker(checkpoint);
+  TensorChecker checker(checkpoint, "model_type");
   checker.expect("embed_norm.weight", {hidden}, "hidden_size");
   checker.expect("embed_proj.weight", {hidden, hidden}, "hidden_size");
   checker.expect("state_proj.weight", {hidden, hidden}, "hidden_size");

@@ -11,7 +11,9 @@ void TensorChecker::expect(const std::string& name, std::initializer_list<int64_
                            const char* source) {
   const StoredTensor* tensor = checkpoint_.find(name);
   const std::string where = checkpoint_.path_of(name) + ": tensor " + name;
-  if (tensor == nullptr) throw Error(where + " is missing; expected as config.json says");
+  if (tensor == nullptr) {
+    throw Error(where + " is missing; expected as config.json (" + needed_by_ + ") says");
+  }
   if (tensor->dtype != "BF16") {
     throw Error(where + " has dtype " + tensor->dtype +
                 "; expected BF16 (another would change the numbers)");

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -26,8 +27,13 @@ struct WeightVector {
 // Checks tensors off against what a config describes.
 class TensorChecker {
  public:
-  explicit TensorChecker(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  // needed_by: see below.
+  TensorChecker(const Checkpoint& checkpoint, std::string needed_by)
+      : checkpoint_(checkpoint), needed_by_(std::move(needed_by)) {}
 
+  // What in config.json asks for the tensors that are expected next, for the message where one is
+  // missing.
+  void needed_by(std::string field) { needed_by_ = std::move(field); }
   // source: the fields of config.json that the shape comes from, for the message. Throws Error
   // where there is no such bf16 tensor.
   void expect(const std::string& name, std::initializer_list<int64_t> shape, const char* source);
@@ -37,6 +43,7 @@ class TensorChecker {
 
  private:
   const Checkpoint& checkpoint_;
+  std::string needed_by_;
   std::set<std::string, std::less<>> known_;
 };
 

@@ -61,17 +61,19 @@ void expect_llama_layer(TensorChecker& checker, const ModelConfig& config,
   checker.expect(attention + "v_proj.weight", {kv, hidden}, kv_source);
   checker.expect(attention + "o_proj.weight", {hidden, q},
                  "hidden_size, num_attention_heads * head_dim");
+  expect_norm(checker, prefix + "post_attention_layernorm", config);
+  checker.expect(mlp + "gate_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
+  checker.expect(mlp + "up_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
+  checker.expect(mlp + "down_proj.weight", {hidden, ffn}, "hidden_size, intermediate_size");
   if (config.attention_bias) {
+    checker.needed_by("attention_bias is true");
     checker.expect(attention + "q_proj.bias", {q}, "num_attention_heads * head_dim");
     checker.expect(attention + "k_proj.bias", {kv}, "num_key_value_heads * head_dim");
     checker.expect(attention + "v_proj.bias", {kv}, "num_key_value_heads * head_dim");
     checker.expect(attention + "o_proj.bias", {hidden}, "hidden_size");
   }
-  expect_norm(checker, prefix + "post_attention_layernorm", config);
-  checker.expect(mlp + "gate_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
-  checker.expect(mlp + "up_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
-  checker.expect(mlp + "down_proj.weight", {hidden, ffn}, "hidden_size, intermediate_size");
   if (config.mlp_bias) {
+    checker.needed_by("mlp_bias is true");
     checker.expect(mlp + "gate_proj.bias", {ffn}, "intermediate_size");
     checker.expect(mlp + "up_proj.bias", {ffn}, "intermediate_size");
     checker.expect(mlp + "down_proj.bias", {hidden}, "hidden_size");
@@ -169,21 +171,25 @@ void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
   const char* vocab_source = gpt2 ? "vocab_size, n_embd" : "vocab_size, hidden_size";
   const TensorNames names = names_of(checkpoint, config);
   const int64_t hidden = config.hidden_size;
-  TensorChecker checker(checkpoint);
+  TensorChecker checker(checkpoint, "architectures");
   checker.expect(names.embedding, {config.vocab_size, hidden}, vocab_source);
   if (config.positions == Positions::learned) {
     checker.expect(names.position_embedding, {config.max_position_embeddings, hidden},
                    "n_positions, n_embd");
   }
+  const std::string num_layers = std::to_string(config.num_layers);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    checker.needed_by((gpt2 ? "n_layer is " : "num_hidden_layers is ") + num_layers);
     const auto expect_layer = gpt2 ? expect_gpt2_layer : expect_llama_layer;
     expect_layer(checker, config, layer_prefix(names, layer));
   }
+  checker.needed_by("architectures");
   expect_norm(checker, names.norm, config);
   if (config.tie_word_embeddings) {
     checker.ignore(kLmHeadTensor);
   } else {
     const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
+    checker.needed_by("tie_word_embeddings is not true");
     checker.expect(kLmHeadTensor, {scored > 0 ? scored : config.vocab_size, hidden},
                    scored > 0 ? "draft_token_ids, hidden_size" : vocab_source);
   }

@@ -322,8 +322,11 @@ TEST(CheckTensors, RefusesEachMissingTensor) {
   for (const auto& [name, shape] : kOneLayer) {
     auto shapes = kOneLayer;
     shapes.erase(name);
-    expect_one_line_error({"model.safetensors: tensor " + name + " is missing"},
-                          [&] { check(one_layer(), shapes); });
+    expect_one_line_error(
+        {"model.safetensors: tensor " + name + " is missing; expected as config.json (" +
+         (name.find(".layers.") == std::string::npos ? "architectures" : "num_hidden_layers is 1") +
+         ") says"},
+        [&] { check(one_layer(), shapes); });
   }
 }
 
@@ -366,13 +369,16 @@ TEST(CheckTensors, RefusesTensorsThatTheConfigDoesNotDescribe) {
 TEST(CheckTensors, WantsAnLmHeadAndBiasesWhereTheConfigSaysSo) {
   ModelConfig config = one_layer();
   config.tie_word_embeddings = false;
-  expect_one_line_error({"lm_head.weight is missing"}, [&] { check(config, kOneLayer); });
+  expect_one_line_error({"lm_head.weight is missing", "(tie_word_embeddings is not true)"},
+                        [&] { check(config, kOneLayer); });
   config = one_layer();
   config.attention_bias = true;
-  expect_one_line_error({"q_proj.bias is missing"}, [&] { check(config, kOneLayer); });
+  expect_one_line_error({"q_proj.bias is missing", "(attention_bias is true)"},
+                        [&] { check(config, kOneLayer); });
   config = one_layer();
   config.mlp_bias = true;
-  expect_one_line_error({"gate_proj.bias is missing"}, [&] { check(config, kOneLayer); });
+  expect_one_line_error({"gate_proj.bias is missing", "(mlp_bias is true)"},
+                        [&] { check(config, kOneLayer); });
 }
 
 ModelConfig one_gpt2_layer() {
@@ -425,7 +431,8 @@ TEST(CheckTensors, RefusesWhatIsNoGpt2) {
   for (const auto& [name, shape] : kOneGpt2Layer) {
     auto shapes = kOneGpt2Layer;
     shapes.erase(name);
-    expect_one_line_error({"model.safetensors: tensor " + name + " is missing"},
+    const char* field = name.find(".h.") == std::string::npos ? "architectures" : "n_layer is 1";
+    expect_one_line_error({"model.safetensors: tensor " + name + " is missing", field},
                           [&] { check(one_gpt2_layer(), shapes); });
     shapes[name] = shape;
     shapes[name].back() += 1;
