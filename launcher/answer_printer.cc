@@ -59,7 +59,7 @@ void AnswerFormat::add_text_flags_to(CLI::App& command) {
   command.add_flag("--stats,!--no-stats", stats, "Say on stderr how speculation went (default)");
   command
       .add_option_function<std::string>(
-          "--color",
+          "--color,--colour",
           [this](const std::string& name) {
             colour = name == "always"  ? Colour::always
                      : name == "never" ? Colour::never
@@ -194,6 +194,9 @@ nlohmann::ordered_json to_json(const v1::GenerateOnceResponse& answer) {
   return object;
 }
 
+// Whole, also where a character of it is NUL.
+void print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
 }  // namespace
 
 std::string to_json(const std::vector<v1::GenerateOnceResponse>& answers) {
@@ -206,7 +209,7 @@ void AnswerPrinter::chunk(const v1::Chunk& chunk) {
   started_ = true;
   const std::string text = colours_ ? coloured(chunk) : chunk.text();
   if (!format_.json && chunk.index() == 0) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
+    print(text);
     std::fflush(stdout);
   }
   v1::GenerateOnceResponse& answer = answers_.at(chunk.index());
@@ -228,7 +231,8 @@ void AnswerPrinter::print_all() {
   } else {
     std::printf("\n");
     for (size_t i = 1; i < answers_.size(); ++i) {
-      std::printf("\nanswer %zu:\n%s\n", i + 1, answers_[i].text().c_str());
+      std::printf("\nanswer %zu:\n", i + 1);
+      print(answers_[i].text() + "\n");
     }
   }
   std::fflush(stdout);

@@ -126,6 +126,23 @@ TEST(AnswerPrinter, JsonKeepsNumbersAndPrintsZeros) {
   EXPECT_EQ(object["speculation"]["acceptance_by_position"], nlohmann::json::array());
 }
 
+TEST(AnswerPrinter, PrintsAllOfATextWithNul) {
+  AnswerFormat format;
+  format.stats = false;
+  format.colour = Colour::never;
+  AnswerPrinter printer(format, 2);
+  testing::internal::CaptureStdout();
+  for (int index = 0; index < 2; ++index) {
+    v1::Chunk part = chunk(std::string("a\0b", 3), {});
+    part.set_index(index);
+    printer.chunk(part);
+    v1::Complete complete = a_complete();
+    complete.set_index(index);
+    printer.complete(complete);
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), std::string("a\0b\n\nanswer 2:\na\0b\n", 19));
+}
+
 v1::GenerateRequest request_of(std::vector<std::string> arguments) {
   CLI::App app;
   RequestFlags flags;

@@ -80,7 +80,8 @@ class CommandLine(unittest.TestCase):
                               (['health'], '--timeout')):
             self.refuses([*command, flag, '-1'], f'{flag}: -1 is not a number from', '1e+07')
         self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
-        self.refuses(['generate', '--color', 'sometimes', 'x'], '--color', 'always')
+        for flag in ('--color', '--colour'):
+            self.refuses(['generate', flag, 'sometimes', 'x'], '--color', 'always')
         self.refuses(['generate', '--input-ids', '1', 'x'], '--input-ids')
         self.refuses(['generate', '--input-ids', '1,two'], '--input-ids')
         for flag in ('--input-ids', '--emitted-token-ids', '--stop-token-ids'):
