@@ -159,6 +159,9 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
 Checkpoint::Checkpoint(const std::filesystem::path& directory) : directory_(directory) {
   const auto single = directory / "model.safetensors";
   const auto index = directory / "model.safetensors.index.json";
+  if (!std::filesystem::is_directory(directory)) {
+    throw Error(directory.string() + ": is no directory; expected a checkpoint's");
+  }
   if (std::filesystem::exists(single)) {
     paths_ = {single};
     files_.emplace_back(single);

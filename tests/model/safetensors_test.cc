@@ -261,6 +261,9 @@ TEST(Checkpoint, RefusesBadIndexes) {
 
 TEST(Checkpoint, RefusesADirectoryWithoutWeights) {
   const TemporaryDirectory directory;
+  const auto nowhere = directory.path() / "nosuch";
+  expect_one_line_error({nowhere.string() + ": is no directory; expected a checkpoint's"},
+                        [&] { Checkpoint checkpoint(nowhere); });
   expect_one_line_error({"expected model.safetensors or model.safetensors.index.json"},
                         [&] { Checkpoint checkpoint(directory.path()); });
 }
