@@ -59,14 +59,25 @@ std::vector<std::string> commands_of(const CLI::App& app) {
   return names;
 }
 
+// Whether the flag stands behind a serve that no -- precedes.
+bool behind_bare_serve(const std::vector<std::string>& arguments, const std::string& flag) {
+  const auto serve = std::find(arguments.begin(), arguments.end(), "serve");
+  return std::find(arguments.begin(), serve, "--") == serve &&
+         std::find(serve, arguments.end(), flag) != arguments.end();
+}
+
 // One line for what CLI11 found wrong.
-std::string explain(const CLI::App& app, const CLI::ParseError& error) {
+std::string explain(const CLI::App& app, const std::vector<std::string>& arguments,
+                    const CLI::ParseError& error) {
   const CLI::App* command = &app;  // the innermost that was named
   while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
   for (const std::string& argument : app.remaining(true)) {
     if (argument == "--") continue;
     if (argument.rfind("-", 0) == 0 && argument.size() > 1) {
       const std::string flag = argument.substr(0, argument.find('='));
+      if (command->get_name() == "launch" && behind_bare_serve(arguments, argument)) {
+        return "unknown flag " + flag + " of launch; put -- before serve and its flags";
+      }
       return "unknown flag " + flag + did_you_mean(flag, flags_of(*command));
     }
     if (!commands_of(*command).empty()) {
@@ -114,7 +125,7 @@ Action parse_command_line(const std::vector<std::string>& arguments, int& exit_c
     app.exit(help);
     return {};
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "outrider: %s\n", explain(app, error).c_str());
+    std::fprintf(stderr, "outrider: %s\n", explain(app, arguments, error).c_str());
     exit_code = kExitWrongFlags;
     return {};
   }

@@ -68,6 +68,9 @@ class CommandLine(unittest.TestCase):
         self.refuses(['generate', '--zzzzzzzz', 'x'], '--zzzzzzzz')
         self.refuses(['launch', '--ranks', '2', '--', 'serve', '--modle', 'x'], '--model')
         self.refuses(['launch', '--ranks', '2', '--', 'generate'], 'serve')
+        self.refuses(['launch', '--ranks', '2', 'serve', '--model', 'x'], '--model',
+                     'put -- before serve')
+        self.refuses(['launch', '--rank', '2', '--', 'serve', '--model', 'x'], '--ranks?')
 
     def test_wrong_values_name_their_flag(self):
         self.refuses(['generate', '--max-tokens', 'many', 'x'], '--max-tokens')
