@@ -132,12 +132,13 @@ std::unique_ptr<Server> listen(const ServeOptions& options) {
 // What every rank says before anything is loaded: its hello, or why it cannot take part. Returns
 // why the job cannot start, the same on all ranks; empty where it can.
 std::string check_ranks(World& world, const std::string& hello, const std::string& error) {
+  const auto all_said = world.all_gather_strings(error.empty() ? "+" + hello : "-" + error);
   std::vector<RankHello> hellos;
-  for (const std::string& said : world.all_gather_strings(error.empty() ? "+" + hello : error)) {
-    if (said[0] != '+') return said;
-    hellos.push_back(parse_hello(said.substr(1)));
-  }
   try {
+    for (const std::string& said : all_said) {
+      if (said[0] == '-') return said.substr(1);
+      hellos.push_back(parse_hello(said.substr(1)));
+    }
     compare_hellos(hellos);
   } catch (const Error& mixed) {
     return mixed.what();

@@ -173,6 +173,7 @@ class CommandLine(unittest.TestCase):
                         (serve('--model', broken, '--port', '0'), 'tokenizer.json'),
                         (serve('--model', CHECKPOINT, '--port', port), f'127.0.0.1:{port}'),
                         (serve('--model', '/no/such/model', '--port', '0'), '/no/such/model'),
+                        (serve('--model', '+nosuch', '--port', '0'), 'outrider: +nosuch'),
                         (serve('--model', CHECKPOINT, '--address', '0.0.0.0'), '--insecure'),
                         (serve('--model', CHECKPOINT, '--port', '0', '--tls-cert', '/no/such.pem',
                                '--tls-key', '/no/such.key'), '/no/such.pem'),
