@@ -31,9 +31,9 @@ int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank
   const ModelConfig config = ModelConfig::load(options.model);
   std::optional<ModelConfig> draft;
   if (options.draft) draft = ModelConfig::load(*options.draft);
-  MemoryCost cost = memory_cost(
-      config, Shard::of(config, rank, ranks), draft ? &*draft : nullptr,
-      {options.max_sequences, options.max_rows, max_positions_of(options, config), numerics});
+  MemoryCost cost = memory_cost(config, Shard::of(config, rank, ranks), draft ? &*draft : nullptr,
+                                {options.max_sequences, options.max_rows,
+                                 longest_context(config, options.max_positions), numerics});
   cost.reserved = 0;  // what CUDA takes is not free any more
   const KvPoolLimits limits = kv_pool_limits(options, config);
   const int64_t wanted =

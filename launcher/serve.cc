@@ -277,7 +277,7 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   try {
     if (world.rank() == 0) {
       server = listen(options);
-      check_files(options.engine);
+      check_files(options.engine, world.size());
     }
     choose_draft(options, world.rank());
     device = open_device(options.device, options.engine, {world.local_rank(), world.local_size()},

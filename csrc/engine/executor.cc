@@ -10,6 +10,7 @@
 #include "core/version.h"
 #include "engine/kv_pool.h"
 #include "engine/page_pool.h"
+#include "model/chat_template.h"
 #include "model/json_file.h"
 #include "model/shard.h"
 #include "model/weights.h"
@@ -61,6 +62,31 @@ void check_whole_head(const std::filesystem::path& directory, const ModelConfig&
               ": draft_token_ids is set; expected a whole LM head (only --draft may be trimmed)");
 }
 
+void check_drafter(const EngineOptions& options) {
+  const auto require = [&options](DrafterKind kind, bool given, const char* flag) {
+    if (options.drafter != kind || given) return;
+    throw Error("--drafter " + drafter_name(kind) + ": expected " + flag + ", found none");
+  };
+  require(DrafterKind::head, options.draft_head.has_value(), "--draft-head DIR");
+  require(DrafterKind::model, options.draft.has_value(), "--draft DIR");
+  for (const DrafterKind kind : {DrafterKind::bigram, DrafterKind::unigram}) {
+    require(kind, options.draft_counts.has_value(), "--draft-counts FILE");
+  }
+}
+
+// What the options ask of the model, whose weights nobody has read yet.
+void check_options(const EngineOptions& options, const ModelConfig& config, int num_ranks) {
+  check_whole_head(options.model, config);
+  Shard::of(config, 0, num_ranks);
+  num_kv_pages(options, config, num_ranks);
+  check_drafter(options);
+}
+
+EngineOptions checked(EngineOptions options, int num_ranks) {
+  check_options(options, ModelConfig::load(options.model), num_ranks);
+  return options;
+}
+
 // The states of another model mean nothing to a head.
 void check_target(const std::filesystem::path& directory, const DraftHeadConfig& head,
                   const std::string& model_hash) {
@@ -81,12 +107,13 @@ void check_tokenizer(const std::filesystem::path& directory, const Tokenizer& to
 
 }  // namespace
 
-void check_files(const EngineOptions& options) {
+void check_files(const EngineOptions& options, int num_ranks) {
   const ModelConfig config = ModelConfig::load(options.model);
-  check_whole_head(options.model, config);
+  check_options(options, config, num_ranks);
   check_tensors(Checkpoint(options.model), config);
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   check_tokenizer(options.model, tokenizer, config);
+  ChatTemplate::load(options.model);
   if (options.draft_counts) CountTables::load(*options.draft_counts, config.vocab_size);
   if (!options.draft) return;
   const ModelConfig draft = ModelConfig::load(*options.draft);
@@ -100,14 +127,14 @@ void check_head_files(const EngineOptions& options) {
 }
 
 Executor::Executor(EngineOptions options, Backend& backend, Communicator& communicator)
-    : options_(std::move(options)),
+    : options_(checked(std::move(options), communicator.size())),
       backend_(backend),
       num_ranks_(communicator.size()),
       stream_(backend.make_stream()),
       tokenizer_(Tokenizer::load(options_.model)),
       target_(options_.model, backend, communicator, options_.max_rows, options_.max_positions,
               progress_of(options_, "model")),
-      max_positions_(max_positions_of(options_, target_.config())),
+      max_positions_(longest_context(target_.config(), options_.max_positions)),
       cache_(target_.make_kv_cache(num_kv_pages(options_, target_.config(), num_ranks_),
                                    options_.max_sequences)),
       random_drafter_(backend, target_.config().vocab_size),
@@ -141,14 +168,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
         std::make_unique<TableDrafter>(counts.bigram, backend, options_.max_sequences);
     draft_hash_ += file_hash(*options_.draft_counts);
   }
-  check_whole_head(options_.model, target_.config());
   check_tokenizer(options_.model, tokenizer_, target_.config());
-  if (default_drafter() == DrafterKind::head && head_drafter_ == nullptr) {
-    throw Error("--drafter head needs a checkpoint: expected --draft-head DIR, found none");
-  }
-  if (default_drafter() == DrafterKind::model && model_drafter_ == nullptr) {
-    throw Error("--drafter model needs a checkpoint: expected --draft DIR, found none");
-  }
   for (SequenceState& slot : slots_) slot.tokens.reserve(max_positions_ + kMaxDraftTokens + 1);
   work_.reserve(slots_.size());
   if (options_.prefill_beside == 0 || options_.lookahead.kind == LookaheadPolicy::Kind::adaptive) {

@@ -46,17 +46,17 @@ struct EngineOptions {
       progress;  // loading, 0 … 1; may be empty
 };
 
-// Reads what there is to be wrong in the files, without their weights; of the draft head nothing.
-// Throws Error as Executor does; on rank 0 before anything is loaded, so that a bad file is
-// reported once.
-void check_files(const EngineOptions& options);
+// Reads what there is to be wrong in the files, without their weights, and in what the options ask
+// of the model on so many ranks; of the draft head nothing. Throws Error as Executor and
+// ChatTemplate do; on rank 0 before anything is loaded, so that it is reported once.
+void check_files(const EngineOptions& options, int num_ranks);
 // The same of the draft head, which there is; model_hash is known.
 void check_head_files(const EngineOptions& options);
 
 class Executor {
  public:
-  // Loads this rank's part of the models. Throws Error for a bad checkpoint, or a draft with
-  // another vocabulary.
+  // Loads this rank's part of the models. Throws Error for a bad checkpoint, a draft with another
+  // vocabulary, or options that the model cannot meet (before anything is loaded).
   Executor(EngineOptions options, Backend& backend, Communicator& communicator);
   ~Executor() { backend_.forget_replayed(); }  // the communicator ends after this
   Executor(const Executor&) = delete;

@@ -14,13 +14,9 @@ constexpr int64_t kKvCacheBytes = int64_t{1} << 30;  // of a rank, where nothing
 
 }  // namespace
 
-int64_t max_positions_of(const EngineOptions& options, const ModelConfig& config) {
-  return options.max_positions > 0 ? options.max_positions : config.max_position_embeddings;
-}
-
 KvPoolLimits kv_pool_limits(const EngineOptions& options, const ModelConfig& config) {
   const int64_t least =
-      PagePool::pages_for(max_positions_of(options, config) + kMaxDraftTokens + 1) + 1;
+      PagePool::pages_for(longest_context(config, options.max_positions) + kMaxDraftTokens + 1) + 1;
   return {least, options.max_sequences * least};
 }
 

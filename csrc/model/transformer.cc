@@ -13,17 +13,18 @@ namespace {
 
 constexpr size_t kScratchAlignment = 64;  // bytes: a cache line
 
-int64_t checked_positions(const ModelConfig& config, int64_t max_positions) {
+}  // namespace
+
+int64_t longest_context(const ModelConfig& config, int64_t max_positions) {
+  CHECK(max_positions >= 0);
   if (max_positions == 0) return config.max_position_embeddings;
-  if (max_positions < 0 || max_positions > config.max_position_embeddings) {
-    throw Error("max_positions is " + std::to_string(max_positions) +
+  if (max_positions > config.max_position_embeddings) {
+    throw Error("--max-positions is " + std::to_string(max_positions) +
                 "; expected at most the model's max_position_embeddings, " +
                 std::to_string(config.max_position_embeddings));
   }
   return max_positions;
 }
-
-}  // namespace
 
 // The residual stream and what stands between two operations of a layer. Views of `scratch_`, laid
 // out for max_rows, cut to the pass's rows.
@@ -72,7 +73,7 @@ Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_wei
       config_(config),
       shard_(Shard::of(config_, communicator.rank(), communicator.size())),
       max_rows_(max_rows),
-      max_positions_(checked_positions(config_, max_positions)) {
+      max_positions_(longest_context(config_, max_positions)) {
   CHECK(max_rows > 0);
   weights_ = std::make_unique<const Weights>(make_weights(config_, shard_, backend_));
 

@@ -25,6 +25,10 @@ struct Weights;
 using WeightsMaker =
     std::function<Weights(const ModelConfig& config, const Shard& shard, Backend& backend)>;
 
+// Positions of the longest context: max_positions, or where that is 0 the config's. Throws Error
+// where it is more than the config's.
+int64_t longest_context(const ModelConfig& config, int64_t max_positions);
+
 // One ragged pass: rows of several sequences (prefill chunks, drafts to verify) side by side, in
 // any mix. A row attends to its sequence's earlier rows of the same pass too, wherever they stand.
 struct Batch {
@@ -38,7 +42,7 @@ class Transformer {
  public:
   // Loads this rank's slices from the directory's safetensors and packs them. `progress` (may be
   // empty) hears the share done, 0 … 1. Throws Error naming file and tensor. max_rows: the largest
-  // pass. max_positions: the longest context (≤ the config's); 0: the config's.
+  // pass. max_positions: as longest_context has it.
   // `backend` and `communicator` outlive the model.
   Transformer(const std::filesystem::path& directory, Backend& backend, Communicator& communicator,
               int64_t max_rows, int64_t max_positions,

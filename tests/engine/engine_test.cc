@@ -416,7 +416,7 @@ TEST(Engine, RefusesATargetWithATrimmedHead) {
   const auto backend = make_cpu_backend();
   const auto self = make_self_communicator();
   expect_one_line_error({"config.json: draft_token_ids", "expected a whole LM head"},
-                        [&] { check_files(options); });
+                        [&] { check_files(options, 1); });
   expect_one_line_error({"config.json: draft_token_ids", "expected a whole LM head"},
                         [&] { Executor executor(options, *backend, *self); });
 }

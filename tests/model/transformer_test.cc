@@ -287,9 +287,9 @@ TEST(Transformer, RefusesWhatItCannotServe) {
   const auto load = [&](const std::filesystem::path& directory, int64_t max_positions) {
     return Transformer(directory, *backend, *self, 8, max_positions);
   };
-  expect_one_line_error({"max_positions is 2049", "max_position_embeddings, 2048"},
+  expect_one_line_error({"--max-positions is 2049", "max_position_embeddings, 2048"},
                         [&] { load(test_checkpoint("tiny"), 2049); });
-  expect_one_line_error({"max_positions is 257", "max_position_embeddings, 256"},
+  expect_one_line_error({"--max-positions is 257", "max_position_embeddings, 256"},
                         [&] { load(test_checkpoint("tiny-gpt2"), 257); });
   expect_one_line_error({"/nowhere/config.json: cannot open"}, [&] { load("/nowhere", 0); });
   expect_one_line_error({"5 ranks", "4 query heads"}, [&] {

@@ -116,8 +116,8 @@ class Serve(Bench):
                 self.assertIn('A step at K = 2:', printed)
 
     def test_what_cannot_be(self):
-        self.refuses('nothing/tokenizer.json: cannot open', 1, 'serve', '--model', 'nothing')
-        self.refuses('--drafter head needs a checkpoint', 1, 'serve', '--model', CHECKPOINT,
+        self.refuses('nothing/config.json: cannot open', 1, 'serve', '--model', 'nothing')
+        self.refuses('--drafter head: expected --draft-head', 1, 'serve', '--model', CHECKPOINT,
                      '--drafter', 'head')
         self.refuses('bench serve: ', 1, 'serve', '--model', CHECKPOINT, '--max-positions', 64,
                      '--max-tokens', 100)

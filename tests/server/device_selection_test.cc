@@ -99,9 +99,9 @@ TEST(DeviceMemory, TheCacheHasWhatPlanSays) {
   const ModelConfig draft = ModelConfig::load(*options.draft);
   for (const int ranks : {1, 2}) {
     const int rank = ranks - 1;
-    const MemoryCost cost =
-        memory_cost(model, Shard::of(model, rank, ranks), &draft,
-                    {options.max_sequences, options.max_rows, max_positions_of(options, model)});
+    const MemoryCost cost = memory_cost(
+        model, Shard::of(model, rank, ranks), &draft,
+        {options.max_sequences, options.max_rows, longest_context(model, options.max_positions)});
     for (const int64_t total : {2400 * kMiB, 2777 * kMiB}) {
       const int64_t planned =
           kv_tokens_that_fit(cost, static_cast<int64_t>(0.9 * static_cast<double>(total)));
@@ -118,9 +118,9 @@ TEST(DeviceMemory, FastNumericsTakeMore) {
   const EngineOptions options = engine_options();
   const ModelConfig model = ModelConfig::load(options.model);
   const auto cost = [&](Numerics numerics) {
-    return memory_cost(
-        model, Shard::of(model, 0, 1), nullptr,
-        {options.max_sequences, options.max_rows, max_positions_of(options, model), numerics});
+    return memory_cost(model, Shard::of(model, 0, 1), nullptr,
+                       {options.max_sequences, options.max_rows,
+                        longest_context(model, options.max_positions), numerics});
   };
   const MemoryCost exact = cost(Numerics::exact), fast = cost(Numerics::fast);
   EXPECT_EQ(fast.weights - exact.weights, weight_bytes(model, Shard::of(model, 0, 1)).held);
@@ -146,9 +146,9 @@ TEST(DeviceMemory, RefusesLessThanOneSequence) {
   const ModelConfig model = ModelConfig::load(options.model);
   const ModelConfig draft = ModelConfig::load(*options.draft);
   const auto needed = [&](int64_t pages) {
-    const MemoryCost cost =
-        memory_cost(model, Shard::of(model, 0, 1), &draft,
-                    {options.max_sequences, options.max_rows, max_positions_of(options, model)});
+    const MemoryCost cost = memory_cost(
+        model, Shard::of(model, 0, 1), &draft,
+        {options.max_sequences, options.max_rows, longest_context(model, options.max_positions)});
     return cost.weights + cost.draft_weights + cost.workspace + pages * cost.page_bytes;
   };
   const int64_t least = kv_pool_limits(options, model).least;

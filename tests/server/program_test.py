@@ -185,6 +185,28 @@ class CommandLine(unittest.TestCase):
                     self.assertEqual(len(lines), 1, result.stderr)
                     self.assertIn(part, lines[0])
 
+    def test_launch_says_once_why_it_cannot_serve(self):
+        with tempfile.TemporaryDirectory() as broken:
+            shutil.copytree(CHECKPOINT, broken, dirs_exist_ok=True)
+            Path(broken, 'tokenizer_config.json').write_text('[]')
+            for ranks, options, part in (
+                    (5, [], '5 ranks: it has 4 query heads'),
+                    (3, ['--drafter', 'head'], '--draft-head'),
+                    (2, ['--drafter', 'model'], '--draft DIR'),
+                    (2, ['--drafter', 'bigram'], '--draft-counts'),
+                    (3, ['--kv-cache-tokens', '1'], '--kv-cache-tokens is 1;'),
+                    (2, ['--max-positions', '999999'], '--max-positions is 999999;'),
+                    (2, ['--model', broken], 'tokenizer_config.json')):
+                if '--model' not in options:
+                    options = ['--model', CHECKPOINT, *options]
+                result = outrider('launch', '--ranks', str(ranks), '--', 'serve', '--port', '0',
+                                  '--default-drafts', 'none', *options)
+                self.assertNotEqual(result.returncode, 0)
+                lines = [line for line in result.stderr.splitlines() if 'outrider: ' in line]
+                self.assertEqual(len(lines), 1, result.stderr)
+                self.assertIn(part, lines[0])
+                self.assertNotIn('loading', result.stderr)
+
 
 class DefaultDraft(unittest.TestCase):
     """The draft head that a directory keeps for the model is taken where no flag says who drafts."""
