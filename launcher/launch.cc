@@ -70,8 +70,10 @@ class Launcher {
     RestartPolicy policy;
     while (true) {
       start();
-      const int status = supervise();
+      int status = supervise();
       kill_children();
+      // mpirun may have been killed for being slow to end; what the job said comes first.
+      if (!job_->failure().empty()) status = kExitFailed;
       if (shared_memory_) shared_memory_->clear();
       if (num_requests_ > 0 && !served_since_) return 128 + first_signal_;
       if (num_requests_ > 0 || status == 0 || options_.no_restart) return status;

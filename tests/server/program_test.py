@@ -201,7 +201,7 @@ class CommandLine(unittest.TestCase):
                     options = ['--model', CHECKPOINT, *options]
                 result = outrider('launch', '--ranks', str(ranks), '--', 'serve', '--port', '0',
                                   '--default-drafts', 'none', *options)
-                self.assertNotEqual(result.returncode, 0)
+                self.assertEqual(result.returncode, 1)
                 lines = [line for line in result.stderr.splitlines() if 'outrider: ' in line]
                 self.assertEqual(len(lines), 1, result.stderr)
                 self.assertIn(part, lines[0])
