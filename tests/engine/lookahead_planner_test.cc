@@ -276,8 +276,8 @@ TEST_F(OneSequence, ACopyIsJudgedByWhatMatched) {
     }
   }
   observe(planner, 0, 0, 10, 0);  // no plain step is due
-  EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), 7);
-  EXPECT_EQ(planner.propose(kId, likely, 7), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4}));
+  EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), kMaxDraftTokens);
+  EXPECT_EQ(planner.propose(kId, likely, 9), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4, 5, 6}));
   observe(planner, 0, 0, 10, 0);
   EXPECT_EQ(choose(planner, unlikely, kMaxDraftTokens), 0);
 }
@@ -302,9 +302,9 @@ TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
   }
   EXPECT_GE(tried, 1);  // texts change
   EXPECT_LE(tried, 10);
-  EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), 7);
+  EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), kMaxDraftTokens);
   EXPECT_EQ(planner.drafter_now(kId), DrafterKind::prompt_lookup);
-  EXPECT_EQ(planner.propose(kId, likely, 7), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4}));
+  EXPECT_EQ(planner.propose(kId, likely, 9), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4, 5, 6}));
   observe(planner, 7, 7, 10 + 3 * 7, 0);
   const auto reports = planner.reports();
   EXPECT_GT(reports[static_cast<int>(DrafterKind::prompt_lookup)].num_drafts, 300);
