@@ -49,6 +49,15 @@ BenchDevice open_bench_device(BenchDeviceOptions options, LocalRank local) {
   return device;
 }
 
+// The same for a rank of a job.
+BenchDevice open_bench_device(const BenchDeviceOptions& options, World& world) {
+  if (options.device == "cuda" && world.size() > 1) check_nccl_library();
+  BenchDevice device =
+      open_bench_device(options, LocalRank{world.local_rank(), world.local_size()});
+  if (options.gpus.share_gpus) let_nccl_share_devices(world.local_rank());
+  return device;
+}
+
 int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on) {
   if (!launched_by_mpi()) {
     BenchDevice device = open_bench_device(on, {});
@@ -58,9 +67,7 @@ int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on
   }
   die_with_parent();
   World world(nullptr, nullptr);
-  if (on.device == "cuda" && world.size() > 1) check_nccl_library();
-  BenchDevice device = open_bench_device(on, {world.local_rank(), world.local_size()});
-  if (on.gpus.share_gpus) let_nccl_share_devices(world.local_rank());
+  BenchDevice device = open_bench_device(on, world);
   run_decode_bench(options, device,
                    *(device.gpu ? make_nccl_communicator(world) : world.make_communicator()));
   return 0;
@@ -95,9 +102,7 @@ int bench_serve(const ServeBenchOptions& options, const BenchDeviceOptions& on) 
   }
   die_with_parent();
   World world(nullptr, nullptr);
-  if (on.device == "cuda" && world.size() > 1) check_nccl_library();
-  BenchDevice device = open_bench_device(on, {world.local_rank(), world.local_size()});
-  if (on.gpus.share_gpus) let_nccl_share_devices(world.local_rank());
+  BenchDevice device = open_bench_device(on, world);
   const auto communicator = device.gpu ? make_nccl_communicator(world) : world.make_communicator();
   if (world.rank() == 0) {
     const auto control = open_control(world);

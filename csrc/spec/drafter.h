@@ -129,8 +129,8 @@ struct CopiedDraft {
 };
 
 // `prompt_lookup`: copies what followed the latest earlier occurrence of the context's last tokens
-// (the longest match of at most 4 tokens; Leviathan et al. 2023, section 3.6). A copy drafter: runs
-// on rank 0's host. At most k tokens, none where nothing matches.
+// (the longest match of at most 4; Leviathan et al. 2023, section 3.6), then that again. A copy
+// drafter: runs on rank 0's host. k tokens, or none where nothing matches.
 CopiedDraft prompt_lookup(std::span<const int32_t> tokens, int k);
 
 // `ngram`: what most often followed the context's last tokens in the context itself, of the longest
