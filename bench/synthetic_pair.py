@@ -5,6 +5,8 @@ points at the token that is to follow there. So the target's greedy text is one 
 position, whatever the prompt; and the draft's differs from it at random positions.
 """
 
+import hashlib
+import shutil
 import sys
 from pathlib import Path
 
@@ -50,12 +52,15 @@ def write_model(directory, shape, text, seed):
 
 
 def make_pair(directory, target_shape, draft_shape, agreement, seed=0):
-    """(target, draft): directories of checkpoints, made where they are not there yet."""
-    made = (Path(directory) / 'target', Path(directory) / 'draft')
+    """(target, draft): directories of checkpoints, made where just these are not there yet."""
+    asked = repr((target_shape, draft_shape, agreement, seed))
+    pair = Path(directory) / hashlib.sha256(asked.encode()).hexdigest()[:12]
+    made = (pair / 'target', pair / 'draft')
     said = texts(target_shape['vocab_size'], target_shape['n_positions'], agreement, seed)
     for path, shape, text in zip(made, (target_shape, draft_shape), said):
         if not path.exists():
             partial = path.with_name(path.name + '.partial')
+            shutil.rmtree(partial, ignore_errors=True)  # of a run that was cut off
             write_model(partial, shape, text, seed)
             partial.rename(path)
     return made
