@@ -6,8 +6,9 @@
 
 Three runs of one model, its bf16 weights widened:
   fp32     activations in float32 throughout;
-  rounded  as Outrider computes: what enters a linear layer, and keys (rotated) and values as they
-           enter the cache, are rounded to bf16; all else is float32;
+  rounded  as Outrider computes: what enters a linear layer, keys (rotated) and values as they enter
+           the cache, and in attention queries and the exponentials of softmax, which are summed as
+           rounded, are rounded to bf16; all else is float32;
   rounded, linear layers in float64: the same roundings met from sums in another order.
 |rounded - fp32| is what bf16 activations cost, and so the tolerance of a comparison with fp32.
 |rounded - float64 rounded| is what an order of summation costs, where it flips a rounding: the
@@ -26,7 +27,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import (AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM,
+                          AutoTokenizer, DynamicCache)
+from transformers.masking_utils import eager_mask
 from transformers.pytorch_utils import Conv1D
 
 import make_checkpoint
@@ -36,6 +39,7 @@ TESTDATA = ROOT / "tests" / "model" / "testdata"
 SHAPES = ROOT / "tests" / "testing" / "checkpoints"
 TINY_CHECKPOINTS = ("tiny", "tiny-odd", "tiny-llama3", "tiny-gpt2", "tiny-gpt2-odd")
 MAX_NEW_TOKENS = 48
+MORE_PROMPTS = 60
 
 
 def round_bf16(x: torch.Tensor) -> torch.Tensor:
@@ -49,14 +53,32 @@ class RoundingCache(DynamicCache):
         return super().update(round_bf16(key_states), round_bf16(value_states), *args, **kwargs)
 
 
+def rounding_attention(module, query, key, value, attention_mask, scaling, **_):
+    """Attention with queries and the exponentials of softmax in bf16.
+
+    query: [batch, heads, rows, head_dim]; key, value: [batch, KV heads, positions, head_dim]."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = round_bf16(query) @ key.transpose(2, 3) * scaling + attention_mask
+    weights = round_bf16((scores - scores.amax(-1, keepdim=True)).exp())
+    output = weights @ value / weights.sum(-1, keepdim=True)
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("rounding", rounding_attention)
+AttentionMaskInterface.register("rounding", eager_mask)
+
+
 @contextmanager
-def rounded_linears(model: torch.nn.Module):
-    """Rounds what enters each linear layer, the output layer among them."""
+def rounded(model: torch.nn.Module):
+    """Rounds what enters each linear layer, the output layer among them, and inside attention."""
     hooks = [module.register_forward_pre_hook(lambda _, inputs: (round_bf16(inputs[0]),))
              for module in model.modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
+    model.set_attn_implementation("rounding")
     try:
         yield
     finally:
+        model.set_attn_implementation("eager")
         for hook in hooks:
             hook.remove()
 
@@ -90,7 +112,7 @@ def runs(model, sequences: list[list[int]], keep) -> list[dict[str, dict]]:
 
     Leaves the model in float64."""
     results = [{"fp32": keep(logits_of(model, ids, DynamicCache()), ids)} for ids in sequences]
-    with rounded_linears(model):
+    with rounded(model):
         for result, ids in zip(results, sequences):
             result["rounded"] = keep(logits_of(model, ids, RoundingCache()), ids)
         model.double()
@@ -188,14 +210,16 @@ def make_chat(directory: Path) -> None:
 
 
 def make_tiny(name: str) -> None:
-    """Four random prompts of 20 to 40 tokens on a random checkpoint of seed 0."""
+    """Four random prompts of 20 to 40 tokens on a random checkpoint of seed 0.
+
+    Differences are taken over MORE_PROMPTS others too: in four, hardly a rounding may flip."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) / name
         digest = make_checkpoint.make(SHAPES / f"{name}.json", directory, seed=0)
         model = load(directory)
         generator = np.random.default_rng(1)
         sequences = [generator.integers(model.config.vocab_size, size=length).tolist()
-                     for length in (20, 27, 33, 40)]
+                     for length in (20, 27, 33, 40) * (1 + MORE_PROMPTS // 4)]
 
         def keep(logits: torch.Tensor, ids: list[int]) -> dict[str, np.ndarray]:
             return {"logprobs": next_logprobs(logits, ids), "logits": logits.numpy()}
@@ -210,6 +234,7 @@ def make_tiny(name: str) -> None:
                 case[f"logprobs_{run}"] = rounded_list(kept[run]["logprobs"])
                 case[f"last_logits_{run}"] = rounded_list(kept[run]["logits"][-1])
             cases.append(case)
+    cases = cases[:4]
     write(f"golden_{name.replace('-', '_')}.json", {"shape": name, "seed": 0, "digest": digest},
           {"rounded_minus_fp32": cost, "rounded_minus_float64": order}, cases)
 

@@ -1,7 +1,8 @@
 // Lanes: 16 fp32 numbers, as one register, two, or an array. The files *_lanes.cc are compiled once
-// for each of scalar, avx2 and avx512 (OUTRIDER_LANES), with that instruction set's flags, and give
-// the same bits each time. Everything here is always inlined and in the instruction set's own
-// namespace, so that no other file can pick it up.
+// for each of scalar, avx2 and avx512 (OUTRIDER_LANES), those that multiply Pairs, *_pairs.cc, for
+// avx512_bf16 too, with that instruction set's flags, and give the same bits each time. Everything
+// here is always inlined and in the instruction set's own namespace, so that no other file can pick
+// it up.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +33,35 @@ OUTRIDER_INLINE IntegersOf<V> narrow(V x) {
   const Integers bits = __builtin_bit_cast(Integers, x);
   const Integers rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return x != x ? (bits >> 16) | 0x40u : rounded;
+}
+
+// a * b + c, rounded once, of a float or a vector of them.
+OUTRIDER_INLINE float fma_of(float a, float b, float c) { return fma_f32(a, b, c); }
+#if defined(__AVX2__)
+OUTRIDER_INLINE __m256 fma_of(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+#endif
+#if defined(__AVX512F__)
+OUTRIDER_INLINE __m512 fma_of(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+#endif
+
+// 2^x for x <= 0, within 1.7e-7 of it, relatively. 0 below -125; a NaN of bf16's stays NaN (its
+// lowest 9 bits are zero). x = n + r with |r| <= 1/2; 2^r = 1 + r q(r), q minimax.
+template <typename V>
+OUTRIDER_INLINE V exp2_of_negative(V x) {
+  const V lowest = V{} - 125.0f;
+  const V shift = V{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const V clamped = lowest > x ? lowest : x;
+  const V shifted = clamped + shift;
+  const V r = clamped - (shifted - shift);
+  V q = fma_of(V{} + 0x1.5bba14p-10f, r, V{} + 0x1.3cea88p-7f);
+  q = fma_of(q, r, V{} + 0x1.c6b752p-5f);
+  q = fma_of(q, r, V{} + 0x1.ebf9bcp-3f);
+  q = fma_of(q, r, V{} + 0x1.62e42ap-1f);
+  q = fma_of(q, r, V{} + 1.0f);
+  using Integers = IntegersOf<V>;  // n is in the low bits of `shifted`
+  const V y = __builtin_bit_cast(
+      V, __builtin_bit_cast(Integers, q) + (__builtin_bit_cast(Integers, shifted) << 23));
+  return x < lowest ? V{} : y;
 }
 
 #if defined(__AVX512F__)
@@ -65,17 +95,13 @@ OUTRIDER_INLINE Lanes div(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; 
 OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {  // b where either is NaN
   return {_mm512_maskz_max_ps(0xffff, a.v, b.v)};
 }
-OUTRIDER_INLINE Lanes exp(Lanes x) { return {exp_f32(x.v)}; }
+OUTRIDER_INLINE Lanes exp2_of_negative(Lanes x) { return {exp2_of_negative(x.v)}; }
 OUTRIDER_INLINE Lanes silu(Lanes x) { return {silu_f32(x.v)}; }
 OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) { return {gelu_tanh_f32(x.v)}; }
+OUTRIDER_INLINE Lanes round_to_bf16(Lanes x) { return {(__m512)(narrow(x.v) << 16)}; }
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
   const __m256i bits = _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)narrow(x.v));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bits);
-}
-// The first and the second of 16 pairs.
-OUTRIDER_INLINE void store_narrow(bf16* p, Lanes even, Lanes odd) {
-  const auto pairs = (narrow(even.v) & 0xffffu) | (narrow(odd.v) << 16);
-  _mm512_storeu_si512(p, (__m512i)pairs);
 }
 
 #elif defined(__AVX2__)
@@ -124,20 +150,19 @@ OUTRIDER_INLINE Lanes div(Lanes a, Lanes b) {
 OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {
   return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
 }
-OUTRIDER_INLINE Lanes exp(Lanes x) { return {exp_f32(x.low), exp_f32(x.high)}; }
+OUTRIDER_INLINE Lanes exp2_of_negative(Lanes x) {
+  return {exp2_of_negative(x.low), exp2_of_negative(x.high)};
+}
 OUTRIDER_INLINE Lanes silu(Lanes x) { return {silu_f32(x.low), silu_f32(x.high)}; }
 OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) { return {gelu_tanh_f32(x.low), gelu_tanh_f32(x.high)}; }
+OUTRIDER_INLINE Lanes round_to_bf16(Lanes x) {
+  return {(__m256)(narrow(x.low) << 16), (__m256)(narrow(x.high) << 16)};
+}
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
   const auto low = (__m256i)(narrow(x.low) & 0xffffu);
   const auto high = (__m256i)(narrow(x.high) & 0xffffu);
   const __m256i bits = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bits);
-}
-OUTRIDER_INLINE void store_narrow(bf16* p, Lanes even, Lanes odd) {
-  const auto low = (narrow(even.low) & 0xffffu) | (narrow(odd.low) << 16);
-  const auto high = (narrow(even.high) & 0xffffu) | (narrow(odd.high) << 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)low);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), (__m256i)high);
 }
 
 #else
@@ -194,8 +219,8 @@ OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {
   for (int i = 0; i < 16; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
   return a;
 }
-OUTRIDER_INLINE Lanes exp(Lanes x) {
-  for (float& lane : x.v) lane = exp_f32(lane);
+OUTRIDER_INLINE Lanes exp2_of_negative(Lanes x) {
+  for (float& lane : x.v) lane = exp2_of_negative(lane);
   return x;
 }
 OUTRIDER_INLINE Lanes silu(Lanes x) {
@@ -206,14 +231,12 @@ OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) {
   for (float& lane : x.v) lane = gelu_tanh_f32(lane);
   return x;
 }
+OUTRIDER_INLINE Lanes round_to_bf16(Lanes x) {
+  for (float& lane : x.v) lane = __builtin_bit_cast(float, narrow(lane) << 16);
+  return x;
+}
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
   for (int i = 0; i < 16; ++i) p[i] = {static_cast<uint16_t>(narrow(x.v[i]))};
-}
-OUTRIDER_INLINE void store_narrow(bf16* p, Lanes even, Lanes odd) {
-  for (int i = 0; i < 16; ++i) {
-    p[2 * i] = {static_cast<uint16_t>(narrow(even.v[i]))};
-    p[2 * i + 1] = {static_cast<uint16_t>(narrow(odd.v[i]))};
-  }
 }
 
 #endif
@@ -226,6 +249,54 @@ OUTRIDER_INLINE __m256 halves_added(Lanes x) {
   return _mm256_add_ps(x.low, x.high);
 #endif
 }
+#endif
+
+// Pairs of bf16 side by side, 16 of them in 64 bytes; and Factor, as which a number rounded to bf16
+// is kept that is to multiply them.
+#if defined(__AVX512BF16__)
+
+struct Pairs {
+  __m512i v;
+};
+using Factor = bf16;
+
+OUTRIDER_INLINE Pairs load_pairs(const bf16* p) { return {_mm512_loadu_si512(p)}; }
+OUTRIDER_INLINE Pairs without_second(Pairs x) {
+  return {_mm512_and_si512(x.v, _mm512_set1_epi32(0xffff))};
+}
+// sum + factors[0] * the first of each pair + factors[1] * the second, as linear.h adds them.
+OUTRIDER_INLINE Lanes add_products(const Factor* factors, Pairs x, Lanes sum) {
+  int both;
+  __builtin_memcpy(&both, factors, sizeof both);
+  return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_set1_epi32(both), (__m512bh)x.v)};
+}
+// x rounded to bf16, which is kept in factors[0 … 15].
+OUTRIDER_INLINE Lanes store_factors(Factor* factors, Lanes x) {
+  const auto bits = (__m256i)_mm512_cvtneps_pbh(x.v);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(factors), bits);
+  return {_mm512_castsi512_ps(
+      _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16))};
+}
+
+#else
+
+struct Pairs {
+  Lanes first, second;
+};
+using Factor = float;
+
+OUTRIDER_INLINE Pairs load_pairs(const bf16* p) { return {load_even(p), load_odd(p)}; }
+OUTRIDER_INLINE Pairs without_second(Pairs x) { return {x.first, broadcast(0.0f)}; }
+OUTRIDER_INLINE Lanes add_products(const Factor* factors, Pairs x, Lanes sum) {
+  sum = fma(broadcast(factors[1]), x.second, sum);
+  return fma(broadcast(factors[0]), x.first, sum);
+}
+OUTRIDER_INLINE Lanes store_factors(Factor* factors, Lanes x) {
+  const Lanes rounded = round_to_bf16(x);
+  store(factors, rounded);
+  return rounded;
+}
+
 #endif
 
 // The sum of all lanes: lane i + lane i + 8, then i + 4, i + 2, i + 1.
@@ -261,17 +332,11 @@ OUTRIDER_INLINE Lanes load(const T* p, int64_t count) {
   return load(padded);
 }
 
-// The first `count` of 16 numbers, rounded to bf16; of 16 pairs, the first `count` of 32.
+// The first `count` of 16 numbers, rounded to bf16.
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x, int64_t count) {
   if (count >= kLanes) return store_narrow(p, x);
   bf16 rounded[kLanes];
   store_narrow(rounded, x);
-  __builtin_memcpy(p, rounded, static_cast<size_t>(count) * sizeof(bf16));
-}
-OUTRIDER_INLINE void store_narrow(bf16* p, Lanes even, Lanes odd, int64_t count) {
-  if (count >= 2 * kLanes) return store_narrow(p, even, odd);
-  bf16 rounded[2 * kLanes];
-  store_narrow(rounded, even, odd);
   __builtin_memcpy(p, rounded, static_cast<size_t>(count) * sizeof(bf16));
 }
 // The first `count` of 16.

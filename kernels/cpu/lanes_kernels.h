@@ -1,5 +1,5 @@
-// The kernels that *_lanes.cc define for each instruction set; elementwise.h and attention.h say
-// what they compute, and choose among them.
+// The kernels that *_lanes.cc and *_pairs.cc define for each instruction set; elementwise.h and
+// attention.h say what they compute, and choose among them.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,12 @@
   void add(float* x, const float* y, int64_t size);                                              \
   void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages, \
                       bf16* v_pages, RowPointers map, int64_t rows, AttentionShape shape);       \
-  void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16* y,            \
-                 float* scratch, RowPointers map, int64_t rows, AttentionShape shape);           \
+  }
+
+#define OUTRIDER_DECLARE_PAIRS_KERNELS(isa)                                            \
+  namespace isa {                                                                      \
+  void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16* y,  \
+                 float* scratch, RowPointers map, int64_t rows, AttentionShape shape); \
   }
 
 namespace outrider::cpu {
@@ -28,6 +32,12 @@ OUTRIDER_DECLARE_LANES_KERNELS(scalar)
 OUTRIDER_DECLARE_LANES_KERNELS(avx2)
 OUTRIDER_DECLARE_LANES_KERNELS(avx512)
 
+OUTRIDER_DECLARE_PAIRS_KERNELS(scalar)
+OUTRIDER_DECLARE_PAIRS_KERNELS(avx2)
+OUTRIDER_DECLARE_PAIRS_KERNELS(avx512)
+OUTRIDER_DECLARE_PAIRS_KERNELS(avx512_bf16)
+
 }  // namespace outrider::cpu
 
 #undef OUTRIDER_DECLARE_LANES_KERNELS
+#undef OUTRIDER_DECLARE_PAIRS_KERNELS

@@ -21,13 +21,38 @@ OUTRIDER_INLINE void rotate(float* head, const float* cos_row, const float* sin_
   }
 }
 
-// One token's key into its page: pairs, kPageTokens of them side by side.
-OUTRIDER_INLINE void cache_key(const float* k, bf16* page, int64_t token, int64_t head_dim) {
+// 16 numbers, zeros behind the first `count`, rounded to bf16; true where all of them are finite.
+OUTRIDER_INLINE bool round_some(const float* x, int64_t count, bf16 (&rounded)[kLanes]) {
+  store_narrow(rounded, load(x, count));
+  bool finite = true;
+  for (const bf16 element : rounded) finite &= (element.bits & 0x7f80u) != 0x7f80u;
+  return finite;
+}
+
+// Writes a token's key and value. What is not finite is kept out of the sums of rows that do not
+// see the token: the value is zero in its place, and the key says NaN.
+OUTRIDER_INLINE void cache_token(const float* k, const float* v, bf16* k_page, bf16* v_page,
+                                 int64_t token, int64_t head_dim) {
+  constexpr bf16 kNan = {0x7fc0};
+  bf16 rounded[kLanes];
+  bool finite = true;
+  bf16* const values = v_page + token / 2 * 2 * head_dim + token % 2;
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     const int64_t count = head_dim - d < kLanes ? head_dim - d : kLanes;
-    bf16 rounded[kLanes];
-    store_narrow(rounded, load(k + d, count));
-    bf16* to = page + d * kPageTokens + 2 * token;
+    if (!round_some(v + d, count, rounded)) {
+      finite = false;
+      for (bf16& value : rounded) value = (value.bits & 0x7f80u) == 0x7f80u ? bf16{} : value;
+    }
+    for (int64_t i = 0; i < count; ++i) values[2 * (d + i)] = rounded[i];
+  }
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    finite &= round_some(k + d, head_dim - d, rounded);
+  }
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const int64_t count = head_dim - d < kLanes ? head_dim - d : kLanes;
+    round_some(k + d, count, rounded);
+    for (bf16& element : rounded) element = finite ? element : kNan;
+    bf16* const to = k_page + d * kPageTokens + 2 * token;
     for (int64_t i = 0; i < count; i += 2) {
       __builtin_memcpy(to + i * kPageTokens, rounded + i, 2 * sizeof(bf16));
     }
@@ -53,12 +78,8 @@ void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, 
     const int64_t page = map.page_tables[map.sequences[r] * map.max_pages + position / kPageTokens];
     for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
       const int64_t page_head = (page * shape.num_kv_heads + h) * kPageTokens * head_dim;
-      cache_key(k + h * head_dim, k_pages + page_head, token, head_dim);
-      bf16* to = v_pages + page_head + token * head_dim;
-      const float* from = v + h * head_dim;
-      for (int64_t d = 0; d < head_dim; d += kLanes) {
-        store_narrow(to + d, load(from + d, head_dim - d), head_dim - d);
-      }
+      cache_token(k + h * head_dim, v + h * head_dim, k_pages + page_head, v_pages + page_head,
+                  token, head_dim);
     }
   }
 }

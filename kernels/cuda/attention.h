@@ -34,9 +34,9 @@ constexpr int kSplitTokens = 256;  // positions whose part of a sum is made in o
 size_t attention_workspace_bytes(int64_t rows, int64_t max_pages, AttentionShape shape);
 
 // Each row attends to positions 0 … its own of its sequence, all read back from the pages in bf16
-// (its own chunk too, so that chunking cannot show); rows of position -1 become zeros. q is scaled
-// in fp32 and split into two bf16, so that scores are as good as fp32's; weights are rounded to
-// bf16, and it is the rounded ones that are summed.
+// (its own chunk too, so that chunking cannot show); rows of position -1 become zeros. q is rounded
+// to bf16; scores are scaled in fp32; weights are rounded to bf16, and it is the rounded ones that
+// are summed.
 //
 // Order: positions are cut into splits of kSplitTokens, from 0. In a split: scores by one chain of
 // mma.m16n8k16 over head_dim; the largest of them; weights 2^(score - largest); their sum, in 8

@@ -30,7 +30,7 @@ struct AttentionPass {
   RowPointers map;
   AttentionShape shape;
   int64_t qkv_width;  // elements from row to row
-  float scale;        // of q: log2(e) / sqrt(head_dim)
+  float scale;        // of scores: log2(e) / sqrt(head_dim)
   int rows;
   int rows_per_group;  // that one block takes
   int heads_per_group;
@@ -54,11 +54,10 @@ struct QueryGroup {
 template <int kChunks>
 constexpr int kGroupQueries = kChunks <= 4 ? 64 : 32;
 
-// 16 queries as left operands, for each chunk and each half of it: the upper parts of q, and what
-// they leave.
+// 16 queries as left operands, for each chunk and each half of it.
 template <int kChunks>
 struct QueryTile {
-  uint4 parts[kChunks][2][2][kWarp];  // [chunk][half][upper, rest][lane]
+  uint4 operands[kChunks][2][kWarp];  // [chunk][half][lane]
 };
 
 struct SplitShared {
@@ -84,17 +83,14 @@ __device__ void lay_out_queries(const AttentionPass& pass, const QueryGroup& gro
       q += group.row(query) * pass.qkv_width + group.head(query) * head_dim + first;
       there = head_dim - first;
     }
-    auto* words = reinterpret_cast<uint32_t*>(tiles[query / kTileQueries].parts[chunk]);
+    auto* words = reinterpret_cast<uint32_t*>(tiles[query / kTileQueries].operands[chunk]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // pairs of elements
-      const float a = 2 * j < there ? q[2 * j] * pass.scale : 0.0f;
-      const float b = 2 * j < there ? q[2 * j + 1] * pass.scale : 0.0f;
-      const uint32_t upper = narrow_pair(a, b);
-      const uint32_t rest = narrow_pair(a - widen_low(upper), b - widen_high(upper));
+      const float a = 2 * j < there ? q[2 * j] : 0.0f;
+      const float b = 2 * j < there ? q[2 * j + 1] : 0.0f;
       const int lane = query % 8 * 4 + t;
       const int word = j % 2 * 2 + query % kTileQueries / 8;
-      words[(j / 2 * 2 * kWarp + lane) * 4 + word] = upper;
-      words[((j / 2 * 2 + 1) * kWarp + lane) * 4 + word] = rest;
+      words[(j / 2 * kWarp + lane) * 4 + word] = narrow_pair(a, b);
     }
   }
 }
@@ -143,14 +139,11 @@ __device__ void score(const QueryTile<kChunks>& queries, int first,
   for (int chunk = 0; chunk < kHeld; ++chunk) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      const uint4 q = queries.operands[first + chunk][half][lane];
 #pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        const uint4 q = queries.parts[first + chunk][half][part][lane];
-#pragma unroll
-        for (int group = 0; group < kWarpGroups; ++group) {
-          const uint4& key = keys[chunk][group];
-          multiply(scores[group], q, half == 0 ? key.x : key.z, half == 0 ? key.y : key.w);
-        }
+      for (int group = 0; group < kWarpGroups; ++group) {
+        const uint4& key = keys[chunk][group];
+        multiply(scores[group], q, half == 0 ? key.x : key.z, half == 0 ? key.y : key.w);
       }
     }
   }
@@ -169,10 +162,15 @@ struct LaneQueries {
   }
 };
 
-// Scores of this warp's positions from `first` on -> maxima. What a query does not see is marked.
-__device__ inline void find_maxima(const LaneQueries& queries, int first,
+// Scores of this warp's positions from `first` on are scaled -> maxima of those that a query sees.
+__device__ inline void find_maxima(const LaneQueries& queries, int first, float scale,
                                    float (&scores)[kWarpGroups][4], SplitShared& shared) {
   const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int group = 0; group < kWarpGroups; ++group) {
+#pragma unroll
+    for (float& score : scores[group]) score *= scale;
+  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float maximum = -INFINITY;
@@ -308,7 +306,7 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
         score<kChunks, kHeld>(tiles[tile], kHeld, keys, scores);
       }
     }
-    find_maxima(queries, first + warp * kWarpTokens, scores, shared);
+    find_maxima(queries, first + warp * kWarpTokens, pass.scale, scores, shared);
     __syncthreads();
     // The maxima are read between these barriers alone: behind the second, the next tile's begin.
     const float maximum = split_maximum(shared, threadIdx.x % kTileQueries);

@@ -1,6 +1,7 @@
 #include "kernels/cpu/attention.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "bench/op_cases.h"
@@ -75,7 +76,7 @@ class AttentionTest : public KernelTest {
     const RowPointers map = {positions.data(), sequences.data(), tables_.data(), max_pages_};
     const int64_t count = rows.size();
     out.y.resize(count * shape_.num_heads * shape_.head_dim);
-    std::vector<float> scratch(kAttentionQueries * max_pages_ * kPageTokens, std::nanf(""));
+    std::vector<float> scratch(attention_scratch_size(max_pages_, shape_.head_dim), std::nanf(""));
     rope_and_cache(out.qkv.data(), cos_.data(), sin_.data(), k_.data(), v_.data(), map, count,
                    shape_, isa);
     attention(out.qkv.data(), k_.data(), v_.data(), out.y.data(), scratch.data(), map, count,
@@ -93,8 +94,8 @@ class AttentionTest : public KernelTest {
               (i / 2 * kPageTokens + position % kPageTokens) * 2 + i % 2];
   }
   bf16 value(int32_t sequence, int64_t position, int64_t kv_head, int64_t i) const {
-    return v_[page_start(sequence, position, kv_head) + position % kPageTokens * shape_.head_dim +
-              i];
+    return v_[page_start(sequence, position, kv_head) +
+              (position % kPageTokens / 2 * shape_.head_dim + i) * 2 + position % 2];
   }
 
   void expect_close(const float* q, Row row, int64_t head, const bf16* y) const;
@@ -106,41 +107,46 @@ class AttentionTest : public KernelTest {
   std::vector<bf16> k_, v_;
 };
 
-// A score errs by head_dim roundings of sum |q k| and two of its own; exp turns that, and the
-// rounding of score - maximum, into a relative error and adds 1e-7; a chain over the context adds a
-// rounding a token, to the values and (in 16 lanes) to the sum; then bf16.
+// A score of q and k rounded to bf16 errs by head_dim roundings of sum |q k| and three of its own;
+// 2^x turns that, and the rounding of score - maximum, into a relative error of a weight and adds
+// 3e-7; rounding it adds 2^-8. Weights are divided by their own sum, so an error of a weight moves
+// y by that much of |v - y|. A chain over the context adds a rounding a token, to the values and
+// (in 16 lanes) to the sum; then bf16.
 void AttentionTest::expect_close(const float* q, Row row, int64_t head, const bf16* y) const {
   const int64_t kv_head = (head + shape_.head_offset) / shape_.group_size;
   const int64_t dim = shape_.head_dim;
   const int64_t context = row.position + 1;
   const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
-  std::vector<double> scores(context);
-  double error = 0.0;
+  std::vector<double> weights(context), errors(context);
   for (int64_t t = 0; t < context; ++t) {
     double norm = 0.0;
     for (int64_t i = 0; i < dim; ++i) {
-      const double k = to_float(key(row.sequence, t, kv_head, i));
-      scores[t] += scale * q[i] * k;
-      norm += scale * std::abs(q[i] * k);
+      const double term =
+          scale * to_float(to_bf16(q[i])) * to_float(key(row.sequence, t, kv_head, i));
+      weights[t] += term;
+      norm += std::abs(term);
     }
-    error = std::max(error, (dim + 4) * kRoundF32 * norm);
+    errors[t] = (dim + 4) * kRoundF32 * norm;
   }
-  const auto [least, most] = std::minmax_element(scores.begin(), scores.end());
-  error += (*most - *least) * kRoundF32 + 1e-7;
+  const double most = *std::max_element(weights.begin(), weights.end());
   double sum = 0.0;
-  for (int64_t t = 0; t < context; ++t) sum += std::exp(scores[t] - *most);
+  for (int64_t t = 0; t < context; ++t) {
+    const double of_score = 2 * errors[t] + (most - weights[t] + 1) * kRoundF32;
+    errors[t] = std::expm1(of_score) + 3e-7 + kRoundBf16;
+    weights[t] = std::exp(weights[t] - most);
+    sum += weights[t];
+  }
   for (int64_t i = 0; i < dim; ++i) {
-    double exact = 0.0;
-    double norm = 0.0;
+    const auto v = [&](int64_t t) { return to_float(value(row.sequence, t, kv_head, i)); };
+    double exact = 0.0, norm = 0.0, moved = 0.0;
+    for (int64_t t = 0; t < context; ++t) exact += weights[t] / sum * v(t);
     for (int64_t t = 0; t < context; ++t) {
-      const double weight = std::exp(scores[t] - *most) / sum;
-      const double v = to_float(value(row.sequence, t, kv_head, i));
-      exact += weight * v;
-      norm += weight * std::abs(v);
+      norm += weights[t] / sum * std::abs(v(t));
+      moved += weights[t] / sum * errors[t] * std::abs(v(t) - exact);
     }
     const double tolerance =
-        (2 * error + (context + context / 16 + 8) * kRoundF32) * norm * (1 + kRoundBf16) +
-        kRoundBf16 * std::abs(exact);
+        (1 + 2 * kRoundBf16) *
+        (moved + (context + context / 16 + 8) * kRoundF32 * norm + kRoundBf16 * std::abs(exact));
     ASSERT_NEAR(to_float(y[i]), exact, tolerance)
         << "sequence " << row.sequence << ", position " << row.position << ", head " << head;
   }
@@ -265,6 +271,36 @@ TEST_F(AttentionTest, ChunksDoNotShow) {
                     0)
               << "chunks of " << chunk << ", sequence " << rows[r].sequence << ", position "
               << rows[r].position;
+        }
+      }
+    }
+  }
+}
+
+// A row whose k or v is not a number fails, and so do those that see it; the rows before it, in the
+// same pass and page, keep their bits.
+TEST_F(AttentionTest, WhatIsNotFiniteStaysWithThoseWhoSeeIt) {
+  const int64_t bad = 21;
+  for (const bool in_key : {false, true}) {
+    make({{9, 3, 64, 3, 0}, 1, 0, 26});
+    const auto rows = rows_between(0, length_);
+    const int64_t width = shape_.num_heads * shape_.head_dim;
+    for (const Isa isa : available_isas()) {
+      clear_cache();
+      const Output expected = run(rows, isa);
+      const std::vector<float> kept = qkv_;
+      const int64_t head = shape_.num_heads + (in_key ? 0 : shape_.num_kv_heads) + 1;
+      qkv_[bad * shape_.qkv_width() + head * shape_.head_dim + 5] =
+          in_key ? std::nanf("") : std::numeric_limits<float>::infinity();
+      clear_cache();
+      const Output out = run(rows, isa);
+      qkv_ = kept;
+      ASSERT_EQ(std::memcmp(out.y.data(), expected.y.data(), bad * width * sizeof(bf16)), 0)
+          << isa_name(isa);
+      for (int64_t r = bad; r < length_; ++r) {
+        for (int64_t h = 3; h < 6; ++h) {  // those of the second KV head
+          ASSERT_TRUE(std::isnan(to_float(out.y[r * width + h * shape_.head_dim])))
+              << isa_name(isa) << ", row " << r << ", head " << h;
         }
       }
     }

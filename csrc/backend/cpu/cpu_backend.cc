@@ -200,11 +200,11 @@ void CpuBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_page
   CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
   CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
   const RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
-  const size_t scores_bytes =
-      cpu::kAttentionQueries * pointers.max_pages * kPageTokens * sizeof(float);
-  if (scores_.bytes() < scores_bytes) scores_ = allocate_host(scores_bytes);
+  const size_t scratch_bytes =
+      cpu::attention_scratch_size(pointers.max_pages, shape.head_dim) * sizeof(float);
+  if (attention_scratch_.bytes() < scratch_bytes) attention_scratch_ = allocate_host(scratch_bytes);
   cpu::attention(qkv.data<float>(), k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(),
-                 static_cast<float*>(scores_.data()), pointers, rows, shape, isa_);
+                 static_cast<float*>(attention_scratch_.data()), pointers, rows, shape, isa_);
 }
 
 void CpuBackend::copy_tokens(const TokenCopy* copies, int64_t n, Stream&) {

@@ -90,9 +90,9 @@ class CpuBackend : public Backend {
   };
   std::vector<Chunk> weights_;
   size_t weights_given_ = 0;  // that packed_memory has told of, and which take no more
-  // Attention scores. Made for the longest sequence that the page tables can hold when attention
+  // Made for the longest sequence that the page tables can hold when attention
   // first meets them, so that steps allocate nothing.
-  Buffer scores_;
+  Buffer attention_scratch_;
 };
 
 }  // namespace outrider

@@ -359,9 +359,9 @@ class AttentionOperationsTest : public OperationsTest {
   std::vector<float> rotated_;  // [sequences, length, qkv_width]
 };
 
-// A score errs by the rounding of each product and sum, and by 2^-16 of sum |q k| where q is two
-// bf16. exp turns that, and the rounding of score - maximum, into a relative error e of a weight;
-// its rounding to bf16 adds 2^-8. Weights are divided by their own sum, so an error of a weight
+// A score of q and k rounded to bf16 errs by the rounding of each product and sum. exp turns that,
+// and the rounding of score - maximum, into a relative error e of a weight; its own error adds
+// 3e-7, its rounding to bf16 2^-8. Weights are divided by their own sum, so an error of a weight
 // moves y by that much of |v - y|. A chain over the context adds a rounding a token, and a few for
 // the splits; then bf16.
 void AttentionOperationsTest::expect_close(int64_t sequence, int64_t position, int64_t head,
@@ -370,7 +370,9 @@ void AttentionOperationsTest::expect_close(int64_t sequence, int64_t position, i
   const int64_t kv_head = (head + shape_.head_offset) / shape_.group_size;
   const int64_t context = position + 1;
   const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
-  const float* q = row(sequence, position) + head * dim;
+  const float* exact_q = row(sequence, position) + head * dim;
+  std::vector<double> q(dim);
+  for (int64_t i = 0; i < dim; ++i) q[i] = to_float(to_bf16(exact_q[i]));
   const auto key = [&](int64_t t) { return row(sequence, t) + (shape_.num_heads + kv_head) * dim; };
   std::vector<double> weights(context), errors(context);
   for (int64_t t = 0; t < context; ++t) {
@@ -380,12 +382,12 @@ void AttentionOperationsTest::expect_close(int64_t sequence, int64_t position, i
       weights[t] += term;
       norm += std::abs(term);
     }
-    errors[t] = ((2 * dim + 8) * kRoundTerm + kRoundBf16 * kRoundBf16) * norm;
+    errors[t] = (2 * dim + 8) * kRoundTerm * norm;
   }
   const double most = *std::max_element(weights.begin(), weights.end());
   double sum = 0.0;
   for (int64_t t = 0; t < context; ++t) {
-    errors[t] = std::expm1(errors[t] + ((most - weights[t]) + 4) * kRoundTerm) + kRoundBf16;
+    errors[t] = std::expm1(errors[t] + ((most - weights[t]) + 4) * kRoundTerm) + 3e-7 + kRoundBf16;
     weights[t] = std::exp(weights[t] - most);
     sum += weights[t];
   }
