@@ -5,8 +5,6 @@
 #include <chrono>
 #include <cstring>
 
-#include "core/buffer.h"
-
 namespace outrider {
 
 // Four places at once, fetched well ahead: the processor's own prefetch follows each only to the
@@ -36,19 +34,25 @@ uint64_t read_all(const std::byte* data, size_t bytes) {
   return sum;
 }
 
-double measure_read_bandwidth() {
+ReadBandwidth::ReadBandwidth() : buffer_(allocate_host(kBandwidthBytes)) {
+  std::memset(buffer_.data(), 1, buffer_.bytes());
+}
+
+double ReadBandwidth::pass() const {
   using Clock = std::chrono::steady_clock;
-  const Buffer buffer = allocate_host(kBandwidthBytes);
-  std::memset(buffer.data(), 1, buffer.bytes());
-  std::array<double, 5> seconds;
-  for (double& pass : seconds) {
-    const Clock::time_point start = Clock::now();
-    volatile uint64_t sum = read_all(static_cast<const std::byte*>(buffer.data()), buffer.bytes());
-    static_cast<void>(sum);
-    pass = std::chrono::duration<double>(Clock::now() - start).count();
-  }
-  std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
-  return static_cast<double>(kBandwidthBytes) / seconds[2];
+  const Clock::time_point start = Clock::now();
+  volatile uint64_t sum = read_all(static_cast<const std::byte*>(buffer_.data()), buffer_.bytes());
+  static_cast<void>(sum);
+  const std::chrono::duration<double> seconds = Clock::now() - start;
+  return static_cast<double>(kBandwidthBytes) / seconds.count();
+}
+
+double measure_read_bandwidth() {
+  const ReadBandwidth memory;
+  std::array<double, 5> passes;
+  for (double& rate : passes) rate = memory.pass();
+  std::nth_element(passes.begin(), passes.begin() + 2, passes.end());
+  return passes[2];
 }
 
 }  // namespace outrider

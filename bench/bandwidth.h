@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/buffer.h"
+
 namespace outrider {
 
 // More than any last-level cache holds.
@@ -15,8 +17,18 @@ constexpr size_t kReadBlock = size_t{1} << 16;
 // the exclusive or.
 uint64_t read_all(const std::byte* data, size_t bytes);
 
-// Bytes a second that this thread reads from memory: the median of five passes over
-// kBandwidthBytes. Ranks that call it together measure what each gets while all read.
+// Bytes a second that this thread reads from memory. Ranks that call it together measure what each
+// gets while all read.
+class ReadBandwidth {
+ public:
+  ReadBandwidth();
+  double pass() const;  // over kBandwidthBytes, once
+
+ private:
+  Buffer buffer_;
+};
+
+// The median of five passes.
 double measure_read_bandwidth();
 
 }  // namespace outrider

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -217,23 +218,43 @@ struct RowSamples {
   }
 };
 
+// a / b of each round, in the median: what memory delivers may change from one to the next.
+double median_ratio(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < a.size(); ++i) ratios.push_back(a[i] / b[b.size() == 1 ? 0 : i]);
+  return median(ratios);
+}
+
 struct DecodeResults {
-  double bandwidth = 0;  // bytes a second of all ranks' memory
-  double weights = 0;    // bytes read by a pass, of all ranks
+  std::vector<double> bandwidth;  // bytes a second of all ranks' memory; of a GPU's, once
+  double weights = 0;             // bytes read by a pass, of all ranks
   std::vector<RowSamples> rows;
   std::vector<double> draft;
+
+  // Bytes of weights a second, as a share of what memory delivered in the same round.
+  double of_memory(const RowSamples& samples) const {
+    std::vector<double> rates;
+    for (const double seconds : samples.target) rates.push_back(weights / seconds);
+    return median_ratio(rates, bandwidth);
+  }
 };
 
 DecodeResults measure(const DecodeBenchOptions& options, BenchDevice& device, DecodeBench& bench,
-                      double bandwidth) {
+                      double gpu_bandwidth) {
   DecodeResults results;
-  results.bandwidth = bench.sum(bandwidth);
+  if (device.gpu) results.bandwidth = {bench.sum(gpu_bandwidth)};
+  std::optional<ReadBandwidth> memory;
+  if (!device.gpu) memory.emplace();
   results.weights = bench.sum(static_cast<double>(bench.target().weight_bytes()));
   for (int64_t rows : options.rows) results.rows.push_back({.rows = rows});
   // A GPU's first rounds size workspaces and record graphs, and one that grows forgets what was
   // recorded.
   const int warm_up = device.gpu ? 2 : 0;
   for (int round = -warm_up; round < options.repeats; ++round) {
+    if (memory) {
+      bench.all_reduce(1);  // together
+      results.bandwidth.push_back(bench.sum(memory->pass()));
+    }
     for (RowSamples& samples : results.rows) {
       samples.add(bench, device.gpu);
       if (round < 0) samples = {.rows = samples.rows};
@@ -250,20 +271,21 @@ void print(const DecodeBenchOptions& options, const BenchDevice& device, int ran
            const DecodeResults& results) {
   std::printf("ranks %d, %s, context %lld tokens, weights %.1f MB, machine %s %.1f GB/s\n\n", ranks,
               device.backend->description().c_str(), static_cast<long long>(options.context),
-              results.weights / 1e6, device.gpu ? "copies" : "reads", results.bandwidth / 1e9);
+              results.weights / 1e6, device.gpu ? "copies" : "reads",
+              median(results.bandwidth) / 1e9);
   std::printf(
       "| rows | target step, ms | to the first | GB/s | of the machine | verify greedy, ms | "
       "verify rejection, ms | verify coupled, ms | all-reduce, us |%s\n",
       device.gpu ? " without graphs, ms |" : "");
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- | --- |%s\n",
               device.gpu ? " --- |" : "");
-  const double one = median(results.rows[0].target);
+  const RowSamples& first = results.rows[0];
   for (const RowSamples& samples : results.rows) {
     const double seconds = median(samples.target);
-    const double rate = results.weights / seconds;
     std::printf("| %lld | %.3f | %.3f | %.1f | %.1f %% | %.3f | %.3f | %.3f | %.1f |",
-                static_cast<long long>(samples.rows), 1e3 * seconds, seconds / one, rate / 1e9,
-                100 * rate / results.bandwidth, 1e3 * median(samples.greedy),
+                static_cast<long long>(samples.rows), 1e3 * seconds,
+                median_ratio(samples.target, first.target), results.weights / seconds / 1e9,
+                100 * results.of_memory(samples), 1e3 * median(samples.greedy),
                 1e3 * median(samples.rejection), 1e3 * median(samples.coupled),
                 1e6 * median(samples.all_reduce));
     if (device.gpu) std::printf(" %.3f |", 1e3 * median(samples.unreplayed));
@@ -271,7 +293,7 @@ void print(const DecodeBenchOptions& options, const BenchDevice& device, int ran
   }
   if (!results.draft.empty()) {
     std::printf("\ndraft step %.3f ms, c = t_draft / t_target = %.3f\n",
-                1e3 * median(results.draft), median(results.draft) / one);
+                1e3 * median(results.draft), median_ratio(results.draft, first.target));
   }
 }
 
@@ -287,7 +309,7 @@ void write_json(const DecodeBenchOptions& options, const BenchDevice& device, in
     const std::string rows = "/rows:" + std::to_string(samples.rows);
     const double rate = results.weights / median(samples.target);
     std::map<std::string, double> counters = {{"bytes_per_second", rate},
-                                              {"of_memory", rate / results.bandwidth}};
+                                              {"of_memory", results.of_memory(samples)}};
     const OperationCost cost = bench.cost(samples.rows);
     counters["flops"] = static_cast<double>(cost.flops);
     if (device.gpu) counters["launches"] = static_cast<double>(cost.launches);
@@ -305,7 +327,7 @@ void write_json(const DecodeBenchOptions& options, const BenchDevice& device, in
                       {"backend", device.backend->description()},
                       {"ranks", std::to_string(ranks)},
                       {"context_tokens", std::to_string(options.context)},
-                      {"memory_bytes_per_second", std::to_string(results.bandwidth)}},
+                      {"memory_bytes_per_second", std::to_string(median(results.bandwidth))}},
                      all);
 }
 
@@ -315,14 +337,10 @@ void run_decode_bench(const DecodeBenchOptions& options, BenchDevice& device,
                       Communicator& communicator) {
   set_float_environment();
   // First: its memory is needed again.
-  double bandwidth =
+  const double gpu_bandwidth =
       device.gpu ? measure_copy_bandwidth(device, options.copy_bytes, options.repeats) : 0;
   DecodeBench bench(options, device, communicator);
-  if (!device.gpu) {
-    bench.all_reduce(1);  // together
-    bandwidth = measure_read_bandwidth();
-  }
-  const DecodeResults results = measure(options, device, bench, bandwidth);
+  const DecodeResults results = measure(options, device, bench, gpu_bandwidth);
   if (communicator.rank() != 0) return;
   print(options, device, communicator.size(), results);
   if (options.json) write_json(options, device, communicator.size(), results, bench);
