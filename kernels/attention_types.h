@@ -15,7 +15,9 @@ struct AttentionShape {
   int64_t group_size = 0;    // query heads that share a KV head, in the whole model
   int64_t head_offset = 0;   // where this rank's first query head stands in its group
 
-  int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+  [[gnu::always_inline]] int64_t qkv_width() const {
+    return (num_heads + 2 * num_kv_heads) * head_dim;
+  }
 };
 
 // Where each row of a ragged pass stands: rows of several sequences, in any number, side by side.

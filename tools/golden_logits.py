@@ -9,7 +9,7 @@ Three runs of one model, its bf16 weights widened:
   rounded  as Outrider computes: what enters a linear layer, keys (rotated) and values as they enter
            the cache, and in attention queries and the exponentials of softmax, which are summed as
            rounded, are rounded to bf16; all else is float32;
-  rounded, linear layers in float64: the same roundings met from sums in another order.
+  rounded, all else in float64: the same roundings met from sums in another order.
 |rounded - fp32| is what bf16 activations cost, and so the tolerance of a comparison with fp32.
 |rounded - float64 rounded| is what an order of summation costs, where it flips a rounding: the
 tolerance of a comparison with rounded. Both are recorded over the file's log-probabilities (and all

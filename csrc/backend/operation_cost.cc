@@ -131,8 +131,7 @@ OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
                       shape.head_dim * kBf16,
           .activation_bytes =
               rows.rows() * row_bytes + rows.sequences * splits * 2 * split_bytes(shape),
-          // q is two bf16, so that a score takes two products, and a value one.
-          .flops = 6 * rows.sequences * positions * width,
+          .flops = 4 * rows.sequences * positions * width,
           .launches = 2 * divide_up(rows.rows(), at_once)};
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <random>
 
+#include "core/bf16.h"
 #include "core/error.h"
 #include "kernels/math.h"
 
@@ -30,6 +31,13 @@ __attribute__((target("avx512f,avx512bf16"), noinline)) void dot_pairs(const uin
   _mm512_storeu_ps(sums, _mm512_dpbf16_ps(_mm512_loadu_ps(sums), pairs_a, pairs_b));
 }
 
+// x rounded to bf16, 16 of them.
+__attribute__((target("avx512f,avx512bf16"), noinline)) void round_all(const float* x,
+                                                                       uint16_t* rounded) {
+  const auto bits = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded), bits);
+}
+
 float odd_of(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
 float even_of(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
 
@@ -37,12 +45,14 @@ bool same_number(float a, float b) {
   return (a != a && b != b) || std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-// vdpbf16ps against its definition in linear.h, on numbers of every magnitude.
-bool dot_pairs_is_exact() {
+// vdpbf16ps against its definition in linear.h, and vcvtneps2bf16 against that of lanes.h, on
+// numbers of every magnitude.
+bool instructions_are_exact() {
   std::mt19937 random(1);
   for (int round = 0; round < 256; ++round) {
     uint32_t a[16], b[16];
-    float sums[16], expected[16];
+    float sums[16], expected[16], exact[16];
+    uint16_t rounded[16];
     for (int i = 0; i < 16; ++i) {
       // Any exponent, to meet denormals and infinities; then near 1, where every sum rounds.
       const uint32_t keep = round % 2 == 0 ? 0xffffffffu : 0x80ff80ffu;
@@ -51,25 +61,28 @@ bool dot_pairs_is_exact() {
       b[i] = (random() & keep) | set;
       const uint32_t bits = (random() & (keep | 0xffffu)) | (set & 0xffff0000u);
       sums[i] = flush_f32(__builtin_bit_cast(float, bits));
+      exact[i] = __builtin_bit_cast(float, bits);
       expected[i] = fma_f32(odd_of(a[i]), odd_of(b[i]), sums[i]);
       expected[i] = fma_f32(even_of(a[i]), even_of(b[i]), expected[i]);
     }
     dot_pairs(a, b, sums);
+    round_all(exact, rounded);
     for (int i = 0; i < 16; ++i) {
       if (!same_number(sums[i], expected[i])) return false;
+      if (rounded[i] != to_bf16(flush_f32(exact[i])).bits) return false;
     }
   }
   return true;
 }
 
-// Executes vdpbf16ps: false where that is an illegal instruction, or another operation.
+// Executes AVX-512 BF16: false where that is an illegal instruction, or another operation.
 bool try_avx512_bf16() {
   struct sigaction action = {};
   struct sigaction before = {};
   action.sa_handler = on_illegal_instruction;
   sigemptyset(&action.sa_mask);
   CHECK(sigaction(SIGILL, &action, &before) == 0);
-  const bool works = sigsetjmp(illegal_instruction, 1) == 0 && dot_pairs_is_exact();
+  const bool works = sigsetjmp(illegal_instruction, 1) == 0 && instructions_are_exact();
   CHECK(sigaction(SIGILL, &before, nullptr) == 0);
   return works;
 }

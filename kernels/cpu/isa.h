@@ -11,9 +11,9 @@ enum class Isa { scalar, avx2, avx512, avx512_bf16 };
 
 std::string_view isa_name(Isa isa);
 
-// True where this machine executes it, and where vdpbf16ps, if it is in it, rounds as linear.h
-// says: that one is tried, since a hypervisor may hide AVX-512 BF16 from CPUID though it works.
-// `scalar` always does.
+// True where this machine executes it, and where vdpbf16ps and vcvtneps2bf16, if they are in it,
+// round as linear.h and lanes.h say: those are tried, since a hypervisor may hide AVX-512 BF16 from
+// CPUID though it works. `scalar` always does.
 bool isa_available(Isa isa);
 
 // The available ones, the simplest first.

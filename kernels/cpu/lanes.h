@@ -35,6 +35,15 @@ OUTRIDER_INLINE IntegersOf<V> narrow(V x) {
   return x != x ? (bits >> 16) | 0x40u : rounded;
 }
 
+// x rounded to bf16, denormals to the zero of their sign first, as vcvtneps2bf16 does.
+template <typename V>
+OUTRIDER_INLINE V flush_and_round(V x) {
+  using Integers = IntegersOf<V>;
+  const Integers bits = __builtin_bit_cast(Integers, x);
+  const Integers rounded = narrow(x) << 16;
+  return __builtin_bit_cast(V, (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : rounded);
+}
+
 // a * b + c, rounded once, of a float or a vector of them.
 OUTRIDER_INLINE float fma_of(float a, float b, float c) { return fma_f32(a, b, c); }
 #if defined(__AVX2__)
@@ -98,7 +107,7 @@ OUTRIDER_INLINE Lanes max(Lanes a, Lanes b) {  // b where either is NaN
 OUTRIDER_INLINE Lanes exp2_of_negative(Lanes x) { return {exp2_of_negative(x.v)}; }
 OUTRIDER_INLINE Lanes silu(Lanes x) { return {silu_f32(x.v)}; }
 OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) { return {gelu_tanh_f32(x.v)}; }
-OUTRIDER_INLINE Lanes round_to_bf16(Lanes x) { return {(__m512)(narrow(x.v) << 16)}; }
+OUTRIDER_INLINE Lanes round_to_bf16(Lanes x) { return {flush_and_round(x.v)}; }
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
   const __m256i bits = _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)narrow(x.v));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bits);
@@ -156,7 +165,7 @@ OUTRIDER_INLINE Lanes exp2_of_negative(Lanes x) {
 OUTRIDER_INLINE Lanes silu(Lanes x) { return {silu_f32(x.low), silu_f32(x.high)}; }
 OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) { return {gelu_tanh_f32(x.low), gelu_tanh_f32(x.high)}; }
 OUTRIDER_INLINE Lanes round_to_bf16(Lanes x) {
-  return {(__m256)(narrow(x.low) << 16), (__m256)(narrow(x.high) << 16)};
+  return {flush_and_round(x.low), flush_and_round(x.high)};
 }
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
   const auto low = (__m256i)(narrow(x.low) & 0xffffu);
@@ -232,7 +241,7 @@ OUTRIDER_INLINE Lanes gelu_tanh(Lanes x) {
   return x;
 }
 OUTRIDER_INLINE Lanes round_to_bf16(Lanes x) {
-  for (float& lane : x.v) lane = __builtin_bit_cast(float, narrow(lane) << 16);
+  for (float& lane : x.v) lane = flush_and_round(lane);
   return x;
 }
 OUTRIDER_INLINE void store_narrow(bf16* p, Lanes x) {
@@ -270,7 +279,7 @@ OUTRIDER_INLINE Lanes add_products(const Factor* factors, Pairs x, Lanes sum) {
   __builtin_memcpy(&both, factors, sizeof both);
   return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_set1_epi32(both), (__m512bh)x.v)};
 }
-// x rounded to bf16, which is kept in factors[0 … 15].
+// x rounded to bf16, denormals as zeros, which is kept in factors[0 … 15].
 OUTRIDER_INLINE Lanes store_factors(Factor* factors, Lanes x) {
   const auto bits = (__m256i)_mm512_cvtneps_pbh(x.v);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(factors), bits);

@@ -44,7 +44,7 @@ size_t attention_workspace_bytes(int64_t rows, int64_t max_pages, AttentionShape
 // merged in order, each sum scaled to the larger maximum. It depends on the row's context alone.
 //
 // Bound: the KV bytes of each sequence's context, once for neighbouring rows of a sequence with up
-// to 64 queries of a KV head (32 above head_dim 128); in long prefill, 6 operations for each query,
+// to 64 queries of a KV head (32 above head_dim 128); in long prefill, 4 operations for each query,
 // position and element of a head. Twin: ../cpu/attention.cc.
 void attention(const float* qkv,  // as above; q alone is read
                const bf16* k_pages, const bf16* v_pages,

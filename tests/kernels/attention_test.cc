@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "bench/op_cases.h"
-#include "tests/kernels/kernel_test.h"
+#include "tests/kernels/attention_reference.h"
 
 namespace outrider::cpu {
 namespace {
@@ -107,46 +107,21 @@ class AttentionTest : public KernelTest {
   std::vector<bf16> k_, v_;
 };
 
-// A score of q and k rounded to bf16 errs by head_dim roundings of sum |q k| and three of its own;
-// 2^x turns that, and the rounding of score - maximum, into a relative error of a weight and adds
-// 3e-7; rounding it adds 2^-8. Weights are divided by their own sum, so an error of a weight moves
-// y by that much of |v - y|. A chain over the context adds a rounding a token, to the values and
-// (in 16 lanes) to the sum; then bf16.
+// A dot product is head_dim roundings, of two chains, and three: their sum, the scale, the product
+// with it. A chain over the context adds a rounding a token, to the values and (in 16 lanes) to the
+// sum.
 void AttentionTest::expect_close(const float* q, Row row, int64_t head, const bf16* y) const {
   const int64_t kv_head = (head + shape_.head_offset) / shape_.group_size;
   const int64_t dim = shape_.head_dim;
   const int64_t context = row.position + 1;
-  const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
-  std::vector<double> weights(context), errors(context);
-  for (int64_t t = 0; t < context; ++t) {
-    double norm = 0.0;
-    for (int64_t i = 0; i < dim; ++i) {
-      const double term =
-          scale * to_float(to_bf16(q[i])) * to_float(key(row.sequence, t, kv_head, i));
-      weights[t] += term;
-      norm += std::abs(term);
-    }
-    errors[t] = (dim + 4) * kRoundF32 * norm;
-  }
-  const double most = *std::max_element(weights.begin(), weights.end());
-  double sum = 0.0;
-  for (int64_t t = 0; t < context; ++t) {
-    const double of_score = 2 * errors[t] + (most - weights[t] + 1) * kRoundF32;
-    errors[t] = std::expm1(of_score) + 3e-7 + kRoundBf16;
-    weights[t] = std::exp(weights[t] - most);
-    sum += weights[t];
-  }
+  const AttentionReference reference(
+      dim, context, context, static_cast<double>(dim + 3),
+      [&](int64_t i) { return to_float(to_bf16(q[i])); },
+      [&](int64_t t, int64_t i) { return to_float(key(row.sequence, t, kv_head, i)); });
   for (int64_t i = 0; i < dim; ++i) {
-    const auto v = [&](int64_t t) { return to_float(value(row.sequence, t, kv_head, i)); };
-    double exact = 0.0, norm = 0.0, moved = 0.0;
-    for (int64_t t = 0; t < context; ++t) exact += weights[t] / sum * v(t);
-    for (int64_t t = 0; t < context; ++t) {
-      norm += weights[t] / sum * std::abs(v(t));
-      moved += weights[t] / sum * errors[t] * std::abs(v(t) - exact);
-    }
-    const double tolerance =
-        (1 + 2 * kRoundBf16) *
-        (moved + (context + context / 16 + 8) * kRoundF32 * norm + kRoundBf16 * std::abs(exact));
+    const auto [exact, tolerance] = reference.mean(
+        static_cast<double>(context + context / 16 + 8),
+        [&](int64_t t) { return double{to_float(value(row.sequence, t, kv_head, i))}; });
     ASSERT_NEAR(to_float(y[i]), exact, tolerance)
         << "sequence " << row.sequence << ", position " << row.position << ", head " << head;
   }
@@ -236,6 +211,8 @@ TEST_F(AttentionTest, CachesWithoutRotating) {
 TEST_F(AttentionTest, EveryIsaGivesTheSameBits) {
   for (const AttentionCase& c : kAttentionCases) {
     make(c);
+    // Queries of denormals, which count as zeros, and of what rounds up to no denormal.
+    for (float& x : qkv_) x = random_() % 16 == 0 ? 0x1.fffp-127f : x;
     run(rows_between(0, c.context), available_isas().back());
     const auto rows = rows_between(c.context, length_);
     const Output expected = run(rows, Isa::scalar);
@@ -253,54 +230,66 @@ TEST_F(AttentionTest, ChunksDoNotShow) {
   for (const AttentionCase& c : kAttentionCases) {
     make({c.shape, c.sequences, 0, std::min<int64_t>(c.context + c.rows, 70)});
     const int64_t width = shape_.num_heads * shape_.head_dim;
-    const Isa isa = available_isas().back();
-    const Output whole = run(rows_between(0, length_), isa);
-    for (int64_t chunk : {1, 3, 16}) {
-      clear_cache();
-      for (int64_t begin = 0; begin < length_; begin += chunk) {
-        auto rows = rows_between(begin, std::min(begin + chunk, length_));
-        // Sequences interleaved: the last position of each first.
-        if (chunk == 3)
-          std::stable_sort(rows.begin(), rows.end(),
-                           [](Row a, Row b) { return a.position > b.position; });
-        const Output part = run(rows, isa);
-        for (size_t r = 0; r < rows.size(); ++r) {
-          const int64_t at = rows[r].sequence * length_ + rows[r].position;
-          ASSERT_EQ(std::memcmp(part.y.data() + r * width, whole.y.data() + at * width,
-                                width * sizeof(bf16)),
-                    0)
-              << "chunks of " << chunk << ", sequence " << rows[r].sequence << ", position "
-              << rows[r].position;
+    // Values near zero: products of them are flushed, and sums may end as a zero of either sign.
+    for (int64_t r = 0; r < sequences_ * length_; ++r) {
+      float* const v = qkv_.data() + (r + 1) * shape_.qkv_width() - shape_.head_dim;
+      for (int64_t i = 0; i < shape_.head_dim; i += 2) v[i] = r % 3 == 0 ? 0.0f : -0x1p-126f;
+    }
+    for (const Isa isa : available_isas()) {
+      const Output whole = run(rows_between(0, length_), isa);
+      for (int64_t chunk : {1, 3, 16}) {
+        clear_cache();
+        for (int64_t begin = 0; begin < length_; begin += chunk) {
+          auto rows = rows_between(begin, std::min(begin + chunk, length_));
+          // Sequences interleaved: the last position of each first.
+          if (chunk == 3)
+            std::stable_sort(rows.begin(), rows.end(),
+                             [](Row a, Row b) { return a.position > b.position; });
+          const Output part = run(rows, isa);
+          for (size_t r = 0; r < rows.size(); ++r) {
+            const int64_t at = rows[r].sequence * length_ + rows[r].position;
+            ASSERT_EQ(std::memcmp(part.y.data() + r * width, whole.y.data() + at * width,
+                                  width * sizeof(bf16)),
+                      0)
+                << isa_name(isa) << ", chunks of " << chunk << ", sequence " << rows[r].sequence
+                << ", position " << rows[r].position;
+          }
         }
       }
     }
   }
 }
 
-// A row whose k or v is not a number fails, and so do those that see it; the rows before it, in the
-// same pass and page, keep their bits.
+// A row whose k or v is not a number fails, and so do those that see it, in the heads that do; all
+// others in the same pass and page keep their bits. With q it is that row's head alone.
 TEST_F(AttentionTest, WhatIsNotFiniteStaysWithThoseWhoSeeIt) {
   const int64_t bad = 21;
-  for (const bool in_key : {false, true}) {
+  for (const char what : {'q', 'k', 'v'}) {
     make({{9, 3, 64, 3, 0}, 1, 0, 26});
     const auto rows = rows_between(0, length_);
-    const int64_t width = shape_.num_heads * shape_.head_dim;
     for (const Isa isa : available_isas()) {
       clear_cache();
       const Output expected = run(rows, isa);
       const std::vector<float> kept = qkv_;
-      const int64_t head = shape_.num_heads + (in_key ? 0 : shape_.num_kv_heads) + 1;
+      const int64_t head = what == 'q'   ? 4
+                           : what == 'k' ? shape_.num_heads + 1
+                                         : shape_.num_heads + shape_.num_kv_heads + 1;
       qkv_[bad * shape_.qkv_width() + head * shape_.head_dim + 5] =
-          in_key ? std::nanf("") : std::numeric_limits<float>::infinity();
+          what == 'v' ? std::numeric_limits<float>::infinity() : std::nanf("");
       clear_cache();
       const Output out = run(rows, isa);
       qkv_ = kept;
-      ASSERT_EQ(std::memcmp(out.y.data(), expected.y.data(), bad * width * sizeof(bf16)), 0)
-          << isa_name(isa);
-      for (int64_t r = bad; r < length_; ++r) {
-        for (int64_t h = 3; h < 6; ++h) {  // those of the second KV head
-          ASSERT_TRUE(std::isnan(to_float(out.y[r * width + h * shape_.head_dim])))
-              << isa_name(isa) << ", row " << r << ", head " << h;
+      for (int64_t at = 0; at < length_ * shape_.num_heads; ++at) {
+        const int64_t r = at / shape_.num_heads, h = at % shape_.num_heads;
+        const bool sees = what == 'q' ? r == bad && h == 4 : r >= bad && h / 3 == 1;
+        const bf16* const y = out.y.data() + at * shape_.head_dim;
+        if (sees) {
+          ASSERT_TRUE(std::isnan(to_float(y[0]))) << isa_name(isa) << what << r << " " << h;
+        } else {
+          ASSERT_EQ(std::memcmp(y, expected.y.data() + at * shape_.head_dim,
+                                shape_.head_dim * sizeof(bf16)),
+                    0)
+              << isa_name(isa) << ", " << what << ", row " << r << ", head " << h;
         }
       }
     }

@@ -114,7 +114,7 @@ class MeteringBackend final : public Backend {
     }
     cost_.activation_bytes +=
         6 * y.extent(0) * width + 2 * splits * (4 * width + 8 * shape.num_heads);
-    cost_.flops += 6 * seen * width;
+    cost_.flops += 4 * seen * width;
     cost_.launches += 2;
   }
 

@@ -90,8 +90,8 @@ class CpuBackend : public Backend {
   };
   std::vector<Chunk> weights_;
   size_t weights_given_ = 0;  // that packed_memory has told of, and which take no more
-  // Made for the longest sequence that the page tables can hold when attention
-  // first meets them, so that steps allocate nothing.
+  // Made when attention first meets page tables and heads of such a size, for the longest sequence
+  // that the tables can hold: steps allocate nothing.
   Buffer attention_scratch_;
 };
 

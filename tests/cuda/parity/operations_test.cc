@@ -12,6 +12,7 @@
 #include "bench/op_cases.h"
 #include "kernels/distribution.h"
 #include "kernels/math.h"
+#include "tests/kernels/attention_reference.h"
 #include "tests/kernels/norm_bounds.h"
 
 namespace outrider {
@@ -359,51 +360,25 @@ class AttentionOperationsTest : public OperationsTest {
   std::vector<float> rotated_;  // [sequences, length, qkv_width]
 };
 
-// A score of q and k rounded to bf16 errs by the rounding of each product and sum. exp turns that,
-// and the rounding of score - maximum, into a relative error e of a weight; its own error adds
-// 3e-7, its rounding to bf16 2^-8. Weights are divided by their own sum, so an error of a weight
-// moves y by that much of |v - y|. A chain over the context adds a rounding a token, and a few for
-// the splits; then bf16.
+// mma may round each product and each sum, by two units; the CPU and one chain round less. A chain
+// over the context adds roundings a token, and a few for the splits, in which CUDA cuts positions.
 void AttentionOperationsTest::expect_close(int64_t sequence, int64_t position, int64_t head,
                                            const bf16* y) const {
+  constexpr int64_t kCudaSplit = 256;
   const int64_t dim = shape_.head_dim;
   const int64_t kv_head = (head + shape_.head_offset) / shape_.group_size;
   const int64_t context = position + 1;
-  const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
-  const float* exact_q = row(sequence, position) + head * dim;
-  std::vector<double> q(dim);
-  for (int64_t i = 0; i < dim; ++i) q[i] = to_float(to_bf16(exact_q[i]));
-  const auto key = [&](int64_t t) { return row(sequence, t) + (shape_.num_heads + kv_head) * dim; };
-  std::vector<double> weights(context), errors(context);
-  for (int64_t t = 0; t < context; ++t) {
-    double norm = 0.0;
-    for (int64_t i = 0; i < dim; ++i) {
-      const double term = scale * q[i] * to_float(to_bf16(key(t)[i]));
-      weights[t] += term;
-      norm += std::abs(term);
-    }
-    errors[t] = (2 * dim + 8) * kRoundTerm * norm;
-  }
-  const double most = *std::max_element(weights.begin(), weights.end());
-  double sum = 0.0;
-  for (int64_t t = 0; t < context; ++t) {
-    errors[t] = std::expm1(errors[t] + ((most - weights[t]) + 4) * kRoundTerm) + 3e-7 + kRoundBf16;
-    weights[t] = std::exp(weights[t] - most);
-    sum += weights[t];
-  }
+  const auto element = [&](int64_t t, int64_t of_head, int64_t i) {
+    return double{to_float(to_bf16(row(sequence, t)[of_head * dim + i]))};
+  };
+  const AttentionReference reference(
+      dim, context, GetParam().name == std::string("cuda") ? kCudaSplit : context,
+      static_cast<double>(4 * dim + 16), [&](int64_t i) { return element(position, head, i); },
+      [&](int64_t t, int64_t i) { return element(t, shape_.num_heads + kv_head, i); });
   for (int64_t i = 0; i < dim; ++i) {
-    const auto value = [&](int64_t t) {
-      return double{to_float(to_bf16(key(t)[shape_.num_kv_heads * dim + i]))};
-    };
-    double exact = 0.0, norm = 0.0, moved = 0.0;
-    for (int64_t t = 0; t < context; ++t) exact += weights[t] / sum * value(t);
-    for (int64_t t = 0; t < context; ++t) {
-      norm += weights[t] / sum * std::abs(value(t));
-      moved += weights[t] / sum * errors[t] * std::abs(value(t) - exact);
-    }
-    const double tolerance =
-        (1 + 2 * kRoundBf16) *
-        (moved + (2 * context + 40) * kRoundTerm * norm + kRoundBf16 * std::abs(exact));
+    const auto [exact, tolerance] = reference.mean(
+        static_cast<double>(4 * context + 80),
+        [&](int64_t t) { return element(t, shape_.num_heads + shape_.num_kv_heads + kv_head, i); });
     ASSERT_NEAR(to_float(y[i]), exact, tolerance)
         << shape_.num_heads << "/" << shape_.num_kv_heads << " heads of " << dim << ", sequence "
         << sequence << ", position " << position << ", head " << head << ", element " << i;
