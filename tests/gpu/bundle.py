@@ -114,6 +114,8 @@ def copy_checklist(to: Path) -> None:
 
 
 def describe_commit() -> str:
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(["git", "-C", str(SOURCE), "describe", "--always", "--dirty"], text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
     return done.stdout.strip() or "unknown"

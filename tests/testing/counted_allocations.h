@@ -23,9 +23,10 @@ inline void* counted_allocation(size_t bytes) {
 
 }  // namespace outrider
 
+// Not inlined: GCC would see free() meet what it knows from operator new, and warn.
 void* operator new(size_t bytes) { return outrider::counted_allocation(bytes); }
 void* operator new[](size_t bytes) { return outrider::counted_allocation(bytes); }
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete[](void* data) noexcept { std::free(data); }
-void operator delete(void* data, size_t) noexcept { std::free(data); }
-void operator delete[](void* data, size_t) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete[](void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data, size_t) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete[](void* data, size_t) noexcept { std::free(data); }
