@@ -1,12 +1,13 @@
 // Against Transformers: the golden files of testdata/, which tools/golden_logits.py makes and whose
 // first lines say with which versions.
 //
-// A file records two differences between runs of Transformers, as maximum and root mean square, over
-// all its numbers and, for random checkpoints, those of sixty more prompts: `rounded_minus_fp32`, what bf16 activations cost, and `rounded_minus_float64`,
-// what another order of summation costs where it flips a rounding to bf16. Our run is one more of
-// the kind of `rounded`: it may be twice as far from `rounded` as float64's is (each as far from
-// float64's as the other) and twice as far from `fp32` as `rounded` is. The mean square is checked
-// too, but not against `rounded` where a test compares few rows: a flip moves a whole one.
+// A file records two differences between runs of Transformers, as maximum and root mean square,
+// over all its numbers and, for random checkpoints, those of sixty more prompts:
+// `rounded_minus_fp32`, what bf16 activations cost, and `rounded_minus_float64`, what another order
+// of summation costs where it flips a rounding to bf16. Our run is one more of the kind of
+// `rounded`: it may be twice as far from `rounded` as float64's is (each as far from float64's as
+// the other) and twice as far from `fp32` as `rounded` is. The mean square is checked too, but not
+// against `rounded` where a test compares few rows: a flip moves a whole one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
