@@ -58,11 +58,13 @@ class Server:
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
     def port_in(self, words):
+        said = ''
         for line in self.process.stderr:
             found = re.search(words + r' 127\.0\.0\.1:(\d+)', line)
             if found:
                 return int(found[1])
-        sys.exit('serving.py: the server did not come up')
+            said += line
+        sys.exit(f'{said}serving.py: the server did not come up')
 
     def __enter__(self):
         self.port = self.port_in('listening on')
