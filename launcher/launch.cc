@@ -59,7 +59,7 @@ class Launcher {
  public:
   explicit Launcher(const LaunchOptions& options) : options_(options) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    if (options_.hostfile.empty()) shared_memory_.emplace();
+    if (options_.hostfile.empty()) scratch_.emplace();
     const sigset_t awaited = awaited_signals();
     pthread_sigmask(SIG_BLOCK, &awaited, &mask_before_);
     signals_ = FileDescriptor(signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK));
@@ -74,7 +74,7 @@ class Launcher {
       kill_children();
       // mpirun may have been killed for being slow to end; what the job said comes first.
       if (!job_->failure().empty()) status = kExitFailed;
-      if (shared_memory_) shared_memory_->clear();
+      if (scratch_) scratch_->clear();
       if (num_requests_ > 0 && !served_since_) return 128 + first_signal_;
       if (num_requests_ > 0 || status == 0 || options_.no_restart) return status;
       const std::string why =
@@ -178,7 +178,7 @@ class Launcher {
   }
 
   const LaunchOptions& options_;
-  std::optional<SharedMemory> shared_memory_;  // where all ranks are on this host
+  std::optional<ScratchDirectories> scratch_;  // where all ranks are on this host
   const FileDescriptor quarantine_ = make_quarantine_memory();
   FileDescriptor signals_;
   sigset_t mask_before_;

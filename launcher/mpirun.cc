@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -25,8 +26,19 @@ extern char** environ;
 namespace outrider {
 namespace {
 
-constexpr const char* kSharedMemoryDirectories = "/dev/shm/outrider-";
-constexpr const char* kSharedMemoryVariable = "OMPI_MCA_btl_vader_backing_directory";
+// Of making a scratch directory: another launcher's sweep may come before it is locked.
+constexpr int kAttempts = 10;
+
+constexpr std::string_view kUnique = "XXXXXX";  // for mkdtemp
+
+// Of a scratch directory's name, before mkdtemp's characters. Whatever is named so may be removed:
+// nobody else names a directory like that. Other hosts' locks may not show on a file system that is
+// shared with them.
+std::string scratch_prefix() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return std::string("outrider-launch-scratch-") + host + "-";
+}
 
 // The child, in a process group of its own: the terminal's Ctrl-C reaches the launcher alone.
 [[noreturn]] void become_mpirun(const std::vector<std::string>& arguments,
@@ -51,33 +63,40 @@ std::vector<pid_t> children() {
   return found;
 }
 
-// Nobody else has it, and it is there; else invalid. Given up with the descriptor, or by the
-// kernel.
+// It is there, this user's, and nobody else has it; else invalid. Given up with the descriptor, or
+// by the kernel.
 FileDescriptor lock_directory(const std::string& path) {
   FileDescriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat opened, there;
   if (!directory.valid() || flock(directory.get(), LOCK_EX | LOCK_NB) != 0 ||
       fstat(directory.get(), &opened) != 0 || stat(path.c_str(), &there) != 0 ||
-      opened.st_ino != there.st_ino) {
+      opened.st_ino != there.st_ino || opened.st_uid != geteuid()) {
     return {};
   }
   return directory;
 }
 
-// Removes directories whose launcher is gone.
-void sweep() {
+// Removes directories in `parent` whose launcher is gone.
+void sweep(const std::filesystem::path& parent) {
   namespace fs = std::filesystem;
-  const fs::path prefix = kSharedMemoryDirectories;
+  const std::string prefix = scratch_prefix();
   std::error_code error;  // another user's, or gone meanwhile: none of ours
   std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(prefix.parent_path(), error)) {
-    if (entry.path().filename().string().starts_with(prefix.filename().string())) {
+  for (const auto& entry : fs::directory_iterator(parent, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(prefix) && name.size() == prefix.size() + kUnique.size()) {
       found.push_back(entry.path());
     }
   }
   for (const fs::path& path : found) {
     if (lock_directory(path).valid()) fs::remove_all(path, error);
   }
+}
+
+// Empty where there is none.
+std::filesystem::path temporary_directory() {
+  std::error_code error;
+  return std::filesystem::temp_directory_path(error);
 }
 
 }  // namespace
@@ -126,32 +145,47 @@ void kill_children() {
   }
 }
 
-SharedMemory::SharedMemory() {
-  if (std::getenv(kSharedMemoryVariable) != nullptr) return;
-  sweep();
-  // Another launcher's sweep may come between making the directory and locking it.
-  do {
-    path_ = kSharedMemoryDirectories + std::string("XXXXXX");
-    if (mkdtemp(path_.data()) == nullptr) {
-      path_.clear();
-      return;
+ScratchDirectory::ScratchDirectory(const std::filesystem::path& parent, const char* variable,
+                                   std::initializer_list<const char*> others) {
+  const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+  if (parent.empty() || is_set(variable) || std::any_of(others.begin(), others.end(), is_set)) {
+    return;
+  }
+  sweep(parent);
+  for (int i = 0; i < kAttempts && !lock_.valid(); ++i) {
+    std::string path = parent / (scratch_prefix() + std::string(kUnique));
+    if (mkdtemp(path.data()) == nullptr) return;
+    lock_ = lock_directory(path);
+    if (lock_.valid()) {
+      path_ = path;
+    } else {
+      rmdir(path.c_str());
     }
-    lock_ = lock_directory(path_);
-  } while (!lock_.valid());
-  setenv(kSharedMemoryVariable, path_.c_str(), 1);
+  }
+  if (!path_.empty()) setenv(variable, path_.c_str(), 1);
 }
 
-SharedMemory::~SharedMemory() {
+ScratchDirectory::~ScratchDirectory() {
   clear();
   if (!path_.empty()) rmdir(path_.c_str());
 }
 
-void SharedMemory::clear() const {
+void ScratchDirectory::clear() const {
   if (path_.empty()) return;
   std::error_code error;  // nothing to be done about what cannot be removed
   for (const auto& entry : std::filesystem::directory_iterator(path_, error)) {
-    std::filesystem::remove(entry.path(), error);
+    std::filesystem::remove_all(entry.path(), error);
   }
+}
+
+ScratchDirectories::ScratchDirectories()
+    : shared_memory("/dev/shm", "OMPI_MCA_btl_vader_backing_directory", {}),
+      session(temporary_directory(), "OMPI_MCA_orte_tmpdir_base",
+              {"OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_remote_tmpdir_base"}) {}
+
+void ScratchDirectories::clear() const {
+  shared_memory.clear();
+  session.clear();
 }
 
 }  // namespace outrider

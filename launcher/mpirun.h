@@ -4,6 +4,8 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include <filesystem>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -28,23 +30,33 @@ std::string describe_mpirun_status(int status);
 // stopped one, too. Returns when none is left, so that the port and the memory are free.
 void kill_children();
 
-// A directory in which OpenMPI keeps the memory that ranks on this host share: it leaves it behind
-// where mpirun was killed.
-class SharedMemory {
+// A directory for what OpenMPI leaves behind where mpirun or a rank was killed.
+class ScratchDirectory {
  public:
-  // For the jobs that are started from now on. A user's own choice stays. What launchers that were
-  // killed themselves have left is removed.
-  SharedMemory();
-  ~SharedMemory();
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
+  // In `parent`, for the jobs that are started from now on; `variable` tells OpenMPI. What this
+  // user's launchers on this host that were killed themselves have left there is removed. There is
+  // none where it cannot be made, or where the environment has that variable or one of `others`:
+  // the user's own choice.
+  ScratchDirectory(const std::filesystem::path& parent, const char* variable,
+                   std::initializer_list<const char*> others);
+  ~ScratchDirectory();
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
 
   // What a job that has ended has left.
   void clear() const;
 
  private:
-  std::string path_;     // empty: not ours
+  std::string path_;     // empty: there is none
   FileDescriptor lock_;  // on the directory, as long as this process lives
+};
+
+// Those of a job whose ranks are all on this host.
+struct ScratchDirectories {
+  ScratchDirectories();
+  void clear() const;
+
+  ScratchDirectory shared_memory, session;
 };
 
 }  // namespace outrider

@@ -144,6 +144,8 @@ class Kill(Case):
     def test_what_a_killed_launcher_leaves_is_swept_by_the_next(self):
         with Job() as job, Job() as other:
             directory, = {Path(file).parent for file in self.shared_memory(job)}
+            session = self.session_directory(job)
+            self.assertTrue(list(session.iterdir()))
             others, = {Path(file).parent for file in self.shared_memory(other)}
             watch = job.watch_ranks()
             job.process.kill()
@@ -152,11 +154,17 @@ class Kill(Case):
             self.assertTrue(directory.exists())
             with Job():
                 self.assertFalse(directory.exists())
+                self.assertFalse(session.exists())
                 self.assertTrue(others.exists())
+                self.assertTrue(list(self.session_directory(other).iterdir()))
 
     def shared_memory(self, job):
         maps = Path('/proc', str(job.ranks()[0]), 'maps').read_text()
-        return set(re.findall(r'/dev/shm/outrider-\w+/\S+', maps))
+        return set(re.findall(r'/dev/shm/outrider-launch-scratch-[^/\s]+/\S+', maps))
+
+    def session_directory(self, job):
+        environment = Path('/proc', str(job.ranks()[0]), 'environ').read_text()
+        return Path(re.search(r'\0OMPI_MCA_orte_tmpdir_base=([^\0]+)', environment)[1])
 
 
 class Quarantine(Case):

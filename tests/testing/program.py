@@ -12,11 +12,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 PROGRAM, CHECKPOINT = map(os.path.realpath, sys.argv[1:3])
 LIMIT_S = 120  # for anything: a hang, not a slow machine
-MPIRUN = ['mpirun', '--oversubscribe', '--bind-to', 'none'] + (
+# What OpenMPI leaves behind where a rank or mpirun was killed: shared memory, and mpirun's session.
+SCRATCH = tempfile.TemporaryDirectory()
+MPIRUN = ['mpirun', '--oversubscribe', '--bind-to', 'none',
+          '--mca', 'btl_vader_backing_directory', SCRATCH.name,
+          '--mca', 'orte_tmpdir_base', SCRATCH.name] + (
     ['--allow-run-as-root'] if os.geteuid() == 0 else [])
 GREEDY = ['--raw', '--temperature', '0', '--ignore-eos']
 
