@@ -90,7 +90,8 @@ class Conversation {
   Conversation(const ChatOptions& options, Interrupts& interrupts)
       : options_(options),
         interrupts_(interrupts),
-        stub_(v1::GenerationService::NewStub(connect_to_server(options.server))),
+        channel_(connect_to_server(options.server)),
+        stub_(v1::GenerationService::NewStub(channel_)),
         colours_(options.format.colours()) {}
 
   // Answers a line, or does what it commands. False: it ends the conversation.
@@ -113,6 +114,7 @@ class Conversation {
 
   const ChatOptions& options_;
   Interrupts& interrupts_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::GenerationService::Stub> stub_;
   bool colours_;
   bool failed_ = false;
@@ -160,8 +162,7 @@ void Conversation::answer(const std::string& line) {
   if (stopped) {
     std::fprintf(stderr, "stopped\n");
   } else if (!status.ok()) {
-    print_failure(status);
-    failed_ = true;
+    refuse(explain_failure(status, *channel_, options_.server));
   } else if (options_.format.stats) {
     std::fprintf(stderr, "%s\n", short_summary(complete).c_str());
   }

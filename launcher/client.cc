@@ -1,12 +1,14 @@
 // See client.h.
 #include "launcher/client.h"
 
+#include <absl/strings/str_cat.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/client_interceptor.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
+#include <future>
 #include <iterator>
 #include <thread>
 #include <utility>
@@ -19,6 +21,10 @@
 namespace outrider {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+using HealthStub = grpc::TemplatedGenericStub<v1::HealthCheckRequest, v1::HealthCheckResponse>;
+
+constexpr double kHealthTimeoutS = 5;  // of one question, where many may be asked
 constexpr int kMaxAnswerBytes = 64 << 20;
 // What an attempt to connect may take, until the server's first frame: longer than a busy machine
 // needs, and shorter than anybody waits for an address where nothing answers.
@@ -79,6 +85,18 @@ std::string host_of(const std::string& address) {
   return is_ipv6 ? address : address.substr(0, address.find(':'));
 }
 
+// Between two calls to a server that is waited for: returns as soon as there is a connection, or
+// after a tenth of a second where there is none yet, or where there was one already and the model
+// is still loading. A connection makes progress only while somebody waits for it here or in a call.
+void pause_before_retry(grpc::Channel& channel) {
+  const auto until = std::chrono::system_clock::now() + std::chrono::milliseconds(kRetryMs);
+  if (channel.GetState(false) == GRPC_CHANNEL_READY) {
+    std::this_thread::sleep_until(until);
+  } else {
+    channel.WaitForConnected(until);
+  }
+}
+
 }  // namespace
 
 void ServerAddress::add_to(CLI::App& command) {
@@ -124,12 +142,31 @@ std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
       server.target(), credentials(server.tls), arguments, std::move(interceptors));
 }
 
-void pause_before_retry(grpc::Channel& channel) {
-  const auto until = std::chrono::system_clock::now() + std::chrono::milliseconds(kRetryMs);
-  if (channel.GetState(false) == GRPC_CHANNEL_READY) {
-    std::this_thread::sleep_until(until);
-  } else {
-    channel.WaitForConnected(until);
+grpc::Status check_health(const std::shared_ptr<grpc::Channel>& channel, double timeout_s,
+                          v1::HealthCheckResponse& health) {
+  HealthStub stub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::microseconds(static_cast<int64_t>(timeout_s * 1e6)));
+  const v1::HealthCheckRequest request;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", {}, &request, &health,
+                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
+  return done.get_future().get();
+}
+
+Clock::time_point seconds_from_now(double seconds) {
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+void wait_until_serving(const std::shared_ptr<grpc::Channel>& channel, Clock::time_point until) {
+  while (Clock::now() < until) {
+    const double left_s = std::chrono::duration<double>(until - Clock::now()).count();
+    v1::HealthCheckResponse health;
+    const grpc::Status status = check_health(channel, std::min(left_s, kHealthTimeoutS), health);
+    if (status.ok() && health.status() == v1::HealthCheckResponse::SERVING) return;
+    pause_before_retry(*channel);
   }
 }
 
@@ -163,9 +200,16 @@ const char* status_name(grpc::StatusCode code) {
   return code >= 0 && code < static_cast<int>(std::size(kNames)) ? kNames[code] : "UNKNOWN";
 }
 
-void print_failure(const grpc::Status& status) {
-  std::fprintf(stderr, "%s: %s\n", status_name(status.error_code()),
-               status.error_message().c_str());
+std::string explain_failure(const grpc::Status& status, grpc::Channel& channel,
+                            const ServerAddress& server) {
+  const bool nobody_there = status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+                            channel.GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE;
+  return absl::StrCat(status_name(status.error_code()), ": ", status.error_message(),
+                      nobody_there
+                          ? absl::StrCat("; is a server running at ", server.target(),
+                                         server.tls.ca.empty() ? ", without TLS" : ", with TLS",
+                                         "? outrider launch starts one, --address names another")
+                          : "");
 }
 
 }  // namespace outrider

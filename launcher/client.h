@@ -5,11 +5,13 @@
 #include <grpcpp/grpcpp.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "outrider/v1/generation.grpc.pb.h"
+#include "outrider/v1/health.pb.h"
 #include "server/tls.h"
 
 namespace outrider {
@@ -30,10 +32,14 @@ struct ServerAddress {
 // of a token that will travel in the clear.
 std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server);
 
-// Between two calls to a server that is waited for: returns as soon as there is a connection, or
-// after a tenth of a second where there is none yet, or where there was one already and the model
-// is still loading. A connection makes progress only while somebody waits for it here or in a call.
-void pause_before_retry(grpc::Channel& channel);
+// One question for its health. The server needs no token for that.
+grpc::Status check_health(const std::shared_ptr<grpc::Channel>& channel, double timeout_s,
+                          v1::HealthCheckResponse& health);
+
+// Returns as soon as the server serves, or at `until`.
+void wait_until_serving(const std::shared_ptr<grpc::Channel>& channel,
+                        std::chrono::steady_clock::time_point until);
+std::chrono::steady_clock::time_point seconds_from_now(double seconds);
 
 // Calls Generate; `hear` gets each response as it comes.
 grpc::Status stream_answer(v1::GenerationService::Stub& stub, grpc::ClientContext& context,
@@ -43,7 +49,8 @@ grpc::Status stream_answer(v1::GenerationService::Stub& stub, grpc::ClientContex
 // "UNAVAILABLE"
 const char* status_name(grpc::StatusCode code);
 
-// One line on stderr: the status's name and message.
-void print_failure(const grpc::Status& status);
+// In a line: the status's name and message, and what to do where nobody answers there at all.
+std::string explain_failure(const grpc::Status& status, grpc::Channel& channel,
+                            const ServerAddress& server);
 
 }  // namespace outrider

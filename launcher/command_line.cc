@@ -1,8 +1,12 @@
 // See command_line.h.
 #include "launcher/command_line.h"
 
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+
 #include <algorithm>
 #include <cctype>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -14,14 +18,33 @@
 namespace outrider {
 namespace {
 
-// CLI11 takes an empty text for the number 0, or for a flag that was not given.
-std::string refuse_empty(const std::string& text) {
-  return text.empty() ? "is empty; expected a number" : "";
-}
-
-bool takes_numbers(const CLI::Option& option) {
+// Before any other check of a flag for a number, and before CLI11 reads it: CLI11 takes an empty
+// text for 0, or for a flag that was not given, 010 for 8, and its words for what it cannot read
+// say neither what is wrong nor what is expected. Flags for whole numbers are of 32 bits, but for
+// seeds, which have a check of their own.
+void check_numbers(CLI::Option& option) {
   const std::string type = option.get_type_name();
-  return type.starts_with("INT") || type.starts_with("UINT") || type.starts_with("FLOAT");
+  if (type.starts_with("INT")) {
+    option.transform(CLI::Validator(
+        [](std::string& text) {
+          int32_t number;
+          if (!absl::SimpleAtoi(text, &number)) {
+            return absl::StrCat("is \"", text, "\"; expected a whole number of at most ",
+                                INT32_MAX);
+          }
+          text = std::to_string(number);
+          return std::string();
+        },
+        ""));
+  } else if (type.starts_with("FLOAT")) {
+    option.transform(CLI::Validator(
+        [](std::string& text) {
+          double number;
+          return absl::SimpleAtod(text, &number) ? std::string()
+                                                 : "is \"" + text + "\"; expected a number";
+        },
+        ""));
+  }
 }
 
 // --max-tokens from OUTRIDER_MAX_TOKENS.
@@ -39,9 +62,7 @@ void read_environment(CLI::App& command) {
 void set_up(CLI::App& command) {
   command.fallthrough();
   command.preparse_callback([&command](size_t) { read_environment(command); });
-  for (CLI::Option* option : command.get_options()) {
-    if (takes_numbers(*option)) option->check(refuse_empty);
-  }
+  for (CLI::Option* option : command.get_options()) check_numbers(*option);
   for (CLI::App* inner : command.get_subcommands({})) set_up(*inner);
 }
 

@@ -4,14 +4,19 @@
 #include <spdlog/spdlog.h>
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "launcher/number_checks.h"
+#include "model/checkpoint_hash.h"
+#include "model/draft_head.h"
 
 namespace outrider {
 namespace {
+
+constexpr char kNowhere[] = "none";  // as --default-drafts
 
 // Throws CLI::ValidationError.
 LookaheadPolicy read_lookahead(const std::string& text) {
@@ -45,6 +50,34 @@ void add_model_flags(CLI::App& command, EngineOptions& options) {
       .add_option("--max-positions", options.max_positions,
                   "Longest prompt and answer, in tokens (default: what the model allows)")
       ->check(CLI::Range(2, 1 << 30));
+}
+
+DefaultDrafts::DefaultDrafts() : directory_(OUTRIDER_MODELS_DIRECTORY) {}
+
+void DefaultDrafts::add_to(CLI::App& command) {
+  command
+      .add_option("--default-drafts", directory_,
+                  "Where to look for a draft head made for this model where no flag says who "
+                  "drafts, or none (default: the repository's models)")
+      ->check([](const std::string& path) {
+        return path == kNowhere || std::filesystem::is_directory(path)
+                   ? ""
+                   : "is " + path + "; expected a directory, or none";
+      });
+}
+
+std::string DefaultDrafts::choose(EngineOptions& options) const {
+  options.model_hash = checkpoint_hash(options.model);
+  const bool chosen = options.draft || options.draft_head || options.drafter;
+  std::string found;
+  if (!chosen && directory_ != kNowhere) {
+    options.draft_head = find_draft_head(directory_, options.model_hash);
+    found = options.draft_head
+                ? "drafting with " + options.draft_head->string() + ", made for this model"
+                : "no draft head for this model in " + directory_;
+  }
+  if (options.draft_head) check_head_files(options);
+  return found;
 }
 
 void add_drafter_flag(CLI::App& command, EngineOptions& options) {

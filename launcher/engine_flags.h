@@ -11,6 +11,20 @@ namespace outrider {
 // --model, --draft, --prefill-chunk and --max-positions. `options` outlives the command.
 void add_model_flags(CLI::App& command, EngineOptions& options);
 
+// --default-drafts: where a draft head made for the model may lie, for whoever names no drafter.
+class DefaultDrafts {
+ public:
+  DefaultDrafts();
+  void add_to(CLI::App& command);
+  // Fills in the model's hash, which is read once, and the draft head that there is for it where no
+  // flag says who drafts. Returns that in words, for the log; empty where a flag does, or nobody is
+  // to look. Throws Error.
+  std::string choose(EngineOptions& options) const;
+
+ private:
+  std::string directory_;  // or "none"
+};
+
 // --drafter alone.
 void add_drafter_flag(CLI::App& command, EngineOptions& options);
 

@@ -2,6 +2,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -14,8 +15,6 @@
 
 namespace outrider {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct GenerateOptions {
   ServerAddress server;
@@ -38,22 +37,21 @@ grpc::Status ask(v1::GenerationService::Stub& stub, const v1::GenerateRequest& r
   });
 }
 
-int generate(const GenerateOptions& options) {
-  const v1::GenerateRequest request = options.request.request();
+int generate(const GenerateOptions& options, const v1::GenerateRequest& request) {
   const auto channel = connect_to_server(options.server);
   const auto stub = v1::GenerationService::NewStub(channel);
-  const auto ready_by = Clock::now() + std::chrono::duration<double>(options.wait_for_ready_s);
+  const auto ready_by = seconds_from_now(options.wait_for_ready_s);
   while (true) {
+    wait_until_serving(channel, ready_by);
     AnswerPrinter printer(options.format, request.sampling_params().n());
     const grpc::Status status = ask(*stub, request, options.timeout_s, printer);
     if (status.ok()) return 0;
-    const bool not_ready =
+    // It may have gone just before.
+    const bool not_begun =
         status.error_code() == grpc::StatusCode::UNAVAILABLE && !printer.started();
-    if (!not_ready || Clock::now() >= ready_by) {
-      print_failure(status);
-      return kExitFailed;
-    }
-    pause_before_retry(*channel);
+    if (not_begun && std::chrono::steady_clock::now() < ready_by) continue;
+    std::fprintf(stderr, "%s\n", explain_failure(status, *channel, options.server).c_str());
+    return kExitFailed;
   }
 }
 
@@ -72,7 +70,11 @@ void add_generate_command(CLI::App& app, Action& action) {
       ->add_option("--wait-for-ready", options->wait_for_ready_s,
                    "Wait so many seconds for a server that is not there yet")
       ->check(seconds);
-  command->callback([options, &action] { action = [options] { return generate(*options); }; });
+  command->callback([options, &action] {
+    action = [options, request = options->request.request()] {
+      return generate(*options, request);
+    };
+  });
 }
 
 }  // namespace outrider

@@ -131,7 +131,7 @@ class Loadtest {
         files_{OutputFile(options.json), OutputFile(options.html), OutputFile(options.samples)},
         channel_(connect_to_server(options.server)),
         stub_(v1::GenerationService::NewStub(channel_)),
-        server_(wait_for_server(*channel_, *stub_, options.wait_for_ready_s)),
+        server_(server_at_first(channel_, *stub_, options.server, options.wait_for_ready_s)),
         runner_(options, signals) {
     for (const Arm& arm : options.arms) {
       if (arm.num_speculative_tokens || server_.lookahead() == "adaptive") continue;
@@ -232,7 +232,7 @@ class Loadtest {
                     .facts = settings_facts(options_, source_, server_),
                     .warnings = {},
                     .warmup_s = options_.warmup_s};
-    if (is_greedy(options_.request.request())) {
+    if (is_greedy(options_.request.parameters())) {
       greedy_ = check_greedy(records_);
       const std::string text =
           absl::StrFormat("%d answers compared with another to the same prompt, %d differ",

@@ -123,7 +123,8 @@ void RequestFlags::add_choice_to(CLI::App& command) {
 
 v1::GenerateRequest RequestFlags::request() const {
   if (!input_ids_.empty()) return request_for(input_ids_);
-  return prompt_ ? request_for(*prompt_) : parameters();
+  if (!prompt_) throw CLI::RequiredError("a prompt, or --input-ids,");
+  return request_for(*prompt_);
 }
 
 v1::GenerateRequest RequestFlags::request_for(const std::vector<int32_t>& input_ids) const {

@@ -23,8 +23,11 @@ class RequestFlags {
   // What holds for every answer of a conversation: how tokens are chosen, priority and seed.
   void add_conversation_to(CLI::App& command);
 
-  // What was given, unchecked: what is wrong with it is the server's to say.
+  // What was given, unchecked: what is wrong with it is the server's to say. Throws
+  // CLI::RequiredError where there is neither a prompt nor token ids.
   v1::GenerateRequest request() const;
+  // The same without anything to answer.
+  v1::GenerateRequest parameters() const;
   // The same with this prompt, this conversation, or these token ids.
   v1::GenerateRequest request_for(const std::string& prompt) const;
   v1::GenerateRequest request_for(const v1::Chat& conversation) const;
@@ -33,7 +36,6 @@ class RequestFlags {
  private:
   void add_choice_to(CLI::App& command);
   void add_order_and_seed_to(CLI::App& command);
-  v1::GenerateRequest parameters() const;
   // Adds a flag for lists of token ids.
   static CLI::Option* add_ids_to(CLI::App& command, const std::string& flag,
                                  std::vector<int32_t>& ids, const std::string& what);

@@ -18,6 +18,7 @@ namespace {
 
 struct RunOptions {
   EngineOptions engine;
+  DefaultDrafts default_drafts;
   DeviceOptions device;
   RequestFlags request;
   AnswerFormat format;
@@ -53,9 +54,14 @@ int print_failure(const absl::Status& status) {
   return kExitFailed;
 }
 
-int run(const RunOptions& options) {
+int run(const RunOptions& options, const v1::GenerateRequest& asked) {
   EngineOptions engine_options = options.engine;
-  engine_options.max_sequences = std::max(1, options.request.request().sampling_params().n());
+  const v1::SpeculationParams& speculation = asked.speculation();
+  if (speculation.mode() != v1::SPECULATION_MODE_OFF &&
+      (!speculation.has_drafter() || speculation.drafter() == "head")) {
+    options.default_drafts.choose(engine_options);
+  }
+  engine_options.max_sequences = std::max(1, asked.sampling_params().n());
   engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
   const RankDevice device = open_device(options.device, engine_options, {}, 0, 1);
   engine_options.kv_cache_tokens = device.kv_cache_tokens;
@@ -68,8 +74,7 @@ int run(const RunOptions& options) {
   Engine engine(executor, nullptr);
 
   const auto request =
-      to_request(options.request.request(),
-                 make_request_context(engine.tokenizer(), chat_template, engine.limits()));
+      to_request(asked, make_request_context(engine.tokenizer(), chat_template, engine.limits()));
   if (!request.ok()) return print_failure(request.status());
   const auto sink = std::make_shared<PrintingSink>(options.format, request->sampling.n, engine);
   engine.submit(*request, sink);
@@ -83,10 +88,13 @@ void add_run_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "Answer one prompt without a server");
   add_model_flags(*command, options->engine);
+  options->default_drafts.add_to(*command);
   add_device_flags(*command, options->device);
   options->request.add_to(*command);
   options->format.add_to(*command);
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] {
+    action = [options, request = options->request.request()] { return run(*options, request); };
+  });
 }
 
 }  // namespace outrider

@@ -32,7 +32,6 @@
 #include "launcher/supervision.h"
 #include "model/chat_template.h"
 #include "model/checkpoint_hash.h"
-#include "model/draft_head.h"
 #include "server/address.h"
 #include "server/server.h"
 
@@ -51,34 +50,15 @@ constexpr milliseconds kShutdownGrace{300};
 constexpr unsigned kEndTimeoutS = 15;
 constexpr unsigned kFailedEndTimeoutS = 2;
 
-constexpr char kNowhere[] = "none";  // as --default-drafts
-
 struct ServeOptions {
   EngineOptions engine;
-  std::string default_drafts = OUTRIDER_MODELS_DIRECTORY;
+  DefaultDrafts default_drafts;
   DeviceOptions device;
   ServerOptions server;
   bool insecure = false;
   std::string log_level = "info";
   int drain_seconds = 30;
 };
-
-// Fills in the model's hash, which is read once, and the draft head that there is for it where no
-// flag says who drafts.
-void choose_draft(ServeOptions& options, int rank) {
-  EngineOptions& engine = options.engine;
-  engine.model_hash = checkpoint_hash(engine.model);
-  const bool chosen = engine.draft || engine.draft_head || engine.drafter;
-  if (!chosen && options.default_drafts != kNowhere) {
-    engine.draft_head = find_draft_head(options.default_drafts, engine.model_hash);
-    if (rank == 0 && engine.draft_head) {
-      spdlog::info("drafting with {}, made for this model", engine.draft_head->string());
-    } else if (rank == 0) {
-      spdlog::info("no draft head for this model in {}", options.default_drafts);
-    }
-  }
-  if (engine.draft_head) check_head_files(engine);
-}
 
 // Options that every rank must share, as text.
 std::string shared_settings(const EngineOptions& options) {
@@ -259,7 +239,8 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
 
 int serve_alone(ServeOptions options, StopSignals& signals) {
   const auto server = listen(options);
-  choose_draft(options, 0);
+  const std::string draft = options.default_drafts.choose(options.engine);
+  if (!draft.empty()) spdlog::info("{}", draft);
   const RankDevice device = open_device(options.device, options.engine, {}, 0, 1);
   options.engine.kv_cache_tokens = device.kv_cache_tokens;
   spdlog::info("computing {}", device.choice.reason);
@@ -279,7 +260,8 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
       server = listen(options);
       check_files(options.engine, world.size());
     }
-    choose_draft(options, world.rank());
+    const std::string draft = options.default_drafts.choose(options.engine);
+    if (world.rank() == 0 && !draft.empty()) spdlog::info("{}", draft);
     device = open_device(options.device, options.engine, {world.local_rank(), world.local_size()},
                          world.rank(), world.size());
     hello = serialise_hello(make_hello(options.engine, device));
@@ -336,16 +318,7 @@ void add_serve_command(CLI::App& app, Action& action) {
   add_model_flags(*command, options->engine);
   add_batching_flags(*command, options->engine);
   add_policy_flags(*command, options->engine);
-  command
-      ->add_option(
-          "--default-drafts", options->default_drafts,
-          "Where to look for a draft head made for this model where none of --draft, "
-          "--draft-head and --drafter is given, or none (default: the repository's models)")
-      ->check([](const std::string& path) {
-        return path == kNowhere || std::filesystem::is_directory(path)
-                   ? ""
-                   : "is " + path + "; expected a directory, or none";
-      });
+  options->default_drafts.add_to(*command);
   add_device_flags(*command, options->device);
   command->add_option("--address", options->server.address,
                       "Where to listen (default 127.0.0.1: this machine alone)");

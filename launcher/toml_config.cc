@@ -19,7 +19,9 @@ std::string value_text(const std::string& key, const toml::node& node) {
   std::ostringstream text;
   if (const auto* string = node.as_string()) {
     text << string->get();
-  } else if (node.is_integer() || node.is_floating_point() || node.is_boolean()) {
+  } else if (const auto* integer = node.as_integer()) {
+    text << integer->get();
+  } else if (node.is_floating_point() || node.is_boolean()) {
     node.visit([&](const auto& value) { text << toml::node_view<const toml::node>(value); });
   } else {
     refuse(node.source(), key + " is no text, number, truth value or list of these");

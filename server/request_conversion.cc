@@ -116,6 +116,10 @@ absl::StatusOr<std::vector<int32_t>> tokenise_chat(const v1::Chat& chat,
   for (const v1::ChatMessage& message : chat.messages()) {
     messages.push_back({message.role(), message.content()});
   }
+  if (!messages.empty() && messages.back().content.empty()) {
+    return field_error(absl::StrCat("messages.messages[", messages.size() - 1, "].content"),
+                       "is empty; expected text to answer");
+  }
   const auto text = context.chat_template.render(messages);
   if (absl::IsInvalidArgument(text.status())) {
     return field_error("messages", absl::StrCat("cannot be rendered: ", text.status().message()));

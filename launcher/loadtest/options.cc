@@ -135,7 +135,7 @@ void LoadtestOptions::check_together() const {
   }
   for (const Arm& arm : arms) {
     if (arm.num_speculative_tokens ||
-        request.request().speculation().mode() != v1::SPECULATION_MODE_REJECTION) {
+        request.parameters().speculation().mode() != v1::SPECULATION_MODE_REJECTION) {
       continue;
     }
     throw CLI::ValidationError("--compare",
@@ -164,7 +164,7 @@ double LoadtestOptions::timeout() const {
 
 LengthDistribution LoadtestOptions::output_lengths() const {
   if (output_length) return *output_length;
-  const v1::SamplingParams sampling = request.request().sampling_params();
+  const v1::SamplingParams sampling = request.parameters().sampling_params();
   return sampling.has_max_tokens() ? LengthDistribution::fixed(sampling.max_tokens())
                                    : LengthDistribution();
 }

@@ -25,27 +25,22 @@ void throw_unless_ok(const grpc::Status& status) {
   throw Error(std::string(status_name(status.error_code())) + ": " + status.error_message());
 }
 
-v1::GetServerInfoResponse server_info(v1::GenerationService::Stub& stub) {
+grpc::Status ask_server_info(v1::GenerationService::Stub& stub, v1::GetServerInfoResponse& info) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kTimeout);
-  v1::GetServerInfoResponse info;
-  throw_unless_ok(stub.GetServerInfo(&context, {}, &info));
-  return info;
+  return stub.GetServerInfo(&context, {}, &info);
 }
 
 }  // namespace
 
-v1::GetServerInfoResponse wait_for_server(grpc::Channel& channel, v1::GenerationService::Stub& stub,
-                                          double wait_s) {
-  const auto ready_by = Clock::now() + std::chrono::duration<double>(wait_s);
-  while (true) {
-    try {
-      return server_info(stub);
-    } catch (const Error&) {
-      if (Clock::now() >= ready_by) throw;
-    }
-    pause_before_retry(channel);
-  }
+v1::GetServerInfoResponse server_at_first(const std::shared_ptr<grpc::Channel>& channel,
+                                          v1::GenerationService::Stub& stub,
+                                          const ServerAddress& server, double wait_s) {
+  wait_until_serving(channel, seconds_from_now(wait_s));
+  v1::GetServerInfoResponse info;
+  const grpc::Status status = ask_server_info(stub, info);
+  if (!status.ok()) throw Error(explain_failure(status, *channel, server));
+  return info;
 }
 
 int64_t vocab_size(v1::GenerationService::Stub& stub) {
@@ -60,7 +55,9 @@ nlohmann::ordered_json server_afterwards(v1::GenerationService::Stub& stub) {
   const auto settled_by = Clock::now() + kSettleTime;
   try {
     while (true) {
-      const v1::ServerStats stats = server_info(stub).stats();
+      v1::GetServerInfoResponse info;
+      throw_unless_ok(ask_server_info(stub, info));
+      const v1::ServerStats& stats = info.stats();
       const bool idle = stats.num_requests_running() == 0 && stats.num_requests_waiting() == 0;
       if (idle || Clock::now() >= settled_by) {
         return {{"num_requests_running", stats.num_requests_running()},

@@ -3,14 +3,16 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "launcher/client.h"
 #include "outrider/v1/generation.grpc.pb.h"
 
 namespace outrider {
 
-// Asks again for wait_s seconds where it is not there yet; stub: of the channel. Throws Error with
+// Waits wait_s seconds for it where it is not there yet; stub: of the channel. Throws Error with
 // status and message.
-v1::GetServerInfoResponse wait_for_server(grpc::Channel& channel, v1::GenerationService::Stub& stub,
-                                          double wait_s);
+v1::GetServerInfoResponse server_at_first(const std::shared_ptr<grpc::Channel>& channel,
+                                          v1::GenerationService::Stub& stub,
+                                          const ServerAddress& server, double wait_s);
 
 // Throws Error.
 int64_t vocab_size(v1::GenerationService::Stub& stub);

@@ -83,7 +83,7 @@ Json settings_json(const LoadtestOptions& options, const QuestionSource& source)
       {"num_prompts", source.prompts.size()},
       {"prompt_length", lengths(options.prompt_length)},
       {"output_length", source.output_length.text()},
-      {"request", Json::parse(request_text(options.request.request()))}};
+      {"request", Json::parse(request_text(options.request.parameters()))}};
 }
 
 Json server_json(const v1::GetServerInfoResponse& server) {
@@ -101,7 +101,7 @@ std::vector<std::pair<std::string, std::string>> settings_facts(
           {"seed", absl::StrFormat("%d", options.seed)},
           {"prompts", prompts_text(options)},
           {"max_tokens", source.output_length.text()},
-          {"request", request_text(options.request.request())},
+          {"request", request_text(options.request.parameters())},
           {"server", absl::StrFormat("%s, Outrider %s, %d ranks, %s", options.server.target(),
                                      server.version(), server.num_ranks(), server.backend())},
           {"drafter",

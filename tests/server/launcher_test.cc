@@ -161,7 +161,7 @@ TEST(RequestFlags, SetWhatWasGivenAndNothingElse) {
   EXPECT_EQ(plain.sampling_params().ByteSizeLong(), 0u);
   EXPECT_EQ(plain.speculation().ByteSizeLong(), 0u);
   EXPECT_EQ(request_of({"--raw", "Hi"}).text(), "Hi");
-  EXPECT_EQ(request_of({}).input_case(), v1::GenerateRequest::INPUT_NOT_SET);
+  EXPECT_THROW(request_of({}), CLI::RequiredError);
 
   const v1::GenerateRequest full = request_of({"--temperature",
                                                "0",

@@ -73,8 +73,14 @@ class CommandLine(unittest.TestCase):
         self.refuses(['launch', '--rank', '2', '--', 'serve', '--model', 'x'], '--ranks?')
 
     def test_wrong_values_name_their_flag(self):
-        self.refuses(['generate', '--max-tokens', 'many', 'x'], '--max-tokens')
-        self.refuses(['generate', '--max-tokens', '99999999999', 'x'], '--max-tokens')
+        for number in ('many', '', '1.5', '0x5', '99999999999'):
+            for flag in ('--max-tokens', '--port'):
+                self.refuses(['generate', flag, number, 'x'],
+                             f'{flag}: is "{number}"; expected a whole number')
+        self.refuses(['generate', '--port', '0100000', 'x'], '--port: Value 100000 not in range')
+        for number in ('abc', '', '0,5'):
+            self.refuses(['generate', '--temperature', number, 'x'],
+                         f'--temperature: is "{number}"; expected a number\n')
         for command in (['generate', 'x'], ['loadtest']):
             for seed in ('-1', '1.5', '18446744073709551616'):
                 self.refuses([*command, '--seed', seed], f'--seed: {seed} is not a whole number '
@@ -90,8 +96,10 @@ class CommandLine(unittest.TestCase):
         for flag in ('--input-ids', '--emitted-token-ids', '--stop-token-ids'):
             for ids in ('', '1,,2', '1,', '0x5', '1.5', '99999999999'):
                 self.refuses(['generate', flag, ids], flag, f'"{ids}"', '1,2,3')
-        for flag in ('--temperature', '--top-p', '--max-tokens', '--n', '--timeout'):
+        for flag in ('--top-p', '--n', '--timeout'):
             self.refuses(['generate', flag, '', 'x'], flag)
+        for command in (['generate'], ['run', '--model', CHECKPOINT]):
+            self.refuses(command, 'prompt', '--input-ids')
         self.refuses(['serve'], '--model')
         self.refuses(['serve', '--model', 'x', '--port', '70000'], '--port')
         self.refuses(['serve', '--model', 'x', '--lookahead', 'fixed:16'], '--lookahead', '15')
@@ -118,7 +126,7 @@ class CommandLine(unittest.TestCase):
                 file.write(text)
                 file.flush()
             arguments = ['generate', '--config', file.name, 'x']
-            write('[generate]\nport = 1\nmax_tokens = 5\nstop = ["a", "b"]\n')
+            write('[generate]\nport = 1\nmax_tokens = 0x40\nstop = ["a", "b"]\n')
             self.refuses(arguments, 'UNAVAILABLE', '127.0.0.1:1:', code=1)
             self.refuses(arguments + ['--port', '2'], 'UNAVAILABLE', '127.0.0.1:2:', code=1)
             where = dict(os.environ, OUTRIDER_CONFIG=file.name, OUTRIDER_PORT='3')
@@ -157,6 +165,14 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(len(answers[0]['token_ids']), 8)
         self.refuses(arguments + ['--top-p', '7', 'x'], 'INVALID_ARGUMENT', 'top_p', code=1)
         self.refuses(['run', '--model', '/no/such/model', 'x'], '/no/such/model', code=1)
+
+    def test_where_no_server_is(self):
+        port = free_port()
+        hint = (f'is a server running at 127.0.0.1:{port}, without TLS? outrider launch starts '
+                'one, --address names another\n')
+        for command in (['generate', 'x'], ['generate', '--wait-for-ready', '0.5', 'x'], ['health'],
+                        ['loadtest', '--concurrency', '1', '--duration', '1']):
+            self.refuses([*command, '--port', str(port)], 'UNAVAILABLE: ', hint, code=1)
 
     def test_errors_before_serving(self):
         for starter in ([], [*MPIRUN, '--quiet', '-np', '2']):
@@ -246,6 +262,9 @@ class DefaultDraft(unittest.TestCase):
             drafter, log = self.drafter_and_log(*options)
             self.assertEqual(drafter, expected)
             self.assertNotIn('this model', log)
+        alone = outrider('run', '--model', CHECKPOINT, '--default-drafts', self.drafts,
+                         '--max-tokens', '4', *GREEDY, '--format', 'json', 'Hello')
+        self.assertEqual(json.loads(alone.stdout)['speculation']['drafter'], 'head')
         drafter, log = self.drafter_and_log(drafts='none')
         self.assertEqual(drafter, 'prompt_lookup')
         self.assertNotIn('this model', log)
@@ -272,6 +291,11 @@ class DefaultDraft(unittest.TestCase):
             self.refuses([*starter, *serve, self.drafts], 'gate_proj.weight has shape')
             (self.drafts / 'mine/config.json').write_text(json.dumps(self.config)[:-1])
             self.refuses([*starter, *serve, self.drafts], f'{self.drafts}/mine/config.json')
+        run = [PROGRAM, 'run', '--model', CHECKPOINT, '--max-tokens', '4', '--default-drafts',
+               self.drafts, 'Hello', '--raw']
+        self.refuses(run, f'{self.drafts}/mine/config.json')
+        for options in (['--drafter', 'ngram'], ['--mode', 'off']):  # it is not looked for
+            self.assertEqual(outrider(*run[1:], *options).returncode, 0)
         self.refuses([*serve, '/no/such/directory'], '/no/such/directory')
 
     def test_ranks_have_the_same(self):
@@ -344,14 +368,36 @@ class WaitForReady(unittest.TestCase):
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True) as client:
             time.sleep(1)  # it has found nobody by now
-            with Server(port=port):
+            with Server(port=port) as server:
                 output, log = client.communicate(timeout=LIMIT_S)
         self.assertEqual(client.returncode, 0, log)
+        self.assertNotIn('UNAVAILABLE', server.log)  # it was not asked for an answer before
         return output
 
     def test_generate(self):
         answer = json.loads(self.answers('generate', '--format', 'json', '--max-tokens', '3', 'Hi'))
         self.assertEqual(answer['completion_tokens'], 3)
+
+    def test_while_another_server_drains(self):
+        port = free_port()
+        generate = [PROGRAM, 'generate', '--address', f'127.0.0.1:{port}', *GREEDY, '--no-stats']
+        with Server(port=port, options=['--drain-seconds', '60']) as server:
+            with subprocess.Popen([*generate, '--n', '16', '--max-tokens', '1900', 'Hi'],
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+                running.stdout.read(1)
+                server.process.send_signal(signal.SIGTERM)
+                while outrider('health', '--port', str(port)).stdout == 'SERVING\n':
+                    pass
+                waiting = subprocess.Popen(
+                    [*generate, '--max-tokens', '3', '--wait-for-ready', str(LIMIT_S), 'Hi'],
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                running.stdout.read()
+            self.assertEqual(server.wait_for_end(), 0)
+            self.assertNotIn('UNAVAILABLE', server.log)
+        with Server(port=port), waiting:
+            output, log = waiting.communicate(timeout=LIMIT_S)
+        self.assertEqual(waiting.returncode, 0, log)
+        self.assertNotEqual(output, '')
 
     def test_loadtest(self):
         self.assertIn('2 requests, 0 errors', self.answers(
@@ -446,8 +492,7 @@ class Generate(unittest.TestCase):
                                   ['--num-speculative-tokens', '100000', 'x']),
                                  ('drafter', ['--drafter', 'no_such_drafter', 'x']),
                                  ('input_ids', ['--input-ids', '5000000']),
-                                 ('lenience', ['--lenience', '0', 'x']),
-                                 ('input', [])):
+                                 ('lenience', ['--lenience', '0', 'x'])):
             base = [a for a in self.where if a not in ('--temperature', '0', '--max-tokens', '12')]
             result = outrider(*base, *arguments)
             self.assertEqual(result.returncode, 1)
@@ -507,6 +552,7 @@ class Chat(unittest.TestCase):
         golden = Path(__file__).parents[1] / 'model/testdata/chat_template_golden.json'
         template = json.loads(golden.read_text())['template']
         Path(model, 'tokenizer_config.json').write_text(json.dumps({'chat_template': template}))
+        cls.model = model
         cls.server = cls.enterClassContext(Server(model=model))
         cls.where = ['--address', cls.server.address, '--temperature', '0', '--ignore-eos']
 
@@ -527,6 +573,13 @@ class Chat(unittest.TestCase):
         turns = ''.join(f'<|im_start|>{("user", "assistant")[i % 2]}\n{message}<|im_end|>\n'
                         for i, message in enumerate(messages))
         return system + turns + '<|im_start|>assistant\n'
+
+    def test_an_empty_prompt_is_refused(self):
+        for command in (['generate', *self.where], ['run', '--model', self.model]):
+            result = outrider(*command, '')
+            self.assertEqual(result.returncode, 1)
+            self.assertEqual(result.stdout, '')
+            self.assertRegex(result.stderr, r'^INVALID_ARGUMENT: .*content is empty.*\n$')
 
     def test_answers_know_what_was_said_before(self):
         first = self.generated(self.rendered('Hello'))
