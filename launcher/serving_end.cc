@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "engine/metrics.h"
 #include "launcher/command_line.h"
 
 namespace outrider {

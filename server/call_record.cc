@@ -5,6 +5,8 @@
 
 #include <random>
 
+#include "engine/metrics.h"
+
 namespace outrider {
 namespace {
 

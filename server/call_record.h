@@ -8,12 +8,13 @@
 #include <string>
 #include <utility>
 
-#include "engine/metrics.h"
 #include "engine/trace.h"
 #include "server/logging.h"
 #include "server/service_rate.h"
 
 namespace outrider {
+
+class EngineMetrics;
 
 // Where all of it goes; lives longer than the calls.
 struct CallObservers {

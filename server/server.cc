@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "engine/metrics.h"
 #include "server/address.h"
 #include "server/auth_tokens.h"
 #include "server/generation_service.h"

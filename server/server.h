@@ -9,7 +9,6 @@
 #include <string>
 
 #include "engine/engine.h"
-#include "engine/metrics.h"
 #include "engine/trace.h"
 #include "server/http_limits.h"
 #include "server/logging.h"

@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "engine/metrics.h"
 #include "engine/named_drafter.h"
 
 namespace outrider {

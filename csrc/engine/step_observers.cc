@@ -1,4 +1,7 @@
+// See step_observers.h.
 #include "engine/step_observers.h"
+
+#include "engine/metrics.h"
 
 namespace outrider {
 

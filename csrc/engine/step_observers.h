@@ -5,11 +5,12 @@
 #include <functional>
 
 #include "engine/delivery.h"
-#include "engine/metrics.h"
 #include "engine/trace.h"
 #include "spec/speculative_step.h"
 
 namespace outrider {
+
+class EngineMetrics;
 
 // A step that has been carried out.
 struct StepRecord {

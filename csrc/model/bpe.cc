@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "model/byte_level.h"
 #include "model/json_file.h"
+#include "model/json_node.h"
 
 namespace outrider {
 namespace {

@@ -12,10 +12,11 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "model/json_node.h"
 #include "model/rank_queue.h"
 
 namespace outrider {
+
+class JsonNode;
 
 // Looks up a std::string_view among std::string keys.
 struct StringHash : std::hash<std::string_view> {

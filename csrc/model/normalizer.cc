@@ -6,6 +6,7 @@
 #include <new>
 
 #include "core/error.h"
+#include "model/json_node.h"
 #include "model/unicode_newer.h"
 
 namespace outrider {

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "model/json_node.h"
-
 namespace outrider {
+
+class JsonNode;
 
 class Normalizer {
  public:

@@ -1,6 +1,7 @@
 #include "model/pre_tokenizer.h"
 
 #include "core/error.h"
+#include "model/json_node.h"
 #include "model/utf8.h"
 
 namespace outrider {

@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "model/json_node.h"
 #include "model/regex.h"
 
 namespace outrider {
+
+class JsonNode;
 
 class PreTokenizer {
  public:

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "model/json_node.h"
+
 namespace outrider {
 namespace {
 

@@ -18,6 +18,7 @@
 #include "core/bytes.h"
 #include "core/mapped_file.h"
 #include "model/detokenizer.h"
+#include "model/json_node.h"
 #include "model/regex.h"
 #include "tests/testing/one_line_error.h"
 #include "tests/testing/read_file.h"

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/metrics.h"
 #include "server/server_harness.h"
 
 namespace outrider {
