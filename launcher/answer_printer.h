@@ -1,12 +1,15 @@
 // AnswerPrinter: an answer on its way to the terminal: text as it comes, or one JSON object.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "outrider/v1/generation.pb.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace outrider {
 

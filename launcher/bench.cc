@@ -1,4 +1,5 @@
 // `outrider bench`: measures parts of Outrider on this machine.
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <string>

@@ -6,6 +6,7 @@
 #include <grpcpp/support/client_interceptor.h>
 #include <spdlog/spdlog.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -85,18 +86,6 @@ std::string host_of(const std::string& address) {
   return is_ipv6 ? address : address.substr(0, address.find(':'));
 }
 
-// Between two calls to a server that is waited for: returns as soon as there is a connection, or
-// after a tenth of a second where there is none yet, or where there was one already and the model
-// is still loading. A connection makes progress only while somebody waits for it here or in a call.
-void pause_before_retry(grpc::Channel& channel) {
-  const auto until = std::chrono::system_clock::now() + std::chrono::milliseconds(kRetryMs);
-  if (channel.GetState(false) == GRPC_CHANNEL_READY) {
-    std::this_thread::sleep_until(until);
-  } else {
-    channel.WaitForConnected(until);
-  }
-}
-
 }  // namespace
 
 void ServerAddress::add_to(CLI::App& command) {
@@ -165,8 +154,20 @@ void wait_until_serving(const std::shared_ptr<grpc::Channel>& channel, Clock::ti
     const double left_s = std::chrono::duration<double>(until - Clock::now()).count();
     v1::HealthCheckResponse health;
     const grpc::Status status = check_health(channel, std::min(left_s, kHealthTimeoutS), health);
-    if (status.ok() && health.status() == v1::HealthCheckResponse::SERVING) return;
+    const bool may_come = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                          status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
+                          (status.ok() && health.status() != v1::HealthCheckResponse::SERVING);
+    if (!may_come) return;
     pause_before_retry(*channel);
+  }
+}
+
+void pause_before_retry(grpc::Channel& channel) {
+  const auto until = std::chrono::system_clock::now() + std::chrono::milliseconds(kRetryMs);
+  if (channel.GetState(false) == GRPC_CHANNEL_READY) {
+    std::this_thread::sleep_until(until);
+  } else {
+    channel.WaitForConnected(until);
   }
 }
 

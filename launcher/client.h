@@ -4,7 +4,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -13,6 +12,10 @@
 #include "outrider/v1/generation.grpc.pb.h"
 #include "outrider/v1/health.pb.h"
 #include "server/tls.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace outrider {
 
@@ -36,10 +39,15 @@ std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server);
 grpc::Status check_health(const std::shared_ptr<grpc::Channel>& channel, double timeout_s,
                           v1::HealthCheckResponse& health);
 
-// Returns as soon as the server serves, or at `until`.
+// Returns as soon as the server serves, or cannot say whether it does, or at `until`.
 void wait_until_serving(const std::shared_ptr<grpc::Channel>& channel,
                         std::chrono::steady_clock::time_point until);
 std::chrono::steady_clock::time_point seconds_from_now(double seconds);
+
+// Between two calls to a server that is waited for: returns as soon as there is a connection, or
+// after a tenth of a second where there is none yet, or where there was one already and the model
+// is still loading. A connection makes progress only while somebody waits for it here or in a call.
+void pause_before_retry(grpc::Channel& channel);
 
 // Calls Generate; `hear` gets each response as it comes.
 grpc::Status stream_answer(v1::GenerationService::Stub& stub, grpc::ClientContext& context,

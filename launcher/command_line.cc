@@ -4,6 +4,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
@@ -19,23 +20,28 @@ namespace outrider {
 namespace {
 
 // Before any other check of a flag for a number, and before CLI11 reads it: CLI11 takes an empty
-// text for 0, or for a flag that was not given, 010 for 8, and its words for what it cannot read
-// say neither what is wrong nor what is expected. Flags for whole numbers are of 32 bits, but for
-// seeds, which have a check of their own.
+// text for 0, or for a flag that was not given, 010 for 8, -1 for the greatest seed, and its words
+// for what it cannot read say neither what is wrong nor what is expected.
+template <typename T>
+void read_whole(CLI::Option& option, const std::string& expected) {
+  option.transform(CLI::Validator(
+      [expected](std::string& text) {
+        T number;
+        if (!absl::SimpleAtoi(text, &number)) {
+          return absl::StrCat("is \"", text, "\"; expected a whole number ", expected);
+        }
+        text = std::to_string(number);
+        return std::string();
+      },
+      ""));
+}
+
 void check_numbers(CLI::Option& option) {
   const std::string type = option.get_type_name();
-  if (type.starts_with("INT")) {
-    option.transform(CLI::Validator(
-        [](std::string& text) {
-          int32_t number;
-          if (!absl::SimpleAtoi(text, &number)) {
-            return absl::StrCat("is \"", text, "\"; expected a whole number of at most ",
-                                INT32_MAX);
-          }
-          text = std::to_string(number);
-          return std::string();
-        },
-        ""));
+  if (type.starts_with("INT")) {  // all of them are of 32 bits
+    read_whole<int32_t>(option, absl::StrCat("of at most ", INT32_MAX));
+  } else if (type.starts_with("UINT")) {
+    read_whole<uint64_t>(option, absl::StrCat("from 0 to ", UINT64_MAX));
   } else if (type.starts_with("FLOAT")) {
     option.transform(CLI::Validator(
         [](std::string& text) {

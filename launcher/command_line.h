@@ -1,10 +1,13 @@
 // The program's command line: which commands there are, and how wrong ones are answered.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace outrider {
 

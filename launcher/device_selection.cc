@@ -3,6 +3,8 @@
 
 #include <absl/strings/str_format.h>
 
+#include <CLI/CLI.hpp>
+
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/self_communicator.h"
 #include "comm/world.h"

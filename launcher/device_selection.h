@@ -1,7 +1,6 @@
 // Where a rank computes: on the CPU or on a GPU of its host, and why.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +10,10 @@
 #include "backend/cuda_devices.h"
 #include "comm/communicator.h"
 #include "engine/executor.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace outrider {
 

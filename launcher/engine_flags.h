@@ -1,10 +1,13 @@
 // Flags that say which models are loaded, and how they are used.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "engine/executor.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace outrider {
 

@@ -1,6 +1,7 @@
 // `outrider generate`: asks a running server.
 #include <grpcpp/grpcpp.h>
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -49,9 +50,11 @@ int generate(const GenerateOptions& options, const v1::GenerateRequest& request)
     // It may have gone just before.
     const bool not_begun =
         status.error_code() == grpc::StatusCode::UNAVAILABLE && !printer.started();
-    if (not_begun && std::chrono::steady_clock::now() < ready_by) continue;
-    std::fprintf(stderr, "%s\n", explain_failure(status, *channel, options.server).c_str());
-    return kExitFailed;
+    if (!not_begun || std::chrono::steady_clock::now() >= ready_by) {
+      std::fprintf(stderr, "%s\n", explain_failure(status, *channel, options.server).c_str());
+      return kExitFailed;
+    }
+    pause_before_retry(*channel);
   }
 }
 

@@ -1,4 +1,5 @@
 // `outrider health`: whether a server serves, as an exit code; for probes of containers.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 

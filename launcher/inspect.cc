@@ -1,6 +1,7 @@
 // `outrider inspect`: what a checkpoint holds, and how it would shard.
 #include "model/inspect.h"
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <memory>

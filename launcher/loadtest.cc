@@ -1,6 +1,7 @@
 // `outrider loadtest`: asks a running server as many users would, and says how long they waited.
 #include <absl/strings/str_format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
 #include <memory>

@@ -68,28 +68,33 @@ std::vector<pid_t> children() {
 FileDescriptor lock_directory(const std::string& path) {
   FileDescriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat opened, there;
-  if (!directory.valid() || flock(directory.get(), LOCK_EX | LOCK_NB) != 0 ||
-      fstat(directory.get(), &opened) != 0 || stat(path.c_str(), &there) != 0 ||
-      opened.st_ino != there.st_ino || opened.st_uid != geteuid()) {
+  if (!directory.valid() || fstat(directory.get(), &opened) != 0 || opened.st_uid != geteuid() ||
+      flock(directory.get(), LOCK_EX | LOCK_NB) != 0 || stat(path.c_str(), &there) != 0 ||
+      opened.st_ino != there.st_ino) {
     return {};
   }
   return directory;
 }
 
+// Those that can be read.
+std::vector<std::filesystem::path> entries(const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    found.push_back(entry->path());
+  }
+  return found;
+}
+
 // Removes directories in `parent` whose launcher is gone.
 void sweep(const std::filesystem::path& parent) {
-  namespace fs = std::filesystem;
   const std::string prefix = scratch_prefix();
-  std::error_code error;  // another user's, or gone meanwhile: none of ours
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(parent, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(prefix) && name.size() == prefix.size() + kUnique.size()) {
-      found.push_back(entry.path());
-    }
-  }
-  for (const fs::path& path : found) {
-    if (lock_directory(path).valid()) fs::remove_all(path, error);
+  for (const std::filesystem::path& path : entries(parent)) {
+    const std::string name = path.filename().string();
+    if (!name.starts_with(prefix) || name.size() != prefix.size() + kUnique.size()) continue;
+    std::error_code error;  // another user's, or gone meanwhile: none of ours
+    if (lock_directory(path).valid()) std::filesystem::remove_all(path, error);
   }
 }
 
@@ -173,8 +178,8 @@ ScratchDirectory::~ScratchDirectory() {
 void ScratchDirectory::clear() const {
   if (path_.empty()) return;
   std::error_code error;  // nothing to be done about what cannot be removed
-  for (const auto& entry : std::filesystem::directory_iterator(path_, error)) {
-    std::filesystem::remove_all(entry.path(), error);
+  for (const std::filesystem::path& entry : entries(path_)) {
+    std::filesystem::remove_all(entry, error);
   }
 }
 

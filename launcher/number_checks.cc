@@ -4,7 +4,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_format.h>
 
-#include <cstdint>
+#include <CLI/CLI.hpp>
 #include <string>
 
 namespace outrider {
@@ -17,16 +17,6 @@ CLI::Validator number_within(double least, double most) {
                           : absl::StrFormat("%s is not a number from %g to %g", text, least, most);
           },
           "NUMBER"};
-}
-
-CLI::Validator is_seed() {
-  return {[](const std::string& text) {
-            uint64_t seed = 0;
-            return absl::SimpleAtoi(text, &seed)
-                       ? std::string()
-                       : text + " is not a whole number from 0 to 18446744073709551615";
-          },
-          "NONNEGATIVE"};
 }
 
 }  // namespace outrider

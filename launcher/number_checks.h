@@ -9,7 +9,4 @@ namespace outrider {
 // 309 digits.)
 CLI::Validator number_within(double least, double most);
 
-// A whole number of 64 bits without sign. (CLI11 takes -1 for the greatest one.)
-CLI::Validator is_seed();
-
 }  // namespace outrider

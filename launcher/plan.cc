@@ -1,5 +1,6 @@
 // `outrider plan`: what a step would move, compute and exchange on GPUs, how long it takes at
 // least, and whether it all fits. Nothing is run, and no GPU is needed.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <string>

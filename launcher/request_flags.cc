@@ -5,7 +5,7 @@
 #include <absl/strings/str_split.h>
 #include <absl/strings/string_view.h>
 
-#include "launcher/number_checks.h"
+#include <CLI/CLI.hpp>
 
 namespace outrider {
 namespace {
@@ -67,7 +67,7 @@ void RequestFlags::add_conversation_to(CLI::App& command) {
 void RequestFlags::add_order_and_seed_to(CLI::App& command) {
   command.add_option("--priority", priority_,
                      "Higher ones are begun first, -100 … 100 (default 0)");
-  command.add_option("--seed", seed_, "The same seed gives the same answer")->check(is_seed());
+  command.add_option("--seed", seed_, "The same seed gives the same answer");
 }
 
 void RequestFlags::add_parameters_to(CLI::App& command) {

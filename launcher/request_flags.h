@@ -2,7 +2,6 @@
 // parameter under its own name.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +9,11 @@
 #include <vector>
 
 #include "outrider/v1/generation.pb.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace outrider {
 

@@ -1,4 +1,5 @@
 // `outrider run`: one answer in this process, without a server.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -57,8 +58,9 @@ int print_failure(const absl::Status& status) {
 int run(const RunOptions& options, const v1::GenerateRequest& asked) {
   EngineOptions engine_options = options.engine;
   const v1::SpeculationParams& speculation = asked.speculation();
+  const std::string& drafter = speculation.drafter();
   if (speculation.mode() != v1::SPECULATION_MODE_OFF &&
-      (!speculation.has_drafter() || speculation.drafter() == "head")) {
+      (drafter.empty() || drafter == "head" || drafter == "model")) {
     options.default_drafts.choose(engine_options);
   }
   engine_options.max_sequences = std::max(1, asked.sampling_params().n());

@@ -3,6 +3,7 @@
 
 #include <absl/strings/str_format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <optional>

@@ -3,6 +3,7 @@
 
 #include <toml++/toml.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <sstream>
 

@@ -18,6 +18,8 @@
 
 namespace outrider {
 
+class EngineMetrics;
+
 class GenerationService final : public v1::GenerationService::CallbackService {
  public:
   // What they refer to outlives the service. trace: null for none.

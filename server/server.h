@@ -17,6 +17,8 @@
 
 namespace outrider {
 
+class EngineMetrics;
+
 struct CallLimits {
   // Bytes that a client may leave unread beyond what gRPC buffers.
   int64_t max_undelivered_bytes = 1 << 20;

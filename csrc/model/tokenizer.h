@@ -17,6 +17,8 @@
 
 namespace outrider {
 
+class JsonNode;
+
 // What the post-processor puts around a text.
 struct SpecialAddition {
   std::vector<int32_t> prefix, suffix;

@@ -3,6 +3,7 @@
 
 #include <absl/strings/str_format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "core/error.h"
@@ -92,10 +93,8 @@ void add_extent(CLI::App& command, LoadtestOptions& options) {
 }
 
 void add_questions(CLI::App& command, LoadtestOptions& options) {
-  command
-      .add_option("--seed", options.seed,
-                  "Of arrivals, prompts, lengths, sampling and intervals (default 0)")
-      ->check(is_seed());
+  command.add_option("--seed", options.seed,
+                     "Of arrivals, prompts, lengths, sampling and intervals (default 0)");
   auto* prompts = command.add_option(
       "--prompts", options.prompts, "A file of JSON lines with \"text\" (default: a built-in set)");
   prompts->excludes(command.get_option("--trace"));

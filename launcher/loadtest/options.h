@@ -1,7 +1,6 @@
 // LoadtestOptions: what `outrider loadtest` was asked to do.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,6 +16,10 @@
 #include "launcher/loadtest/sweep.h"
 #include "launcher/loadtest/trace.h"
 #include "launcher/request_flags.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace outrider {
 

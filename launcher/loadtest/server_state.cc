@@ -36,11 +36,17 @@ grpc::Status ask_server_info(v1::GenerationService::Stub& stub, v1::GetServerInf
 v1::GetServerInfoResponse server_at_first(const std::shared_ptr<grpc::Channel>& channel,
                                           v1::GenerationService::Stub& stub,
                                           const ServerAddress& server, double wait_s) {
-  wait_until_serving(channel, seconds_from_now(wait_s));
-  v1::GetServerInfoResponse info;
-  const grpc::Status status = ask_server_info(stub, info);
-  if (!status.ok()) throw Error(explain_failure(status, *channel, server));
-  return info;
+  const auto ready_by = seconds_from_now(wait_s);
+  while (true) {
+    wait_until_serving(channel, ready_by);
+    v1::GetServerInfoResponse info;
+    const grpc::Status status = ask_server_info(stub, info);
+    if (status.ok()) return info;
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE || Clock::now() >= ready_by) {
+      throw Error(explain_failure(status, *channel, server));
+    }
+    pause_before_retry(*channel);
+  }
 }
 
 int64_t vocab_size(v1::GenerationService::Stub& stub) {

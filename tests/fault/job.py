@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
-from program import CHECKPOINT, LIMIT_S, PROGRAM, Lines, free_port, port_is_free  # noqa: E402
+from program import (CHECKPOINT, LIMIT_S, PROGRAM, Lines, children, free_port,  # noqa: E402
+                     port_is_free)
 
 LOAD_CLIENT = os.path.realpath(sys.argv[3])
 SERVING, NOT_SERVING, WATCH_ENDED = 1, 2, 0
@@ -77,7 +78,9 @@ class Job:
         return port_is_free(self.port)
 
     def __exit__(self, *_):
-        for pid in [self.process.pid, *self.ranks().values()]:
+        # mpirun, too: where its ranks are killed while it ends, it may wait for a lock of its own.
+        mpirun = children(self.process.pid) if self.process.poll() is None else []
+        for pid in [self.process.pid, *mpirun, *self.ranks().values()]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -1,6 +1,7 @@
 // Parts of the program that need no process: what it prints, and what it makes of a command line.
 #include <gtest/gtest.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -83,8 +83,8 @@ class CommandLine(unittest.TestCase):
                          f'--temperature: is "{number}"; expected a number\n')
         for command in (['generate', 'x'], ['loadtest']):
             for seed in ('-1', '1.5', '18446744073709551616'):
-                self.refuses([*command, '--seed', seed], f'--seed: {seed} is not a whole number '
-                             'from 0 to 18446744073709551615\n')
+                self.refuses([*command, '--seed', seed], f'--seed: is "{seed}"; expected a whole '
+                             'number from 0 to 18446744073709551615\n')
         for command, flag in ((['generate', 'x'], '--timeout'), (['generate', 'x'], '--wait-for-ready'),
                               (['health'], '--timeout')):
             self.refuses([*command, flag, '-1'], f'{flag}: -1 is not a number from', '1e+07')
@@ -381,16 +381,21 @@ class WaitForReady(unittest.TestCase):
     def test_while_another_server_drains(self):
         port = free_port()
         generate = [PROGRAM, 'generate', '--address', f'127.0.0.1:{port}', *GREEDY, '--no-stats']
-        with Server(port=port, options=['--drain-seconds', '60']) as server:
-            with subprocess.Popen([*generate, '--n', '16', '--max-tokens', '1900', 'Hi'],
+        with Server(port=port, options=['--drain-seconds', str(LIMIT_S)]) as server:
+            with subprocess.Popen([*generate, '--n', '16', '--max-tokens', '1900', '--mode', 'off',
+                                   '--logprobs', '20', 'Hi'],
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
                 running.stdout.read(1)
                 server.process.send_signal(signal.SIGTERM)
-                while outrider('health', '--port', str(port)).stdout == 'SERVING\n':
+                while (health := outrider('health', '--port', str(port)).stdout) == 'SERVING\n':
                     pass
+                self.assertEqual(health, 'NOT_SERVING\n')
                 waiting = subprocess.Popen(
                     [*generate, '--max-tokens', '3', '--wait-for-ready', str(LIMIT_S), 'Hi'],
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                time.sleep(0.2)  # it has asked by now
+                self.assertIsNone(running.poll(), 'the drain was too short to be seen')
+                self.assertIsNone(waiting.poll())
                 running.stdout.read()
             self.assertEqual(server.wait_for_end(), 0)
             self.assertNotIn('UNAVAILABLE', server.log)
