@@ -2,22 +2,15 @@
 
 #include <absl/strings/str_cat.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <random>
 #include <span>
 #include <utility>
 
 #include "engine/metrics.h"
-#include "engine/named_drafter.h"
 
 namespace outrider {
 
 namespace {
 
-// Where any model's distribution is flat to the last bit, and a masked token still has no chance.
-constexpr float kHottest = 1e30f;
 // A request's priority is worth so much waiting.
 constexpr double kSecondsPerPriority = 10;
 // A step with prompt rows may take so much longer than one without them; a millisecond more is
@@ -27,60 +20,6 @@ constexpr double kPrefillMs = 1;
 // So many requests that fail with NaN within so many steps are no accident of theirs.
 constexpr size_t kMaxNonFinite = 3;
 constexpr uint64_t kNonFiniteSteps = 16;
-
-Processors processors_of(const Request& request) {
-  const SamplingParams& sampling = request.sampling;
-  const float lenience = request.speculation.lenience;
-  const VerifyMode mode = verify_mode(request);
-  if (mode == VerifyMode::greedy) return {.lenience = lenience};
-  const float temperature = std::min(sampling.temperature, kHottest);
-  // By this process alone, and the others are told: a logarithm may differ from host to host.
-  const double reach = -double{temperature} * std::log(double{sampling.min_p});
-  return {.mode = mode,
-          .temperature = temperature,
-          .top_k = sampling.top_k,
-          .top_p = sampling.top_p,
-          .min_p_reach = sampling.min_p > 0 ? static_cast<float>(reach) : -1.0f,
-          .lenience = lenience};
-}
-
-LogitRules rules_of(const SamplingParams& sampling, const std::vector<int32_t>& eos_token_ids) {
-  LogitRules rules{.repetition_penalty = sampling.repetition_penalty,
-                   .frequency_penalty = sampling.frequency_penalty,
-                   .presence_penalty = sampling.presence_penalty,
-                   .min_tokens = sampling.min_tokens,
-                   .listed = {}};
-  std::map<int32_t, ListedToken> listed;
-  for (const auto& [token, bias] : sampling.logit_bias) listed[token] = {token, bias, 0};
-  if (sampling.min_tokens > 0) {
-    for (const auto* ids : {&eos_token_ids, &sampling.stop_token_ids}) {
-      for (const int32_t token : *ids) {
-        ListedToken& ends = listed.try_emplace(token, ListedToken{token, 0.0f, 0}).first->second;
-        ends.ends = 1;
-      }
-    }
-  }
-  for (const auto& [token, what] : listed) rules.listed.push_back(what);
-  return rules;
-}
-
-SpeculationMode mode_of(const Processors& processors, int lookahead) {
-  if (lookahead == 0) return SpeculationMode::off;
-  switch (processors.mode) {
-    case VerifyMode::greedy:
-      return SpeculationMode::greedy;
-    case VerifyMode::rejection:
-      return SpeculationMode::rejection;
-    case VerifyMode::coupled:
-      return SpeculationMode::coupled;
-  }
-  return SpeculationMode::off;
-}
-
-uint64_t draw_seed() {
-  std::random_device device;
-  return uint64_t{device()} << 32 | device();
-}
 
 SchedulerLimits scheduler_limits(const Executor& executor) {
   const EngineOptions& options = executor.options();
@@ -140,8 +79,9 @@ void Engine::submit(Request request, std::shared_ptr<RequestSink> sink) {
     }
   }
   submission->output.emplace(executor_.tokenizer(), request.sampling.stop);
-  submission->end.emplace(request.sampling, executor_.config().eos_token_ids,
-                          max_tokens_of(request));
+  const EngineOptions& options = executor_.options();
+  submission->settings = settle(request, limits_, options.lookahead, options.tpot_slo_ms);
+  submission->end.emplace(request.sampling, limits_.eos_token_ids, submission->settings.max_tokens);
   submission->output->resume(request.emitted, *submission->end);
   submission->request = std::move(request);
   submission->sink = std::move(sink);
@@ -225,44 +165,12 @@ void Engine::take_submissions() {
   for (const auto& submission : inbox_.take()) start(*submission);
 }
 
-int64_t Engine::max_tokens_of(const Request& request) const {
-  const SamplingParams& sampling = request.sampling;
-  const int64_t room =
-      std::min(limits_.max_positions, limits_.max_kv_tokens / sampling.n - kMaxDraftTokens - 1);
-  return sampling.max_tokens.value_or(room - static_cast<int64_t>(request.prompt.size()));
-}
-
 // The request's n answers wait for their turn.
 void Engine::start(Submission& submission) {
   const Request& request = submission.request;
   const SamplingParams& sampling = request.sampling;
   const auto prompt_length = static_cast<int64_t>(request.prompt.size());
-  const int64_t max_tokens = max_tokens_of(request);
-  const SpeculationParams& speculation = request.speculation;
-  const LookaheadPolicy& policy = executor_.options().lookahead;
-  Processors processors = processors_of(request);
-  // By rejection, a seed's answer repeats only with a fixed K and a drafter that has it in every
-  // step; greedy and coupled ones are the same for any.
-  const bool repeats = sampling.seed.has_value() && processors.mode == VerifyMode::rejection;
-  const DrafterKind usual = repeats && limits_.default_drafter == DrafterKind::head
-                                ? DrafterKind::prompt_lookup
-                                : limits_.default_drafter;
-  const int lookahead = speculation.off
-                            ? 0
-                            : speculation.num_speculative_tokens.value_or(
-                                  repeats ? std::min(policy.fixed, policy.most()) : policy.most());
-  const DrafterKind drafter = lookahead == 0        ? DrafterKind::none
-                              : speculation.drafter ? *named_drafter(*speculation.drafter, limits_)
-                                                    : usual;
-  if (lookahead == 0 && !speculation.mode && processors.mode == VerifyMode::rejection) {
-    // Nothing is drafted, so nothing is refused; and the seed that the response tells repeats it.
-    processors.mode = VerifyMode::coupled;
-    processors.lenience = 1;
-  }
-  const uint64_t seed = sampling.seed ? *sampling.seed : draw_seed();
-  const bool exact = speculation.num_speculative_tokens.has_value() || repeats;
-  const double objective_ms = speculation.tpot_slo_ms.value_or(executor_.options().tpot_slo_ms);
-  const LogitRules rules = rules_of(sampling, limits_.eos_token_ids);
+  const RequestSettings& settings = submission.settings;
   auto progress = std::make_shared<RequestProgress>();
   progress->sink = std::move(submission.sink);
   progress->choices_left = sampling.n;
@@ -277,12 +185,12 @@ void Engine::start(Submission& submission) {
     Completion& completion = answer->completion;
     completion.index = choice;
     completion.prompt_tokens = prompt_length;
-    completion.speculation.drafter = drafter;
-    completion.speculation.draft_cost = lookahead_.draft_cost(drafter);
-    completion.speculation.tpot_slo_ms = objective_ms;
-    completion.mode = mode_of(processors, lookahead);
-    completion.lenience = speculation.lenience;
-    completion.seed = seed;
+    completion.speculation.drafter = settings.drafter;
+    completion.speculation.draft_cost = lookahead_.draft_cost(settings.drafter);
+    completion.speculation.tpot_slo_ms = settings.tpot_slo_ms;
+    completion.mode = settings.mode;
+    completion.lenience = request.speculation.lenience;
+    completion.seed = settings.seed;
     completion.numerics_fingerprint = fingerprint_;
     if (answer->output.finished()) {
       answer->started = EngineClock::now();
@@ -295,29 +203,30 @@ void Engine::start(Submission& submission) {
     ++progress->sequences_left;
     sequences_.emplace(id, Sequence{.answer = std::move(answer),
                                     .end = *submission.end,
-                                    .rules = rules,
+                                    .rules = settings.rules,
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
-    lookahead_.add(id, {.drafter = drafter,
-                        .may_copy = drafter == DrafterKind::head && !exact &&
-                                    !speculation.drafter && !executor_.options().drafter,
-                        .exact = exact,
-                        .max_step_ms = objective_ms});
+    lookahead_.add(
+        id, {.drafter = settings.drafter,
+             .may_copy = settings.drafter == DrafterKind::head && !settings.lookahead_is_exact &&
+                         !request.speculation.drafter && !executor_.options().drafter,
+             .exact = settings.lookahead_is_exact,
+             .max_step_ms = settings.tpot_slo_ms});
     scheduler_.add({.id = id,
                     .request = first_id,
                     .choice = choice,
                     .order = arrival - kSecondsPerPriority * request.priority,
                     .prompt = tokens,
                     .num_prompt_tokens = prompt_length,
-                    .max_length = prompt_length + max_tokens,
-                    .rules = rules,
-                    .processors = processors,
-                    .seed = seed,
-                    .drafter = drafter,
-                    .lookahead = lookahead,
-                    .lookahead_is_exact = exact,
-                    .max_draft_positions = executor_.max_draft_positions(drafter),
+                    .max_length = prompt_length + settings.max_tokens,
+                    .rules = settings.rules,
+                    .processors = settings.processors,
+                    .seed = settings.seed,
+                    .drafter = settings.drafter,
+                    .lookahead = settings.lookahead,
+                    .lookahead_is_exact = settings.lookahead_is_exact,
+                    .max_draft_positions = executor_.max_draft_positions(settings.drafter),
                     .prompt_logits = sampling.prompt_logprobs.has_value(),
                     .salt = prefix_salt_});
   }

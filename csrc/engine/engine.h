@@ -87,7 +87,6 @@ class Engine {
   // What was submitted since the last call, in order.
   void take_submissions();
   void start(Submission& submission);
-  int64_t max_tokens_of(const Request& request) const;
   // Sequences whose clients are gone, or whose stop string delivery has found.
   void drop_ended();
   // well: with an answer.

@@ -10,12 +10,14 @@
 #include "core/digest.h"
 #include "engine/output_stream.h"
 #include "engine/request.h"
+#include "engine/request_settings.h"
 #include "engine/token_end.h"
 
 namespace outrider {
 
 struct Submission {
   Request request;
+  RequestSettings settings;
   std::shared_ptr<RequestSink> sink;
   std::optional<OutputStream> output;  // each answer's at its start: behind emitted tokens
   std::optional<TokenEnd> end;         // likewise

@@ -1,0 +1,116 @@
+// What a request leaves open is chosen as the documentation says.
+#include "engine/request_settings.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace outrider {
+namespace {
+
+constexpr double kObjectiveMs = 40;
+constexpr float kMinP = 0.1f;
+
+class RequestSettingsTest : public testing::Test {
+ protected:
+  RequestSettingsTest() {
+    limits_.max_positions = 1000;
+    limits_.max_kv_tokens = 4000;
+    limits_.eos_token_ids = {2};
+    limits_.drafters = {DrafterKind::head, DrafterKind::prompt_lookup, DrafterKind::random};
+    limits_.default_drafter = DrafterKind::head;
+    request_.prompt = {5, 6, 7};
+  }
+
+  RequestSettings settings() const { return settle(request_, limits_, policy_, kObjectiveMs); }
+
+  Limits limits_;
+  LookaheadPolicy policy_ = {.kind = LookaheadPolicy::Kind::adaptive, .fixed = 3};
+  Request request_;
+};
+
+TEST_F(RequestSettingsTest, GreedyDraftsAsFarAsPays) {
+  request_.sampling.temperature = 0;
+  const RequestSettings s = settings();
+  EXPECT_EQ(s.mode, SpeculationMode::greedy);
+  EXPECT_EQ(s.drafter, DrafterKind::head);
+  EXPECT_EQ(s.lookahead, policy_.most());
+  EXPECT_FALSE(s.lookahead_is_exact);
+  EXPECT_EQ(s.tpot_slo_ms, kObjectiveMs);
+}
+
+TEST_F(RequestSettingsTest, SampledTokensAreVerifiedByRejectionAndCoupledWithASeed) {
+  EXPECT_EQ(settings().mode, SpeculationMode::rejection);
+  EXPECT_NE(settings().seed, settings().seed);
+  request_.sampling.seed = 9;
+  EXPECT_EQ(settings().mode, SpeculationMode::coupled);
+  EXPECT_EQ(settings().seed, 9u);
+  EXPECT_FALSE(settings().lookahead_is_exact);
+}
+
+TEST_F(RequestSettingsTest, ASeedsRejectionHasAFixedKAndADrafterOfEveryStep) {
+  request_.sampling.seed = 9;
+  request_.speculation.mode = VerifyMode::rejection;
+  const RequestSettings s = settings();
+  EXPECT_EQ(s.mode, SpeculationMode::rejection);
+  EXPECT_EQ(s.lookahead, policy_.fixed);
+  EXPECT_TRUE(s.lookahead_is_exact);
+  EXPECT_EQ(s.drafter, DrafterKind::prompt_lookup);
+}
+
+TEST_F(RequestSettingsTest, WhatTheRequestNamesHolds) {
+  request_.speculation.num_speculative_tokens = 2;
+  request_.speculation.drafter = "random";
+  request_.speculation.tpot_slo_ms = 7;
+  const RequestSettings s = settings();
+  EXPECT_EQ(s.lookahead, 2);
+  EXPECT_TRUE(s.lookahead_is_exact);
+  EXPECT_EQ(s.drafter, DrafterKind::random);
+  EXPECT_EQ(s.tpot_slo_ms, 7);
+}
+
+TEST_F(RequestSettingsTest, WithoutDraftsTheSeedRepeatsTheAnswer) {
+  request_.speculation.lenience = 0.5f;
+  for (const bool off : {true, false}) {
+    request_.speculation.off = off;
+    if (!off) request_.speculation.num_speculative_tokens = 0;
+    const RequestSettings s = settings();
+    EXPECT_EQ(s.mode, SpeculationMode::off);
+    EXPECT_EQ(s.processors.mode, VerifyMode::coupled);
+    EXPECT_EQ(s.drafter, DrafterKind::none);
+    EXPECT_EQ(s.lookahead, 0);
+  }
+}
+
+TEST_F(RequestSettingsTest, AnswersWithoutALimitShareWhatFits) {
+  EXPECT_EQ(settings().max_tokens, limits_.max_positions - 3);
+  request_.sampling.n = 8;
+  EXPECT_EQ(settings().max_tokens, limits_.max_kv_tokens / 8 - kMaxDraftTokens - 1 - 3);
+  request_.sampling.max_tokens = 12;
+  EXPECT_EQ(settings().max_tokens, 12);
+}
+
+TEST_F(RequestSettingsTest, MinPReachesFurtherWhereItIsHotter) {
+  EXPECT_LT(settings().processors.min_p_reach, 0);  // off
+  request_.sampling.min_p = kMinP;
+  request_.sampling.temperature = 2;
+  EXPECT_FLOAT_EQ(settings().processors.min_p_reach, -2 * std::log(kMinP));
+}
+
+TEST_F(RequestSettingsTest, MinTokensListsWhatEnds) {
+  request_.sampling.logit_bias = {{7, 1.5f}, {8, -1.0f}};
+  request_.sampling.stop_token_ids = {7};
+  EXPECT_EQ(settings().rules.listed.size(), 2u);
+  request_.sampling.min_tokens = 4;
+  const auto listed = settings().rules.listed;
+  ASSERT_EQ(listed.size(), 3u);
+  EXPECT_EQ(listed[0].token, 2);
+  EXPECT_EQ(listed[0].ends, 1);
+  EXPECT_EQ(listed[1].token, 7);
+  EXPECT_EQ(listed[1].bias, 1.5f);
+  EXPECT_EQ(listed[1].ends, 1);
+  EXPECT_EQ(listed[2].ends, 0);
+}
+
+}  // namespace
+}  // namespace outrider
