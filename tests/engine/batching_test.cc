@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <set>
 
@@ -231,6 +232,27 @@ TEST(Batching, PriorityGoesFirst) {
   for (int i = 1; i < 4; ++i) {
     EXPECT_LT(answers[i].completion->timings.queue_ms, answers[i - 1].completion->timings.queue_ms);
   }
+}
+
+// 10 s a priority: 100 s of waiting are more than 9 of them and less than 11.
+TEST(Batching, WaitingMakesUpForPriority) {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<Request> requests(3, greedy_request(20, 1, 10, 0, "random"));
+  for (Request& request : requests) request.received = now;
+  requests[0].priority = 9;
+  requests[1].received = now - std::chrono::seconds(100);
+  requests[2].priority = 11;
+  EngineOptions options = tiny_options();
+  options.max_sequences = 1;
+  const auto answers = run_requests(options, 1, requests);
+  // When the answer begins, behind `now`.
+  const auto begin_ms = [&](int i) {
+    const double received_ms =
+        std::chrono::duration<double, std::milli>(requests[i].received - now).count();
+    return received_ms + answers[i].completion.value().timings.queue_ms;
+  };
+  EXPECT_LT(begin_ms(2), begin_ms(1));
+  EXPECT_LT(begin_ms(1), begin_ms(0));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "engine/metrics.h"
 #include "server/server_harness.h"
+#include "testing/poisoned_checkpoint.h"
 
 namespace outrider {
 namespace {
@@ -61,11 +62,25 @@ class Relay {
   std::thread thread_;
 };
 
+// The request `good` is answered as it is `alone` while offend() goes on, which begins behind its
+// first tokens.
+void expect_same_beside(RunningServer& server, const v1::GenerateRequest& good, const Heard& alone,
+                        const std::string& name, const std::function<void()>& offend) {
+  const int64_t made_before = server.engine().stats().num_completion_tokens;
+  Heard beside;
+  std::thread neighbour([&] { beside = generate(server.port(), good); });
+  while (server.engine().stats().num_completion_tokens == made_before) std::this_thread::yield();
+  offend();
+  neighbour.join();
+  EXPECT_TRUE(beside.status.ok()) << name << ": " << beside.status.error_message();
+  EXPECT_EQ(beside.token_ids, alone.token_ids) << "beside " << name;
+}
+
 // While somebody misbehaves in each of these ways, a stream goes on as it does alone.
 TEST(Neighbours, OfBadOnesGetTheSameTokens) {
   ServerOptions options;
   options.max_message_bytes = 1 << 20;
-  options.calls.max_undelivered_bytes = 64 << 10;
+  options.calls.max_undelivered_bytes = 512 << 10;
   RunningServer server(options);
   const v1::GenerateRequest good = greedy("The quick brown fox", 300);
   const Heard alone = generate(server.port(), good);
@@ -78,14 +93,6 @@ TEST(Neighbours, OfBadOnesGetTheSameTokens) {
   const std::vector<std::pair<const char*, std::function<void()>>> offenders = {
       {"an over-long prompt",
        [&] { EXPECT_EQ(status_of(greedy(std::string(100'000, '~'), 5)), Code::INVALID_ARGUMENT); }},
-      {"more than the KV cache holds",
-       [&] {
-         v1::GenerateRequest request = greedy("a", 2000);
-         sampling(request).set_n(16);
-         EXPECT_EQ(status_of(request), server.engine().limits().max_kv_tokens < 16 * 2017
-                                           ? Code::INVALID_ARGUMENT
-                                           : Code::OK);
-       }},
       {"10,000 stop strings",
        [&] {
          v1::GenerateRequest request = greedy("a", 5);
@@ -96,21 +103,16 @@ TEST(Neighbours, OfBadOnesGetTheSameTokens) {
        [&] {
          EXPECT_EQ(status_of(greedy(std::string(2 << 20, 'a'), 5)), Code::RESOURCE_EXHAUSTED);
        }},
-      {"a deadline that is past",
+      {"a deadline that passes",
        [&] {
-         const auto stub = v1::GenerationService::NewStub(connect(server.port()));
-         grpc::ClientContext context;
-         context.set_deadline(std::chrono::system_clock::now() - std::chrono::seconds(1));
-         Heard heard;
-         read_all(*stub->Generate(&context, good), heard);
-         EXPECT_EQ(heard.status.error_code(), Code::DEADLINE_EXCEEDED);
+         OpenCall late(server.port(), endless("b"), std::chrono::milliseconds(100));
+         EXPECT_EQ(late.finish().status.error_code(), Code::DEADLINE_EXCEEDED);
        }},
       {"text that is not UTF-8",
        [&] { EXPECT_EQ(status_of(greedy("\xff\xfe", 5)), Code::UNIMPLEMENTED); }},
       {"a client that never reads",
        [&] {
-         v1::GenerateRequest request = greedy("b", 1900);  // some 7 MB; gRPC itself buffers 4
-         sampling(request).set_n(16);
+         v1::GenerateRequest request = endless("b");  // some 7 MB; gRPC itself buffers 4
          sampling(request).set_logprobs(20);
          OpenCall lazy(server.port(), request);
          const std::string refusal =
@@ -124,7 +126,7 @@ TEST(Neighbours, OfBadOnesGetTheSameTokens) {
       {"a connection that is reset in the middle of an answer",
        [&] {
          Relay relay(server.port());
-         OpenCall call(relay.port(), greedy("b", 2000));
+         OpenCall call(relay.port(), endless("b"));
          v1::GenerateResponse response;
          EXPECT_TRUE(call.stream->Read(&response));
          relay.cut();
@@ -145,13 +147,11 @@ TEST(Neighbours, OfBadOnesGetTheSameTokens) {
        }},
       {"a client that goes away",
        [&] {
-         const auto stub = v1::GenerationService::NewStub(connect(server.port()));
-         grpc::ClientContext context;
-         const auto stream = stub->Generate(&context, greedy("b", 2000));
+         OpenCall call(server.port(), endless("b"));
          v1::GenerateResponse response;
-         EXPECT_TRUE(stream->Read(&response));
-         context.TryCancel();
-         EXPECT_EQ(stream->Finish().error_code(), Code::CANCELLED);
+         EXPECT_TRUE(call.stream->Read(&response));
+         call.context.TryCancel();
+         EXPECT_EQ(call.stream->Finish().error_code(), Code::CANCELLED);
        }},
       {"many at once, sampled, greedy and drafted",
        [&] {
@@ -168,15 +168,54 @@ TEST(Neighbours, OfBadOnesGetTheSameTokens) {
        }},
   };
   for (const auto& [name, offend] : offenders) {
-    Heard beside;
-    std::thread neighbour([&] { beside = generate(server.port(), good); });
-    offend();
-    neighbour.join();
-    EXPECT_TRUE(beside.status.ok()) << name << ": " << beside.status.error_message();
-    EXPECT_EQ(beside.token_ids, alone.token_ids) << "beside " << name;
+    const int64_t made_before = server.engine().stats().num_completion_tokens;
+    expect_same_beside(server, good, alone, name, offend);
+    server.wait_until_idle();
+    EXPECT_LT(server.engine().stats().num_completion_tokens - made_before, kEndlessTokens)
+        << name << ": came to its end";
   }
-  while (server.engine().stats().num_requests_running > 0) std::this_thread::yield();
-  EXPECT_EQ(server.engine().stats().kv_pages_used, 0);
+}
+
+TEST(Neighbours, OfWhatTheKvCacheCannotHoldGetTheSameTokens) {
+  EngineOptions small = tiny_engine();
+  small.kv_cache_tokens = 4096;
+  RunningServer server({}, true, small);
+  v1::GenerateRequest good = greedy("The quick brown fox", 1900);
+  good.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+  const Heard alone = generate(server.port(), good);
+  ASSERT_TRUE(alone.status.ok()) << alone.status.error_message();
+  expect_same_beside(server, good, alone, "16 answers of 2,000 tokens", [&] {
+    v1::GenerateRequest request = greedy("a", 2000);
+    sampling(request).set_n(16);
+    for (const Heard& heard :
+         {generate(server.port(), request), generate_once(server.port(), request)}) {
+      EXPECT_EQ(heard.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    }
+  });
+}
+
+TEST(Neighbours, OfLogitsThatAreNotFiniteGetTheSameTokens) {
+  constexpr int32_t kPoison = 300;  // nowhere in `good` and its answer
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  EngineOptions poisoned;
+  poisoned.model = model.path();
+  RunningServer server({}, true, poisoned);
+  v1::GenerateRequest good = greedy("1, 2, 3, 4", 1900);
+  good.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+  const Heard alone = generate(server.port(), good);
+  ASSERT_TRUE(alone.status.ok()) << alone.status.error_message();
+  expect_same_beside(server, good, alone, "NaNs", [&] {
+    v1::GenerateRequest request = greedy("", 20);
+    for (const int32_t id : {5, 6, kPoison}) request.mutable_tokenized()->add_input_ids(id);
+    for (const Heard& heard :
+         {generate(server.port(), request), generate_once(server.port(), request)}) {
+      EXPECT_EQ(heard.status.error_code(), grpc::StatusCode::INTERNAL);
+      EXPECT_NE(heard.status.error_message().find("hold a NaN or an infinity at position 3"),
+                std::string::npos)
+          << heard.status.error_message();
+      EXPECT_TRUE(heard.token_ids.empty());
+    }
+  });
 }
 
 }  // namespace

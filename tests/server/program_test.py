@@ -195,6 +195,22 @@ class CommandLine(unittest.TestCase):
                     self.assertEqual(len(lines), 1, result.stderr)
                     self.assertIn(part, lines[0])
 
+    def test_serves_other_machines_where_that_is_asked_for(self):
+        with tempfile.TemporaryDirectory() as directory:
+            cert, key = f'{directory}/cert.pem', f'{directory}/key.pem'
+            subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt',
+                            'ec_paramgen_curve:P-256', '-nodes', '-days', '1', '-subj', '/CN=server',
+                            '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', key, '-out', cert],
+                           check=True, timeout=LIMIT_S, capture_output=True)
+            os.chmod(key, 0o600)
+            for served, asked in ((['--insecure'], []),
+                                  (['--tls-cert', cert, '--tls-key', key], ['--tls-ca', cert])):
+                with Server(options=['--address', '0.0.0.0', *served]) as server:
+                    self.assertIn('whoever reaches 0.0.0.0 may ask', server.log)
+                    answer = outrider('generate', '--address', server.address, *asked,
+                                      '--max-tokens', '4', *GREEDY, 'Hello')
+                    self.assertEqual(answer.returncode, 0, answer.stderr)
+
     def test_launch_says_once_why_it_cannot_serve(self):
         with tempfile.TemporaryDirectory() as broken:
             shutil.copytree(CHECKPOINT, broken, dirs_exist_ok=True)

@@ -101,6 +101,25 @@ inline v1::SamplingParams& sampling(v1::GenerateRequest& request) {
   return *request.mutable_sampling_params();
 }
 
+// 16 answers of a token a step: far from their end when something else ends them.
+constexpr int64_t kEndlessTokens = 16 * 1900;
+inline v1::GenerateRequest endless(const std::string& text) {
+  v1::GenerateRequest request = greedy(text, 1900);
+  sampling(request).set_n(16);
+  request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+  return request;
+}
+
+inline grpc::Status abort(int port, const std::string& request_id) {
+  const auto stub = v1::GenerationService::NewStub(connect(port));
+  grpc::ClientContext context;
+  set_timeout(context);
+  v1::AbortRequest request;
+  request.set_request_id(request_id);
+  v1::AbortResponse response;
+  return stub->Abort(&context, request, &response);
+}
+
 // A call whose client is in no hurry.
 struct OpenCall {
   OpenCall(int port, const v1::GenerateRequest& request,
@@ -201,6 +220,19 @@ class RunningServer {
   // Returns once `count` requests wait in the engine.
   void wait_for_waiting(int64_t count) {
     while (engine().stats().num_requests_waiting != count) std::this_thread::yield();
+  }
+  // Returns once the engine has nobody left and no page is in use.
+  void wait_until_idle() {
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (std::chrono::steady_clock::now() < give_up) {
+      const EngineStats stats = engine().stats();
+      if (stats.num_requests_running == 0 && stats.num_requests_waiting == 0 &&
+          stats.kv_pages_used == 0) {
+        return;
+      }
+      std::this_thread::yield();
+    }
+    ADD_FAILURE() << "requests or pages are left";
   }
 
  private:

@@ -127,7 +127,7 @@ class Server:
         return self
 
     def port_in(self, words):
-        pattern = words + r' 127\.0\.0\.1:(\d+)'
+        pattern = words + r' (?:127\.0\.0\.1|0\.0\.0\.0):(\d+)'
         return int(re.search(pattern, self.output.lines[self.output.wait_for(pattern)])[1])
 
     @property

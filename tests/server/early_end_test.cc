@@ -1,0 +1,206 @@
+// Calls that end before their answers do: whatever ends them, their slots and pages are free at
+// once, and what nobody collects is given up.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/server_harness.h"
+
+namespace outrider {
+namespace {
+
+using grpc::StatusCode;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kDeadline{50};
+
+double ms_since(steady_clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(steady_clock::now() - begin).count();
+}
+
+int64_t tokens_made(RunningServer& server) { return server.engine().stats().num_completion_tokens; }
+
+// A GenerateOnce that another thread waits for.
+struct OpenUnaryCall {
+  OpenUnaryCall(int port, const v1::GenerateRequest& request,
+                milliseconds timeout = std::chrono::minutes(1))
+      : stub(v1::GenerationService::NewStub(connect(port))) {
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
+    status = std::async(std::launch::async, [this, request] {
+      return stub->GenerateOnce(&context, request, &response);
+    });
+  }
+
+  std::unique_ptr<v1::GenerationService::Stub> stub;
+  grpc::ClientContext context;
+  v1::GenerateOnceResponse response;
+  std::future<grpc::Status> status;
+};
+
+v1::GenerateRequest named(v1::GenerateRequest request, const std::string& request_id) {
+  request.set_request_id(request_id);
+  return request;
+}
+
+TEST(EarlyEnd, OfACallThatRunsFreesItsSlotsAndPages) {
+  RunningServer server;
+  int64_t made_before = 0;
+  const auto wait_until_it_runs = [&] {
+    while (tokens_made(server) == made_before) std::this_thread::yield();
+  };
+  const std::vector<std::pair<const char*, std::function<void()>>> ends = {
+      {"a stream's client cancels",
+       [&] {
+         OpenCall call(server.port(), endless("a"));
+         wait_until_it_runs();
+         call.context.TryCancel();
+         EXPECT_EQ(call.finish().status.error_code(), StatusCode::CANCELLED);
+       }},
+      {"a stream's client goes",
+       [&] {
+         OpenCall call(server.port(), endless("b"));
+         wait_until_it_runs();
+       }},
+      {"a stream's deadline passes",
+       [&] {
+         OpenCall call(server.port(), endless("c"), kDeadline);
+         EXPECT_EQ(call.finish().status.error_code(), StatusCode::DEADLINE_EXCEEDED);
+       }},
+      {"a stream is aborted",
+       [&] {
+         OpenCall call(server.port(), named(endless("d"), "stream"));
+         wait_until_it_runs();
+         EXPECT_TRUE(abort(server.port(), "stream").ok());
+         const Heard heard = call.finish();
+         EXPECT_TRUE(heard.status.ok()) << heard.status.error_message();
+         EXPECT_EQ(heard.num_completes, 16);
+         EXPECT_EQ(heard.complete.finish_reason(), v1::FINISH_REASON_CANCELLED);
+       }},
+      {"a GenerateOnce's client cancels",
+       [&] {
+         OpenUnaryCall call(server.port(), endless("e"));
+         wait_until_it_runs();
+         call.context.TryCancel();
+         EXPECT_EQ(call.status.get().error_code(), StatusCode::CANCELLED);
+       }},
+      {"a GenerateOnce's deadline passes",
+       [&] {
+         OpenUnaryCall call(server.port(), endless("f"), kDeadline);
+         EXPECT_EQ(call.status.get().error_code(), StatusCode::DEADLINE_EXCEEDED);
+       }},
+      {"a GenerateOnce is aborted",
+       [&] {
+         OpenUnaryCall call(server.port(), named(endless("g"), "unary"));
+         wait_until_it_runs();
+         EXPECT_TRUE(abort(server.port(), "unary").ok());
+         EXPECT_TRUE(call.status.get().ok());
+         EXPECT_EQ(call.response.complete().finish_reason(), v1::FINISH_REASON_CANCELLED);
+       }},
+  };
+  for (const auto& [name, end] : ends) {
+    made_before = tokens_made(server);
+    end();
+    const auto ended = steady_clock::now();
+    server.wait_until_idle();
+    const double ms = ms_since(ended);
+    const int64_t made = tokens_made(server) - made_before;
+    std::printf("%s: idle %.1f ms later, with %ld of %ld tokens\n", name, ms, made, kEndlessTokens);
+    EXPECT_LT(made, kEndlessTokens / 2) << name;
+    EXPECT_TRUE(server.server().wait_for_calls(std::chrono::minutes(1))) << name;
+  }
+}
+
+// All that wait behind answers which hold the only slot.
+TEST(EarlyEnd, OfACallThatWaitsIsSeenBeforeItsTurn) {
+  EngineOptions one_slot = tiny_engine();
+  one_slot.max_sequences = 1;
+  one_slot.kv_cache_tokens = 2 * kEndlessTokens;  // one slot's would be too few for 16 answers
+  RunningServer server({}, /*run_engine=*/false, one_slot);
+  OpenCall first(server.port(), named(endless("First"), "first"));
+  server.wait_for_waiting(1);
+  OpenCall cancelled(server.port(), greedy("Cancelled", 1900));
+  server.wait_for_waiting(2);
+  OpenCall late(server.port(), greedy("Too late", 1900), kDeadline);
+  server.wait_for_waiting(3);
+  auto gone = std::make_unique<OpenCall>(server.port(), greedy("Gone", 1900));
+  server.wait_for_waiting(4);
+  OpenUnaryCall unary(server.port(), greedy("Cancelled as well", 1900));
+  server.wait_for_waiting(5);
+  OpenCall aborted(server.port(), named(greedy("Aborted", 1900), "aborted"));
+  server.wait_for_waiting(6);
+  OpenCall patient(server.port(), greedy("Patient", 10));
+  server.wait_for_waiting(7);
+  server.start_engine();
+
+  const auto begin = steady_clock::now();
+  cancelled.context.TryCancel();
+  unary.context.TryCancel();
+  gone.reset();  // its connection with it
+  EXPECT_TRUE(abort(server.port(), "aborted").ok());
+  EngineStats stats;
+  do {
+    std::this_thread::yield();
+    stats = server.engine().stats();
+  } while (stats.num_requests_failed < 5 && stats.num_requests_finished == 0);
+  std::printf("dropped %.1f ms later\n", ms_since(begin));
+  EXPECT_EQ(stats.num_requests_failed, 5);
+  EXPECT_EQ(stats.num_requests_finished, 0) << "the first one had to end before";
+  EXPECT_EQ(cancelled.finish().status.error_code(), StatusCode::CANCELLED);
+  EXPECT_EQ(unary.status.get().error_code(), StatusCode::CANCELLED);
+  EXPECT_EQ(late.finish().status.error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(aborted.finish().status.error_code(), StatusCode::CANCELLED);
+
+  EXPECT_TRUE(abort(server.port(), "first").ok());
+  const Heard first_heard = first.finish(), patient_heard = patient.finish();
+  EXPECT_TRUE(patient_heard.status.ok()) << patient_heard.status.error_message();
+  EXPECT_EQ(patient_heard.token_ids.size(), 10u);
+  server.wait_until_idle();
+  stats = server.engine().stats();
+  EXPECT_EQ(stats.num_completion_tokens,
+            static_cast<int64_t>(first_heard.token_ids.size() + patient_heard.token_ids.size()));
+  EXPECT_EQ(stats.num_tokens_waiting, 0);
+}
+
+// Nothing is computed for it, and it is the server that tells the client why it ended.
+TEST(EarlyEnd, OfACallThatIsAbortedWhileItWaitsTakesNoStep) {
+  RunningServer server({}, /*run_engine=*/false);
+  OpenCall stream(server.port(), named(greedy("Waits", 5), "waits"));
+  server.wait_for_waiting(1);
+  OpenUnaryCall unary(server.port(), named(greedy("Waits too", 5), "waits"));
+  server.wait_for_waiting(2);
+  EXPECT_TRUE(abort(server.port(), "waits").ok());
+  server.start_engine();
+  for (const grpc::Status& status : {stream.finish().status, unary.status.get()}) {
+    EXPECT_EQ(status.error_code(), StatusCode::CANCELLED);
+    EXPECT_EQ(status.error_message(), "cancelled while waiting");
+  }
+  server.wait_until_idle();
+  EXPECT_EQ(server.engine().stats().num_steps, 0);
+}
+
+// Some 7 MB that the client leaves unread, of which gRPC itself buffers 4.
+TEST(EarlyEnd, OfAnAnswerThatNobodyCollectsIsACancel) {
+  ServerOptions options;
+  options.calls.collect_timeout = milliseconds(100);
+  options.calls.max_undelivered_bytes = 64 << 20;  // all of it
+  RunningServer server(options);
+  v1::GenerateRequest request = endless("Unread");
+  sampling(request).set_logprobs(20);
+  OpenCall lazy(server.port(), request, std::chrono::minutes(5));
+  while (tokens_made(server) == 0) std::this_thread::yield();
+  server.wait_until_idle();
+  const auto begin = steady_clock::now();
+  EXPECT_TRUE(server.server().wait_for_calls(std::chrono::seconds(20)));
+  std::printf("given up %.1f ms later\n", ms_since(begin));
+  EXPECT_EQ(lazy.finish().status.error_code(), StatusCode::CANCELLED);
+}
+
+}  // namespace
+}  // namespace outrider
