@@ -335,6 +335,11 @@ void add_serve_command(CLI::App& app, Action& action) {
   command->add_option("--auth-token-file", options->server.auth_token_file,
                       "Bearer tokens, one a line; clients must show one");
   command
+      ->add_option("--max-streams-per-tenant", options->server.max_streams_per_tenant,
+                   "Calls that may be under way with one token, or without tokens all together; "
+                   "default 0: no limit")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
+  command
       ->add_option_function<int>(
           "--http-port", [options](int port) { options->server.http_port = port; },
           "/metrics, /healthz and /readyz on this port (default: no HTTP); 0: any free one")

@@ -54,18 +54,18 @@ TokenCheck::TokenCheck(const std::vector<std::string>& tokens) {
   for (const std::string& token : tokens) digests_.push_back(sha256(token));
 }
 
-bool TokenCheck::accepts(std::string_view authorization) const {
-  if (digests_.empty()) return true;
+std::optional<uint64_t> TokenCheck::tenant(std::string_view authorization) const {
+  if (digests_.empty()) return 0;
   const size_t scheme_length = sizeof kScheme - 1;
   const absl::string_view scheme(authorization.data(),
                                  std::min(authorization.size(), scheme_length));
-  if (!absl::EqualsIgnoreCase(scheme, kScheme)) return false;
+  if (!absl::EqualsIgnoreCase(scheme, kScheme)) return std::nullopt;
   const auto presented = sha256(authorization.substr(scheme_length));
-  bool known = false;
-  for (const auto& digest : digests_) {  // all of them, whichever it is
-    known |= CRYPTO_memcmp(digest.data(), presented.data(), digest.size()) == 0;
+  std::optional<uint64_t> tenant;
+  for (size_t i = 0; i < digests_.size(); ++i) {  // all of them, whichever it is
+    if (CRYPTO_memcmp(digests_[i].data(), presented.data(), presented.size()) == 0) tenant = i;
   }
-  return known;
+  return tenant;
 }
 
 }  // namespace outrider

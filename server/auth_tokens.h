@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,13 +19,14 @@ std::vector<std::string> read_token_file(const std::string& path);
 // Checks what clients present. Keeps digests alone.
 class TokenCheck {
  public:
-  // Without tokens everybody is accepted.
+  // Without tokens everybody is accepted, as one tenant.
   TokenCheck() = default;
   explicit TokenCheck(const std::vector<std::string>& tokens);
 
+  // Whose token it is, a number for each of them; nullopt where it is none of them.
   // authorization: the value of that header or metadata, "Bearer TOKEN"; empty where there is none.
   // Takes as long for a wrong token as for a right one.
-  bool accepts(std::string_view authorization) const;
+  std::optional<uint64_t> tenant(std::string_view authorization) const;
 
  private:
   std::vector<std::array<uint8_t, 32>> digests_;  // SHA-256

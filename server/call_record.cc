@@ -48,7 +48,10 @@ void CallRecord::end(const absl::Status& status) {
     line.prompt_tokens = completion_->prompt_tokens;
     line.completion_tokens = completion_->completion_tokens;
     observers_.service_rate.completed(now);
-    if (observers_.trace != nullptr) observers_.trace->request(request_id_, now, *completion_);
+  }
+  if (observers_.trace != nullptr) {
+    observers_.trace->request(request_id_, now, line.code,
+                              completion_.value_or(Completion{.timings = {.total_ms = line.ms}}));
   }
   if (!status.ok()) {
     observers_.metrics.failed(status.code());

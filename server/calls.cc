@@ -3,6 +3,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -31,11 +32,21 @@ void CallRegistry::fail_all(const absl::Status& status) {
   for (const auto& call : calls) call->on_error(status);
 }
 
-int CallRegistry::abort(const std::string& request_id) {
+bool CallRegistry::admit(Call* call, uint64_t tenant, int64_t max) {
+  const std::lock_guard lock(mutex_);
+  const auto counts = [&](const Call* other) {
+    return other->tenant_ == tenant && other->under_way_;
+  };
+  if (max > 0 && std::count_if(calls_.begin(), calls_.end(), counts) >= max) return false;
+  call->tenant_ = tenant;
+  return true;
+}
+
+int CallRegistry::abort(const std::string& request_id, uint64_t tenant) {
   const std::lock_guard lock(mutex_);
   int aborted = 0;
   for (Call* call : calls_) {
-    if (call->request_id() != request_id) continue;
+    if (call->request_id() != request_id || call->tenant_ != tenant) continue;
     call->cancel();
     ++aborted;
   }
@@ -63,6 +74,11 @@ void Call::released() {
   self_.reset();
 }
 
+void Call::note_end(const absl::Status& status) {
+  under_way_ = false;
+  record_.end(status);
+}
+
 void Call::start_collect_timer() {
   if (released_) return;
   collect_timer_.Set(std::chrono::system_clock::now() + limits_.collect_timeout,
@@ -82,7 +98,7 @@ void StreamCall::push(v1::GenerateResponse response) {
   queue_.clear();
   cancelled_ = true;
   end_ = absl::ResourceExhaustedError("the client does not read its answer; generation was ended");
-  record_.end(*end_);
+  note_end(*end_);
   start_collect_timer();
 }
 
@@ -116,7 +132,7 @@ void StreamCall::end(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (end_.has_value()) return;
-    record_.end(status);
+    note_end(status);
     end_ = std::move(status);
     start_collect_timer();
   }
@@ -195,7 +211,7 @@ void UnaryCall::end(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (ended_) return;
-    record_.end(status);
+    note_end(status);
     ended_ = true;
     start_collect_timer();
   }

@@ -34,8 +34,11 @@ class CallRegistry {
   void remove(Call* call);
   // Every call that has not ended does so with `status`; what was queued is still written.
   void fail_all(const absl::Status& status);
-  // Tells the engine to end the calls of that request; how many there are.
-  int abort(const std::string& request_id);
+  // The call is the tenant's from now on; false where `max` of them are under way, 0 being no
+  // limit.
+  bool admit(Call* call, uint64_t tenant, int64_t max);
+  // Tells the engine to end the tenant's calls of that request; how many there are.
+  int abort(const std::string& request_id, uint64_t tenant);
   // True once there is no call left; false after `timeout`.
   bool wait_until_empty(std::chrono::milliseconds timeout);
 
@@ -70,6 +73,9 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   // Called by gRPC's last reaction.
   void released();
 
+  // Its end is known, if not told yet. Call once, with mutex_ held.
+  void note_end(const absl::Status& status);
+
   // Gives the client collect_timeout to read the rest. Call once, with mutex_ held.
   void start_collect_timer();
 
@@ -79,6 +85,10 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   std::atomic<bool> cancelled_ = false;
 
  private:
+  friend class CallRegistry;
+
+  std::optional<uint64_t> tenant_;  // guarded by the registry's mutex
+  std::atomic<bool> under_way_ = true;
   grpc::CallbackServerContext* context_;  // until released
   CallRegistry& registry_;
   grpc::Alarm collect_timer_;

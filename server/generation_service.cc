@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/field_error.h"
+#include "engine/retry_error.h"
 #include "server/response_conversion.h"
 #include "server/status.h"
 
@@ -37,6 +38,7 @@ GenerationService::Serving::Serving(Engine& engine, ServedModel model, const Ser
   limits.set_max_waiting_requests(options.max_waiting_requests);
   limits.set_max_waiting_tokens(options.max_waiting_tokens);
   limits.set_max_message_bytes(options.max_message_bytes);
+  limits.set_max_streams_per_tenant(options.max_streams_per_tenant);
 }
 
 void GenerationService::start(Engine& engine, ServedModel model) {
@@ -68,12 +70,13 @@ absl::Status GenerationService::not_serving() const {
                                          : "the model is still being loaded");
 }
 
-absl::Status GenerationService::authenticate(const grpc::CallbackServerContext& context) const {
+absl::StatusOr<uint64_t> GenerationService::authenticate(
+    const grpc::CallbackServerContext& context) const {
   const auto& metadata = context.client_metadata();
   const auto [first, last] = metadata.equal_range("authorization");
   const auto count = std::distance(first, last);
   const grpc::string_ref value = count == 1 ? first->second : grpc::string_ref();
-  if (tokens_.accepts({value.data(), value.size()})) return absl::OkStatus();
+  if (const auto tenant = tokens_.tenant({value.data(), value.size()})) return *tenant;
   return absl::UnauthenticatedError(
       count == 0 ? "no token; expected the metadata authorization: Bearer TOKEN"
                  : "the token is not one of this server's; expected the metadata authorization: "
@@ -84,13 +87,19 @@ void GenerationService::enqueue(const grpc::CallbackServerContext& context,
                                 const v1::GenerateRequest& request, std::string request_id,
                                 const std::shared_ptr<Call>& call) {
   call->hold();
-  if (absl::Status status = authenticate(context); !status.ok()) {
-    call->on_error(std::move(status));
-    return;
+  const absl::StatusOr<uint64_t> tenant = authenticate(context);
+  if (!tenant.ok()) return call->on_error(tenant.status());
+  const int64_t most = options_.max_streams_per_tenant;
+  if (!calls_.admit(call.get(), *tenant, most)) {
+    return call->on_error(
+        retry_error(absl::StrCat(most,
+                                 " calls of the same client are under way already; try again "
+                                 "when one has ended"),
+                    service_rate_.retry_delay(1)));
   }
   const std::lock_guard lock(mutex_);
   if (serving_ != nullptr && !stopped_) {
-    serving_->intake.enqueue(request, std::move(request_id), call);
+    serving_->intake.enqueue(request, std::move(request_id), *tenant, call);
   } else {
     call->on_error(not_serving());
   }
@@ -120,13 +129,14 @@ grpc::ServerUnaryReactor* GenerationService::Abort(grpc::CallbackServerContext* 
                                                    v1::AbortResponse* response) {
   auto* reactor = context->DefaultReactor();
   const std::string& id = request->request_id();
-  if (absl::Status status = authenticate(*context); !status.ok()) {
-    reactor->Finish(to_grpc(status));
+  const absl::StatusOr<uint64_t> tenant = authenticate(*context);
+  if (!tenant.ok()) {
+    reactor->Finish(to_grpc(tenant.status()));
   } else if (id.empty() || id.size() > kMaxRequestIdBytes) {
     reactor->Finish(
         to_grpc(field_error("request_id", absl::StrCat("has ", id.size(), " bytes; expected 1 … ",
                                                        kMaxRequestIdBytes))));
-  } else if (const int aborted = calls_.abort(id); aborted > 0) {
+  } else if (const int aborted = calls_.abort(id, *tenant); aborted > 0) {
     response->set_num_aborted(aborted);
     reactor->Finish(grpc::Status::OK);
   } else {
@@ -139,7 +149,7 @@ grpc::ServerUnaryReactor* GenerationService::GetModelInfo(grpc::CallbackServerCo
                                                           const v1::GetModelInfoRequest* request,
                                                           v1::GetModelInfoResponse* response) {
   auto* reactor = context->DefaultReactor();
-  const absl::Status authenticated = authenticate(*context);
+  const absl::Status authenticated = authenticate(*context).status();
   const std::lock_guard lock(mutex_);
   if (!authenticated.ok()) {
     reactor->Finish(to_grpc(authenticated));
@@ -156,7 +166,7 @@ grpc::ServerUnaryReactor* GenerationService::GetServerInfo(grpc::CallbackServerC
                                                            const v1::GetServerInfoRequest* request,
                                                            v1::GetServerInfoResponse* response) {
   auto* reactor = context->DefaultReactor();
-  const absl::Status authenticated = authenticate(*context);
+  const absl::Status authenticated = authenticate(*context).status();
   const std::lock_guard lock(mutex_);
   if (!authenticated.ok()) {
     reactor->Finish(to_grpc(authenticated));

@@ -2,6 +2,9 @@
 // so that health checks never wait behind them.
 #pragma once
 
+#include <absl/status/statusor.h>
+
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -70,8 +73,8 @@ class GenerationService final : public v1::GenerationService::CallbackService {
 
   // Why there is no engine to ask; mutex_ held.
   absl::Status not_serving() const;
-  // OK, or Unauthenticated where the client has to show a token and shows none that is known.
-  absl::Status authenticate(const grpc::CallbackServerContext& context) const;
+  // Who asks, or Unauthenticated where the client has to show a token and shows none that is known.
+  absl::StatusOr<uint64_t> authenticate(const grpc::CallbackServerContext& context) const;
   void enqueue(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
                std::string request_id, const std::shared_ptr<Call>& call);
 

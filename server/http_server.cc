@@ -125,7 +125,7 @@ struct HttpServer::Impl {
       return reason.empty() ? say(200, "ready\n") : say(503, reason + "\n");
     }
     if (request.get_header_value_count("Authorization") > 1 ||
-        !tokens.accepts(request.get_header_value("Authorization"))) {
+        !tokens.tenant(request.get_header_value("Authorization"))) {
       response.set_header("WWW-Authenticate", "Bearer");
       return say(401, "expected the header Authorization: Bearer TOKEN\n");
     }

@@ -18,7 +18,7 @@ struct HttpSources {
 };
 
 // /healthz and /readyz ask nobody for a token: probes have none, and they tell no more than gRPC's
-// health service. A connection is for one request, within its limits; two are answered at a time,
+// health service. A connection is for one request, within its limits; a few are answered at a time,
 // some wait, and the others are not accepted before one of these is over.
 class HttpServer {
  public:

@@ -23,11 +23,6 @@ constexpr size_t kLongestSpecialToken = 64;
 // Unicode normalisation may shorten a text before it is cut into tokens, by at most this.
 constexpr int64_t kNormalisationRatio = 4;
 
-absl::Status only_unset(absl::string_view field, bool is_set) {
-  if (!is_set) return absl::OkStatus();
-  return field_error(field, "is not supported yet; expected it to be unset");
-}
-
 // A newer client's field that this server has never heard of. prefix: of the message's fields.
 absl::Status check_known(const google::protobuf::Message& message, const std::string& prefix) {
   const google::protobuf::Reflection& fields = *message.GetReflection();
@@ -52,11 +47,6 @@ absl::Status check_known(const google::protobuf::Message& message, const std::st
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status check_unsupported(const v1::GenerateRequest& proto) {
-  if (absl::Status status = check_known(proto, ""); !status.ok()) return status;
-  return only_unset("stream_stats", proto.stream_stats());
 }
 
 absl::Status read_mode(v1::SpeculationMode mode, SpeculationParams& speculation) {
@@ -165,11 +155,12 @@ RequestContext make_request_context(const Tokenizer& tokenizer, const ChatTempla
 
 absl::StatusOr<Request> to_request(const v1::GenerateRequest& proto,
                                    const RequestContext& context) {
-  if (auto status = check_unsupported(proto); !status.ok()) return status;
+  if (auto status = check_known(proto, ""); !status.ok()) return status;
   Request request;
   request.request_id = proto.request_id();
   request.emitted.assign(proto.emitted_token_ids().begin(), proto.emitted_token_ids().end());
   request.priority = proto.priority();
+  request.stream_stats = proto.stream_stats();
   read_sampling(proto.sampling_params(), request.sampling);
   if (auto status = read_mode(proto.speculation().mode(), request.speculation); !status.ok()) {
     return status;

@@ -23,7 +23,7 @@ RequestContext make_request_context(const Tokenizer& tokenizer, const ChatTempla
 
 // Renders and tokenises, then checks: takes as long as the text is long. InvalidArgument (with the
 // field, see field_error.h) for whatever cannot be carried out exactly as asked, fields that are
-// not supported yet included; FailedPrecondition for a chat without a usable template.
+// not known here included; FailedPrecondition for a chat without a usable template.
 absl::StatusOr<Request> to_request(const v1::GenerateRequest& proto, const RequestContext& context);
 
 }  // namespace outrider

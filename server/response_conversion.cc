@@ -62,6 +62,34 @@ void add_logprobs(const std::vector<TokenLogprobs>& logprobs,
   }
 }
 
+void add_speculation(const Completion& completion, v1::SpeculationStats& proto) {
+  const SpeculationStats& stats = completion.speculation;
+  proto.set_num_spec_steps(stats.num_spec_steps);
+  proto.set_num_draft_tokens(stats.num_draft_tokens);
+  proto.set_num_accepted_draft_tokens(stats.num_accepted_draft_tokens);
+  proto.set_num_copied_draft_tokens(stats.num_copied_draft_tokens);
+  proto.set_mean_acceptance_length(stats.mean_acceptance_length());
+  proto.set_draft_acceptance_rate(stats.draft_acceptance_rate());
+  for (int i = 0; i < kMaxDraftTokens && stats.drafted_per_position[i] > 0; ++i) {
+    proto.add_acceptance_by_position(static_cast<double>(stats.accepted_per_position[i]) /
+                                     static_cast<double>(stats.drafted_per_position[i]));
+  }
+  proto.set_alpha(stats.alpha());
+  proto.set_lenience(completion.lenience);
+  proto.set_lenience_shift(stats.lenience_shift());
+  proto.set_mode(mode_name(completion.mode));
+  proto.set_drafter(drafter_name(stats.drafter));
+  proto.set_seed(completion.seed);
+  proto.set_numerics_fingerprint(completion.numerics_fingerprint);
+  proto.set_predicted_speedup(stats.speedup.predicted(stats.alpha()));
+  proto.set_measured_speedup(stats.speedup.measured());
+  proto.set_draft_cost(stats.draft_cost);
+  const auto& steps = stats.speedup.steps;
+  proto.mutable_steps_by_lookahead()->Add(steps.begin(), steps.end());
+  if (stats.tpot_slo_ms > 0) proto.set_tpot_slo_ms(stats.tpot_slo_ms);
+  proto.set_tpot_slo_missed(stats.tpot_slo_missed);
+}
+
 // Whatever way it was written.
 std::string directory_name(const std::filesystem::path& path) {
   return std::filesystem::weakly_canonical(path).filename().string();
@@ -79,6 +107,7 @@ v1::Chunk to_proto(const Chunk& chunk) {
   proto.mutable_text_ends()->Add(chunk.text_ends.begin(), chunk.text_ends.end());
   add_logprobs(chunk.logprobs, *proto.mutable_logprobs());
   add_logprobs(chunk.prompt_logprobs, *proto.mutable_prompt_logprobs());
+  if (chunk.so_far) add_speculation(*chunk.so_far, *proto.mutable_speculation());
   return proto;
 }
 
@@ -97,32 +126,7 @@ v1::Complete to_proto(const Completion& completion) {
   timings.set_total_ms(completion.timings.total_ms);
   timings.set_ttft_ms(completion.timings.ttft_ms);
 
-  const SpeculationStats& stats = completion.speculation;
-  v1::SpeculationStats& speculation = *proto.mutable_speculation();
-  speculation.set_num_spec_steps(stats.num_spec_steps);
-  speculation.set_num_draft_tokens(stats.num_draft_tokens);
-  speculation.set_num_accepted_draft_tokens(stats.num_accepted_draft_tokens);
-  speculation.set_num_copied_draft_tokens(stats.num_copied_draft_tokens);
-  speculation.set_mean_acceptance_length(stats.mean_acceptance_length());
-  speculation.set_draft_acceptance_rate(stats.draft_acceptance_rate());
-  for (int i = 0; i < kMaxDraftTokens && stats.drafted_per_position[i] > 0; ++i) {
-    speculation.add_acceptance_by_position(static_cast<double>(stats.accepted_per_position[i]) /
-                                           static_cast<double>(stats.drafted_per_position[i]));
-  }
-  speculation.set_alpha(stats.alpha());
-  speculation.set_lenience(completion.lenience);
-  speculation.set_lenience_shift(stats.lenience_shift());
-  speculation.set_mode(mode_name(completion.mode));
-  speculation.set_drafter(drafter_name(stats.drafter));
-  speculation.set_seed(completion.seed);
-  speculation.set_numerics_fingerprint(completion.numerics_fingerprint);
-  speculation.set_predicted_speedup(stats.speedup.predicted(stats.alpha()));
-  speculation.set_measured_speedup(stats.speedup.measured());
-  speculation.set_draft_cost(stats.draft_cost);
-  const auto& steps = stats.speedup.steps;
-  speculation.mutable_steps_by_lookahead()->Add(steps.begin(), steps.end());
-  if (stats.tpot_slo_ms > 0) speculation.set_tpot_slo_ms(stats.tpot_slo_ms);
-  speculation.set_tpot_slo_missed(stats.tpot_slo_missed);
+  add_speculation(completion, *proto.mutable_speculation());
   return proto;
 }
 

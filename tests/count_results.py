@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints why tests were skipped, and how many passed, failed and were skipped, from a JUnit report.
+"""Prints what faults took, why tests were skipped, and how many passed, failed and were skipped,
+from a JUnit report.
 
     python3 tests/count_results.py build/cpu/tests.xml
 """
@@ -11,6 +12,8 @@ from collections import Counter
 
 # GoogleTest prints the reason of GTEST_SKIP on the line after its file and line.
 SKIP_REASON = re.compile(r"^\S+:\d+: Skipped\n(.+)$", re.MULTILINE)
+# What tests/fault/figures.py prints.
+FAULT_TABLE = re.compile(r"^fault +until .*(?:\n\S.*)*", re.MULTILINE)
 
 
 def main(path: str) -> None:
@@ -22,8 +25,11 @@ def main(path: str) -> None:
         if message == "Fixture dependency failed":
             status = "failed"  # as ctest counts it
         counts[status] += 1
+        output = case.findtext("system-out", default="")
+        for table in FAULT_TABLE.findall(output):
+            print(table)
         if status == "skipped":
-            reason = SKIP_REASON.search(case.findtext("system-out", default=""))
+            reason = SKIP_REASON.search(output)
             print(f"skipped: {case.get('name')}: {reason.group(1) if reason else message}")
     print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
 

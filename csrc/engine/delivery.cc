@@ -97,6 +97,7 @@ void Delivery::deliver(Delivered& item) {
   chunk.index = answer.completion.index;
   chunk.prompt_logprobs = std::move(item.prompt_logprobs);
   if (!chunk.token_ids.empty() || !chunk.text.empty() || !chunk.prompt_logprobs.empty()) {
+    if (answer.stream_stats) chunk.so_far = answer.completion;
     request.sink->on_chunk(std::move(chunk));
   }
   if (answer.output.finished()) complete(answer, answer.output.finish_reason(), item.at);

@@ -45,6 +45,7 @@ struct Answer {
   std::shared_ptr<RequestProgress> request;
   OutputStream output;
   Completion completion;  // filled as it goes
+  bool stream_stats = false;
   EngineClock::time_point received;
   EngineClock::time_point started, first_token, last_token;
   std::atomic<bool> over = false;  // it has ended, by a stop string perhaps that only delivery sees

@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "core/digest.h"
 #include "engine/metrics.h"
 
 namespace outrider {
@@ -182,6 +183,7 @@ void Engine::start(Submission& submission) {
   for (int32_t choice = 0; choice < sampling.n; ++choice) {
     auto answer = std::make_shared<Answer>(progress, *submission.output);
     answer->received = request.received;
+    answer->stream_stats = request.stream_stats;
     Completion& completion = answer->completion;
     completion.index = choice;
     completion.prompt_tokens = prompt_length;
@@ -228,7 +230,7 @@ void Engine::start(Submission& submission) {
                     .lookahead_is_exact = settings.lookahead_is_exact,
                     .max_draft_positions = executor_.max_draft_positions(settings.drafter),
                     .prompt_logits = sampling.prompt_logprobs.has_value(),
-                    .salt = prefix_salt_});
+                    .salt = digest(&request.tenant, sizeof request.tenant, prefix_salt_)});
   }
 }
 
@@ -279,7 +281,10 @@ void Engine::step() {
   publish_stats();
   const auto executed = EngineClock::now();
   decoded_.clear();
-  StepRecord record = {.step = plan.step, .begin = begin, .executed = executed};
+  StepRecord record = {.step = plan.step,
+                       .begin = begin,
+                       .executed = executed,
+                       .num_prompt_rows = scheduler_.prefill_rows().target};
   for (const SlotOutcome& outcome : executor_.execute(bytes)) {
     if (outcome.decoded) {
       ++record.num_decoding;
@@ -291,13 +296,7 @@ void Engine::step() {
   account_for_step(std::chrono::duration<double, std::milli>(EngineClock::now() - begin).count());
   record.end = EngineClock::now();
   record.times = executor_.step_times();
-  record.kv_cache_usage = kv_cache_usage();
   observers_.observe(record);
-}
-
-double Engine::kv_cache_usage() const {
-  const SchedulerStats stats = scheduler_.stats();
-  return static_cast<double>(stats.pages_used) / static_cast<double>(stats.num_pages);
 }
 
 // What copy drafters add to the plan, and what a draft head cannot do yet.
@@ -333,10 +332,6 @@ void Engine::note_admissions(StepPlan& plan) {
     tokens_waiting_ -= sequence.answer->completion.prompt_tokens;
     sequence.answer->started = now;
     sequence.answer->completion.cached_tokens = admission.num_cached;
-    if (observers_.metrics != nullptr) {
-      observers_.metrics->prefix_lookup(sequence.answer->completion.prompt_tokens,
-                                        admission.num_cached);
-    }
   }
 }
 
@@ -427,6 +422,12 @@ void Engine::fail_non_finite(int64_t id, const SlotOutcome& outcome) {
 
 void Engine::publish_stats() {
   const SchedulerStats stats = scheduler_.stats();
+  if (observers_.metrics != nullptr) {
+    observers_.metrics->set_kv_cache_usage(static_cast<double>(stats.pages_used) /
+                                           static_cast<double>(stats.num_pages));
+    observers_.metrics->prefix_lookup(stats.prefix_queries - shared_stats_.prefix_queries,
+                                      stats.prefix_hits - shared_stats_.prefix_hits);
+  }
   shared_stats_.running = stats.num_running;
   shared_stats_.waiting = stats.num_waiting;
   shared_stats_.waiting_tokens = tokens_waiting_;

@@ -99,7 +99,6 @@ class Engine {
   // The step has taken so long: what Lookahead learns from it, and each of its answers hears.
   void account_for_step(double ms);
   void fail_non_finite(int64_t id, const SlotOutcome& outcome);
-  double kv_cache_usage() const;
   void publish_stats();
   // Every request ends with `status`.
   void fail_all(const absl::Status& status);

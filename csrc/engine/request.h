@@ -73,6 +73,8 @@ struct Request {
   std::vector<int32_t> prompt;   // token ids
   std::vector<int32_t> emitted;  // of the answer, from a call that failed: it goes on behind them
   int32_t priority = 0;          // higher ones are admitted first; waiting makes up for it
+  uint64_t tenant = 0;           // requests of one tenant alone share pages of their prompts
+  bool stream_stats = false;     // speculation statistics in each chunk
   SamplingParams sampling;
   SpeculationParams speculation;
   std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();
@@ -100,17 +102,6 @@ enum class TokenOrigin : uint8_t {
   corrected,  // the target's own, in place of a drafted token that was refused
   bonus,      // the target's own, behind drafted tokens that were all accepted
   plain,      // the target's own, where nothing was drafted
-};
-
-struct Chunk {
-  int32_t index = 0;  // which of the n answers
-  std::string
-      text;  // whole UTF-8; may be empty while a character or a possible stop string is held
-  std::vector<int32_t> token_ids;              // a closing EOS included
-  std::vector<TokenOrigin> origins;            // of each token
-  std::vector<int32_t> text_ends;              // for each token: bytes of `text` up to its end
-  std::vector<TokenLogprobs> logprobs;         // for each token, where they were asked for
-  std::vector<TokenLogprobs> prompt_logprobs;  // of the prompt's next tokens, likewise
 };
 
 enum class FinishReason { stop, length, cancelled };
@@ -169,6 +160,18 @@ struct Completion {
   float lenience = 1.0f;
   uint64_t seed = 0;  // used, or drawn by the server
   std::string numerics_fingerprint;
+};
+
+struct Chunk {
+  int32_t index = 0;  // which of the n answers
+  std::string
+      text;  // whole UTF-8; may be empty while a character or a possible stop string is held
+  std::vector<int32_t> token_ids;              // a closing EOS included
+  std::vector<TokenOrigin> origins;            // of each token
+  std::vector<int32_t> text_ends;              // for each token: bytes of `text` up to its end
+  std::vector<TokenLogprobs> logprobs;         // for each token, where they were asked for
+  std::vector<TokenLogprobs> prompt_logprobs;  // of the prompt's next tokens, likewise
+  std::optional<Completion> so_far;            // where stream_stats was set
 };
 
 // Where a request's tokens go. Called by one thread, the engine's delivery: implementations only

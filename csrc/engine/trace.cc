@@ -56,8 +56,34 @@ int64_t TraceWriter::since_start(Clock::time_point time) const {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time - start_).count();
 }
 
-void TraceWriter::phase(const char* name, uint64_t step, Clock::time_point begin,
-                        Clock::time_point end) {
+void TraceWriter::step(const StepRecord& record) {
+  Event whole{};
+  whole.name = "step";
+  whole.step = record.step;
+  whole.begin_ns = since_start(record.begin);
+  whole.end_ns = since_start(record.end);
+  whole.whole = true;
+  whole.prompt_rows = record.num_prompt_rows;
+  whole.sequences = record.num_decoding;
+  whole.drafted = record.num_drafted;
+  whole.accepted = record.num_tokens - record.num_decoding;
+  push(whole);
+  part("plan", record.step, record.begin, record.executed);
+  auto from = record.executed;
+  const StepPhases& times = record.times;
+  for (const auto& [name, seconds] :
+       {std::pair("draft", times.draft), std::pair("target", times.target),
+        std::pair("verify", times.verify), std::pair("exchange", times.exchange)}) {
+    const auto to =
+        from + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    part(name, record.step, from, to);
+    from = to;
+  }
+  part("apply", record.step, from, record.end);
+}
+
+void TraceWriter::part(const char* name, uint64_t step, Clock::time_point begin,
+                       Clock::time_point end) {
   Event event{};
   event.name = name;
   event.step = step;
@@ -66,9 +92,10 @@ void TraceWriter::phase(const char* name, uint64_t step, Clock::time_point begin
   push(event);
 }
 
-void TraceWriter::request(std::string_view request_id, Clock::time_point end,
+void TraceWriter::request(std::string_view request_id, Clock::time_point end, absl::StatusCode code,
                           const Completion& completion) {
   Event event{};
+  event.code = code;
   event.end_ns = since_start(end);
   event.begin_ns = event.end_ns - ns_of_ms(completion.timings.total_ms);
   event.queue_ms = completion.timings.queue_ms;
@@ -117,24 +144,35 @@ void TraceWriter::run() {
 }
 
 void TraceWriter::write(const Event& event) {
-  if (event.name != nullptr) {
-    std::fprintf(file_.get(),
-                 ",\n{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"cat\":\"step\",\"name\":\"%s\","
-                 "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%" PRIu64 "}}",
-                 event.name, us(event.begin_ns), us(event.end_ns - event.begin_ns), event.step);
-    return;
-  }
+  if (event.name != nullptr) return write_step(event);
   ++num_requests_;
-  char arguments[128];
+  char arguments[160];
   std::snprintf(arguments, sizeof arguments,
-                ",\"args\":{\"request_id\":\"%s\",\"completion_tokens\":%" PRId64 "}",
-                event.request_id.data(), event.completion_tokens);
+                ",\"args\":{\"request_id\":\"%s\",\"code\":\"%s\",\"completion_tokens\":%" PRId64
+                "}",
+                event.request_id.data(), absl::StatusCodeToString(event.code).c_str(),
+                event.completion_tokens);
   const int64_t queue_end = event.begin_ns + ns_of_ms(event.queue_ms);
   const int64_t prefill_end = queue_end + ns_of_ms(event.prefill_ms);
   write_span("request", event.begin_ns, event.end_ns, arguments);
+  if (event.queue_ms + event.prefill_ms + event.decode_ms == 0) return;
   write_span("queue", event.begin_ns, queue_end, "");
   write_span("prefill", queue_end, prefill_end, "");
   write_span("decode", prefill_end, prefill_end + ns_of_ms(event.decode_ms), "");
+}
+
+void TraceWriter::write_step(const Event& event) {
+  std::fprintf(file_.get(),
+               ",\n{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"cat\":\"step\",\"name\":\"%s\","
+               "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%" PRIu64,
+               event.name, us(event.begin_ns), us(event.end_ns - event.begin_ns), event.step);
+  if (event.whole) {
+    std::fprintf(file_.get(),
+                 ",\"prompt_rows\":%" PRId64 ",\"sequences\":%" PRId64 ",\"drafted\":%" PRId64
+                 ",\"accepted\":%" PRId64,
+                 event.prompt_rows, event.sequences, event.drafted, event.accepted);
+  }
+  std::fputs("}}", file_.get());
 }
 
 void TraceWriter::write_span(const char* name, int64_t begin_ns, int64_t end_ns,

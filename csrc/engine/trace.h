@@ -2,6 +2,8 @@
 // Perfetto.
 #pragma once
 
+#include <absl/status/status.h>
+
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "engine/step_record.h"
 
 namespace outrider {
 
@@ -34,26 +37,33 @@ class TraceWriter {
 
   // The next two may be called from any thread; they allocate nothing and wait for moments only.
 
-  // A part of step `step`. name: a literal.
-  void phase(const char* name, uint64_t step, Clock::time_point begin, Clock::time_point end);
-  // A request that ended at `end`: a span for its whole time, and within it queue, prefill, decode.
-  void request(std::string_view request_id, Clock::time_point end, const Completion& completion);
+  // A span for the whole step, with what it was made of, and within it its parts.
+  void step(const StepRecord& record);
+  // A request that ended at `end` with `code`: a span for its whole time, and within it queue,
+  // prefill and decode. Of one that came to no answer total_ms is all there is.
+  void request(std::string_view request_id, Clock::time_point end, absl::StatusCode code,
+               const Completion& completion);
 
   int64_t num_dropped() const;
 
  private:
   struct Event {
-    const char* name;  // of a phase; null: a request
+    const char* name;  // of a step or its part, a literal; null: a request
     int64_t begin_ns, end_ns;
     uint64_t step;
+    bool whole;  // step: what follows is set
+    int64_t prompt_rows, sequences, drafted, accepted;
+    absl::StatusCode code;
     double queue_ms, prefill_ms, decode_ms;
     int64_t completion_tokens;
     std::array<char, 40> request_id;  // cut, ends with a zero
   };
 
+  void part(const char* name, uint64_t step, Clock::time_point begin, Clock::time_point end);
   void push(const Event& event);
   void run();
   void write(const Event& event);
+  void write_step(const Event& event);
   void write_span(const char* name, int64_t begin_ns, int64_t end_ns, const char* arguments);
   int64_t since_start(Clock::time_point time) const;
 

@@ -64,10 +64,12 @@ nlohmann::ordered_json server_afterwards(v1::GenerationService::Stub& stub) {
       v1::GetServerInfoResponse info;
       throw_unless_ok(ask_server_info(stub, info));
       const v1::ServerStats& stats = info.stats();
-      const bool idle = stats.num_requests_running() == 0 && stats.num_requests_waiting() == 0;
+      const bool idle = stats.num_requests_running() == 0 && stats.num_requests_waiting() == 0 &&
+                        stats.kv_pages_used() == 0;
       if (idle || Clock::now() >= settled_by) {
         return {{"num_requests_running", stats.num_requests_running()},
-                {"num_requests_waiting", stats.num_requests_waiting()}};
+                {"num_requests_waiting", stats.num_requests_waiting()},
+                {"kv_pages_used", stats.kv_pages_used()}};
       }
       std::this_thread::sleep_for(kSettlePause);
     }

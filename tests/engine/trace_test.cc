@@ -22,28 +22,48 @@ TEST(Trace, StepsAndRequestsAreSpans) {
   {
     TraceWriter trace(path.string());
     const auto now = TraceWriter::Clock::now();
-    trace.phase("target", 7, now, now + milliseconds(3));
+    trace.step({.step = 7,
+                .begin = now,
+                .executed = now + milliseconds(1),
+                .end = now + milliseconds(9),
+                .times = {.draft = 0.001, .target = 0.003, .verify = 0.002, .exchange = 0.001},
+                .num_prompt_rows = 5,
+                .num_decoding = 2,
+                .num_drafted = 8,
+                .num_tokens = 7});
     Completion completion;
     completion.completion_tokens = 12;
     completion.timings = {.queue_ms = 1, .prefill_ms = 2, .decode_ms = 4, .total_ms = 8};
-    trace.request("evil \"\n\\é id", now + milliseconds(8), completion);
+    trace.request("evil \"\n\\é id", now + milliseconds(8), absl::StatusCode::kCancelled,
+                  completion);
     EXPECT_EQ(trace.num_dropped(), 0);
   }
   const auto events = nlohmann::json::parse(read_file(path));
-  std::map<std::string, double> begin, end;
+  std::map<std::string, double> begin, end, parts;
   for (const auto& event : events) {
     if (event["ph"] == "X") {
-      EXPECT_EQ(event["name"], "target");
-      EXPECT_NEAR(event["dur"].get<double>(), 3000, 0.01);
       EXPECT_EQ(event["args"]["step"], 7);
+      parts[event["name"]] = event["dur"];
+      if (event["name"] == "step") {
+        EXPECT_EQ(event["args"]["prompt_rows"], 5);
+        EXPECT_EQ(event["args"]["sequences"], 2);
+        EXPECT_EQ(event["args"]["drafted"], 8);
+        EXPECT_EQ(event["args"]["accepted"], 5);
+      }
     }
     if (event["ph"] == "b") begin[event["name"]] = event["ts"];
     if (event["ph"] == "e") end[event["name"]] = event["ts"];
     if (event["ph"] == "b" && event["name"] == "request") {
       EXPECT_EQ(event["args"]["request_id"], "evil ????? id");
+      EXPECT_EQ(event["args"]["code"], "CANCELLED");
       EXPECT_EQ(event["args"]["completion_tokens"], 12);
     }
   }
+  const std::map<std::string, double> expected = {
+      {"step", 9000},   {"plan", 1000},     {"draft", 1000}, {"target", 3000},
+      {"verify", 2000}, {"exchange", 1000}, {"apply", 1000}};
+  ASSERT_EQ(parts.size(), expected.size());
+  for (const auto& [name, us] : expected) EXPECT_NEAR(parts[name], us, 0.01) << name;
   ASSERT_EQ(begin.size(), 4u);
   EXPECT_NEAR(end["request"] - begin["request"], 8000, 0.01);
   EXPECT_NEAR(end["queue"] - begin["queue"], 1000, 0.01);
@@ -59,10 +79,10 @@ TEST(Trace, IsReadableWhileItIsWritten) {
   const auto path = directory.path() / "trace.json";
   TraceWriter trace(path.string());
   const auto now = TraceWriter::Clock::now();
-  trace.phase("draft", 1, now, now);
+  trace.step({.step = 1, .begin = now, .executed = now, .end = now});
   std::string text;
-  while (text.find("draft") == std::string::npos) text = read_file(path);
-  EXPECT_EQ(nlohmann::json::parse(text + "]").back()["name"], "draft");
+  while (text.find("apply") == std::string::npos) text = read_file(path);
+  EXPECT_EQ(nlohmann::json::parse(text + "]").back()["name"], "apply");
 }
 
 TEST(Trace, WhatComesTooFastIsCounted) {
@@ -73,12 +93,13 @@ TEST(Trace, WhatComesTooFastIsCounted) {
   {
     TraceWriter trace(path.string(), /*max_queued=*/16);
     const auto now = TraceWriter::Clock::now();
-    for (int i = 0; i < kEvents; ++i) trace.phase("verify", 0, now, now);
+    for (int i = 0; i < kEvents; ++i) trace.request("", now, absl::StatusCode::kOk, {});
     dropped = trace.num_dropped();
   }
   EXPECT_GT(dropped, 0);
   const auto events = nlohmann::json::parse(read_file(path));
-  EXPECT_EQ(static_cast<int64_t>(events.size()), kEvents - dropped + 2);  // two that name tracks
+  // A begin and an end each; two name the tracks.
+  EXPECT_EQ(static_cast<int64_t>(events.size()), 2 * (kEvents - dropped) + 2);
 }
 
 TEST(Trace, AFileThatCannotBeWrittenIsAnError) {

@@ -45,7 +45,8 @@ class Case(unittest.TestCase):
     def under_load(self, job, fault, name, seen_ms, reason, restart_s=0, after_gone=None):
         """Calls fault(ranks) at a random moment of a load on the job, and checks what follows.
 
-        seen_ms: by when the fault has to be seen; reason: what clients are told, None for any.
+        seen_ms: by when the fault has to be seen, 0: at once; reason: what clients are told, None for
+        any, as of a job that ends without a word.
         """
         with Load(job, STREAMS, MAX_TOKENS) as load:
             load.wait_for('running')
@@ -58,8 +59,9 @@ class Case(unittest.TestCase):
             if after_gone is not None:
                 after_gone()
             failed = load.events('failed')
+            ends = (NOT_SERVING,) if reason is not None else (NOT_SERVING, WATCH_ENDED)
             health = [at for at, status in load.events('health')
-                      if int(status) in (NOT_SERVING, WATCH_ENDED) and at > start]
+                      if int(status) in ends and at > start]
 
         def ms(at):
             return (at - start) / 1e6
@@ -99,13 +101,13 @@ class Kill(Case):
     def test_a_killed_rank(self):
         def make_fault(rank):
             return lambda ranks: os.kill(ranks[rank], signal.SIGKILL)
-        self.each(5, 'rank {} killed', 100, make_fault)
+        self.each(5, 'rank {} killed', 0, make_fault)
 
     def test_a_crash_is_told_like_a_kill(self):
         with Job() as job:
             self.expected = answer_of(job)[1]
             self.under_load(job, lambda ranks: os.kill(ranks[1], signal.SIGSEGV), 'rank 1 crashes',
-                            100, 'rank 1 is lost: it closed the connection')
+                            0, 'rank 1 is lost: it closed the connection')
 
     def test_an_idle_job_starts_again_too(self):
         with Job() as job:

@@ -18,7 +18,7 @@ from program import (CHECKPOINT, LIMIT_S, PROGRAM, Lines, children, free_port,  
 
 LOAD_CLIENT = os.path.realpath(sys.argv[3])
 SERVING, NOT_SERVING, WATCH_ENDED = 1, 2, 0
-UNAVAILABLE, FAILED_PRECONDITION = 14, 9  # of gRPC's codes
+UNAVAILABLE, INTERNAL, FAILED_PRECONDITION = 14, 13, 9  # of gRPC's codes
 
 
 class Job:

@@ -112,7 +112,6 @@ std::vector<Case> bad_requests() {
       {"priority", [](R& r) { r.set_priority(std::numeric_limits<int32_t>::min()); }},
       {"speculation.drafter",
        [](R& r) { r.mutable_speculation()->set_drafter(std::string(1 << 20, 'x')); }},
-      {"stream_stats", [](R& r) { r.set_stream_stats(true); }},
       {"77", [](R& r) { add_unknown(r, 77); }},
       {"sampling_params.50", [](R& r) { add_unknown(sampling(r), 50); }},
       {"messages.messages.9", [](R& r) { add_unknown(*r.mutable_messages()->add_messages(), 9); }},

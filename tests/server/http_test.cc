@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/server_harness.h"
@@ -40,6 +41,9 @@ TEST(Http, IsReadyOnceTheModelIs) {
   engine.start();
   server.start_serving(engine.engine(), engine.served_model());
   EXPECT_EQ(get(port, "/readyz")->status, 200);
+  server.drain();
+  EXPECT_EQ(get(port, "/readyz")->status, 503);
+  EXPECT_EQ(get(port, "/readyz")->body, "the server is draining\n");
   server.fail_calls("rank 1 is lost");
   EXPECT_EQ(get(port, "/readyz")->status, 503);
   EXPECT_EQ(get(port, "/readyz")->body, "rank 1 is lost\n");
@@ -67,6 +71,34 @@ TEST(Http, MetricsCountWhatClientsHear) {
         "outrider_rank_up{rank=\"0\"} 1", "# TYPE outrider_step_seconds histogram"}) {
     EXPECT_NE(answer->body.find(std::string(line) + "\n"), std::string::npos) << line;
   }
+}
+
+double metric(const RunningServer& server, const std::string& name) {
+  const std::string text = "\n" + get(server.server().http_port(), "/metrics")->body;
+  const size_t at = text.find("\n" + name + " ");
+  EXPECT_NE(at, std::string::npos) << name;
+  return std::stod(text.substr(at + name.size() + 2));
+}
+
+TEST(Http, PagesAreInUseWhileSomebodyUsesThem) {
+  RunningServer server(with_http());
+  OpenCall call(server.port(), greedy("Cancelled", 1900));
+  v1::GenerateResponse first;
+  ASSERT_TRUE(call.stream->Read(&first));
+  EXPECT_GT(metric(server, "outrider_kv_cache_usage_ratio"), 0);
+  call.context.TryCancel();
+  while (metric(server, "outrider_num_requests_running") > 0) std::this_thread::yield();
+  EXPECT_EQ(metric(server, "outrider_kv_cache_usage_ratio"), 0);
+}
+
+TEST(Http, PrefixCacheIsCountedAsServerInfoCountsIt) {
+  RunningServer server(with_http());
+  const auto request = greedy(std::string(100, 'p'), 2);
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(generate(server.port(), request).status.ok());
+  const EngineStats stats = server.engine().stats();
+  EXPECT_GT(stats.prefix_cache_hits, 0);
+  EXPECT_EQ(metric(server, "outrider_prefix_cache_queries_total"), stats.prefix_cache_queries);
+  EXPECT_EQ(metric(server, "outrider_prefix_cache_hits_total"), stats.prefix_cache_hits);
 }
 
 TEST(Http, OtherRequestsAreRefused) {

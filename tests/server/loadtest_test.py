@@ -83,7 +83,8 @@ class Loadtest(unittest.TestCase):
                          sum(s['num_draft_tokens'] for s in samples))
         self.assertGreater(report['speculation']['num_draft_tokens'], 0)
         self.assertEqual(report['server_afterwards'],
-                         {'num_requests_running': 0, 'num_requests_waiting': 0})
+                         {'num_requests_running': 0, 'num_requests_waiting': 0,
+                          'kv_pages_used': 0})
 
     def test_greedy_answers_are_those_of_generate(self):
         report, samples = self.run_test('--concurrency', '8', '--requests', '40', '--output-length',

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -203,6 +204,29 @@ TEST(ServiceRate, GoesByRecentEnds) {
   EXPECT_NEAR(static_cast<double>(rate.retry_delay(100).count()), 500, 5);
 }
 
+TEST(StreamStats, EachChunkTellsHowTheAnswerWasMadeSoFar) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("Tell", 12);
+  request.mutable_speculation()->set_drafter("random");
+  request.mutable_speculation()->set_num_speculative_tokens(3);
+  for (const bool wanted : {true, false}) {
+    request.set_stream_stats(wanted);
+    OpenCall call(server.port(), request);
+    v1::GenerateResponse response;
+    v1::SpeculationStats last;
+    while (call.stream->Read(&response) && response.has_chunk()) {
+      EXPECT_EQ(response.chunk().has_speculation(), wanted);
+      EXPECT_GE(response.chunk().speculation().num_draft_tokens(), last.num_draft_tokens());
+      last = response.chunk().speculation();
+    }
+    EXPECT_TRUE(response.has_complete());
+    if (wanted) {
+      EXPECT_EQ(last.SerializeAsString(), response.complete().speculation().SerializeAsString());
+      EXPECT_GT(last.num_draft_tokens(), 0);
+    }
+  }
+}
+
 TEST(Trace, HasASpanForEachRequest) {
   TemporaryDirectory directory;
   ServerOptions options;
@@ -212,16 +236,28 @@ TEST(Trace, HasASpanForEachRequest) {
     v1::GenerateRequest request = greedy("Traced", 6);
     request.set_request_id("traced-one");
     EXPECT_TRUE(ask(server.port(), request).status.ok());
+    request.set_request_id("refused-one");
+    sampling(request).set_top_p(2);
+    EXPECT_FALSE(ask(server.port(), request).status.ok());
   }
   std::ifstream file(options.trace_file);
-  int found = 0;
+  std::map<std::string, nlohmann::json> requests;
+  int64_t sequences = 0, prompt_rows = 0;
   for (const auto& event : nlohmann::json::parse(file)) {
-    if (event["ph"] != "b" || event["name"] != "request") continue;
-    ++found;
-    EXPECT_EQ(event["args"]["request_id"], "traced-one");
-    EXPECT_EQ(event["args"]["completion_tokens"], 6);
+    const auto& arguments = event["args"];
+    if (event["ph"] == "b" && event["name"] == "request") {
+      requests[arguments["request_id"]] = arguments;
+    } else if (event["name"] == "step") {
+      sequences += arguments["sequences"].get<int64_t>();
+      prompt_rows += arguments["prompt_rows"].get<int64_t>();
+    }
   }
-  EXPECT_EQ(found, 1);
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(requests["traced-one"]["code"], "OK");
+  EXPECT_EQ(requests["traced-one"]["completion_tokens"], 6);
+  EXPECT_EQ(requests["refused-one"]["code"], "INVALID_ARGUMENT");
+  EXPECT_GT(sequences, 0);
+  EXPECT_GT(prompt_rows, 0);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
 from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Server,  # noqa: E402
                      free_port, outrider)
 
-IDLE_S = 2  # how long an idle job is watched
+IDLE_S = 3  # how long an idle job is watched
 
 
 class CommandLine(unittest.TestCase):
@@ -345,7 +345,7 @@ class Ranks(unittest.TestCase):
         self.refuses(CHECKPOINT, ['--lookahead', 'fixed:3'], 'settings', 'same options')
 
     def test_idle_ranks_rest(self):
-        """A promise about time, with a bound far above what is seen: busy waiting takes 100 %."""
+        """A promise about time: busy waiting would take 100 %."""
         def cpu_seconds(pid):
             with open(f'/proc/{pid}/stat') as file:
                 fields = file.read().rpartition(')')[2].split()
@@ -365,7 +365,7 @@ class Ranks(unittest.TestCase):
             shares = [(cpu_seconds(pid) - used[pid]) / idle_s for pid in ends]
             print('idle ranks use', ', '.join(f'{100 * share:.1f} %' for share in shares),
                   f'of a core over {idle_s:.1f} s', file=sys.stderr)
-            self.assertLessEqual(max(shares), 0.05)
+            self.assertLessEqual(max(shares), 0.02)
 
 
 class Ends(unittest.TestCase):

@@ -7,6 +7,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "launcher/client.h"
@@ -174,6 +175,79 @@ TEST(Tokens, EveryMethodAsksForOneButHealth) {
   EXPECT_EQ(health(server.port(), ""), 1);
 }
 
+Heard generate_as(const std::string& token, int port, const v1::GenerateRequest& request) {
+  const auto stub = v1::GenerationService::NewStub(connect(port));
+  grpc::ClientContext context;
+  set_timeout(context);
+  context.AddMetadata("authorization", "Bearer " + token);
+  Heard heard;
+  const auto stream = stub->Generate(&context, request);
+  read_all(*stream, heard);
+  return heard;
+}
+
+TEST(Tenants, ShareNoPages) {
+  ServerOptions options;
+  options.auth_token_file = files()("tokens");
+  RunningServer server(options);
+  const auto request = greedy(std::string(200, 'a'), 1);
+  const auto cached = [&](const std::string& token) {
+    const Heard heard = generate_as(token, server.port(), request);
+    EXPECT_TRUE(heard.status.ok()) << heard.status.error_message();
+    return heard.complete.cached_tokens();
+  };
+  EXPECT_EQ(cached(kToken), 0);
+  EXPECT_GT(cached(kToken), 0);
+  EXPECT_EQ(cached("second-token"), 0);
+}
+
+TEST(Tenants, AreRefusedMoreCallsThanTheyMayHave) {
+  ServerOptions options;
+  options.auth_token_file = files()("tokens");
+  options.max_streams_per_tenant = 1;
+  RunningServer server(options, false);  // calls wait
+  const auto request = greedy("a", 1);
+  std::thread first([&] { EXPECT_TRUE(generate_as(kToken, server.port(), request).status.ok()); });
+  std::thread other(
+      [&] { EXPECT_TRUE(generate_as("second-token", server.port(), request).status.ok()); });
+  server.wait_for_waiting(2);
+  const grpc::Status refused = generate_as(kToken, server.port(), request).status;
+  EXPECT_EQ(refused.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(refused.error_details().find("RetryInfo"), std::string::npos);
+  server.start_engine();
+  first.join();
+  other.join();
+  EXPECT_TRUE(generate_as(kToken, server.port(), request).status.ok());
+}
+
+TEST(Tenants, AbortTheirOwnCallsAlone) {
+  ServerOptions options;
+  options.auth_token_file = files()("tokens");
+  RunningServer server(options, false);
+  auto request = greedy("a", 1);
+  request.set_request_id("mine");
+  std::thread mine([&] {
+    EXPECT_EQ(generate_as(kToken, server.port(), request).status.error_code(),
+              StatusCode::CANCELLED);
+  });
+  server.wait_for_waiting(1);
+  const auto abort_as = [&](const std::string& token) {
+    grpc::ClientContext context;
+    set_timeout(context);
+    context.AddMetadata("authorization", "Bearer " + token);
+    v1::AbortRequest abort;
+    abort.set_request_id("mine");
+    v1::AbortResponse response;
+    return v1::GenerationService::NewStub(connect(server.port()))
+        ->Abort(&context, abort, &response)
+        .error_code();
+  };
+  EXPECT_EQ(abort_as("second-token"), StatusCode::NOT_FOUND);
+  EXPECT_EQ(abort_as(kToken), StatusCode::OK);
+  server.start_engine();
+  mine.join();
+}
+
 TEST(Tokens, ReflectionIsRefusedBesideThem) {
   ServerOptions options;
   options.port = 0;
@@ -184,16 +258,17 @@ TEST(Tokens, ReflectionIsRefusedBesideThem) {
 
 TEST(TokenCheck, AcceptsWhatTheFileHoldsAndNothingElse) {
   const TokenCheck check(read_token_file(files()("tokens")));
-  EXPECT_TRUE(check.accepts(std::string("Bearer ") + kToken));
-  EXPECT_TRUE(check.accepts("Bearer second-token"));
-  EXPECT_TRUE(check.accepts("bearer second-token"));
+  const auto first = check.tenant(std::string("Bearer ") + kToken);
+  const auto second = check.tenant("Bearer second-token");
+  EXPECT_TRUE(first && second && first != second);
+  EXPECT_EQ(check.tenant("bearer second-token"), second);
   for (const char* wrong :
        {"", "Bearer", "Bearer ", "second-token", "Basic second-token", "Bearer  second-token",
         "Bearer second-token ", "Bearer second-toke", "Bearer second-tokenn", "Bearer # staff",
         "Bearer correct-horse-battery-staple\nsecond-token", "Bearersecond-token"}) {
-    EXPECT_FALSE(check.accepts(wrong)) << wrong;
+    EXPECT_FALSE(check.tenant(wrong)) << wrong;
   }
-  EXPECT_TRUE(TokenCheck().accepts(""));
+  EXPECT_TRUE(TokenCheck().tenant(""));
 }
 
 TEST(TokenFile, BadOnesAreNamed) {

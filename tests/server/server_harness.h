@@ -160,11 +160,11 @@ inline void reset(int fd) {
 // An engine, and the thread that runs it.
 class TestEngine {
  public:
-  explicit TestEngine(const EngineOptions& options)
+  explicit TestEngine(const EngineOptions& options, const StepObservers& observers = {})
       : backend_(make_cpu_backend()),
         communicator_(make_self_communicator()),
         executor_(options, *backend_, *communicator_),
-        engine_(executor_, nullptr) {}
+        engine_(executor_, nullptr, observers) {}
   ~TestEngine() { stop(); }
 
   // Until then requests wait.
@@ -202,7 +202,8 @@ class RunningServer {
  public:
   explicit RunningServer(ServerOptions options = {}, bool run_engine = true,
                          const EngineOptions& engine = tiny_engine())
-      : server_(with_any_port(std::move(options))), engine_(engine) {
+      : server_(with_any_port(std::move(options))),
+        engine_(engine, {.metrics = &server_.metrics(), .trace = server_.trace()}) {
     server_.start_serving(engine_.engine(), engine_.served_model());
     if (run_engine) start_engine();
   }
@@ -213,6 +214,7 @@ class RunningServer {
 
   int port() const { return server_.port(); }
   Server& server() { return server_; }
+  const Server& server() const { return server_; }
   Engine& engine() { return engine_.engine(); }
   void start_engine() { engine_.start(); }
   void stop_engine() { engine_.stop(); }

@@ -71,7 +71,8 @@ def check_answers(report, samples, alone):
     for sample in samples:
         assert len(sample['token_ids']) == sample['max_tokens'], sample['index']
         assert sample['token_ids'] == alone[sample['prompt']][:sample['max_tokens']], sample['index']
-    assert report['server_afterwards'] == {'num_requests_running': 0, 'num_requests_waiting': 0}
+    assert report['server_afterwards'] == {'num_requests_running': 0, 'num_requests_waiting': 0,
+                                           'kv_pages_used': 0}
 
 
 def check_resources(looks, num_ranks):
