@@ -211,6 +211,15 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
   server.shutdown(kShutdownGrace);
 }
 
+// Returns when rank 0 has closed the connection.
+void wait_for_end(ControlClient& control) {
+  try {
+    while (control.receive({})) continue;
+  } catch (const Error&) {
+    return;
+  }
+}
+
 // Every other rank. It ends when rank 0 says so, or is gone; a signal to end is rank 0's to act on.
 void follow(const Process& process, Communicator& communicator, int rank, ControlClient& control) {
   StepProgress progress;
@@ -229,6 +238,12 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
   control.send({});
   try {
     run_follower(executor, control);
+  } catch (const DisagreementError&) {
+    // Rank 0 has found the same, and clients shall hear of that: not that this rank is lost.
+    told.test_and_set();
+    alarm(kFailedEndTimeoutS);
+    wait_for_end(control);
+    throw;
   } catch (const Error&) {
     // The same loss, seen by both threads, is told once.
     while (told.test_and_set()) pause();
