@@ -106,7 +106,7 @@ class Kill(Case):
     def test_a_crash_is_told_like_a_kill(self):
         with Job() as job:
             self.expected = answer_of(job)[1]
-            self.under_load(job, lambda ranks: os.kill(ranks[1], signal.SIGSEGV), 'rank 1 crashes',
+            self.under_load(job, lambda ranks: os.kill(ranks[1], signal.SIGABRT), 'rank 1 crashes',
                             0, 'rank 1 is lost: it closed the connection')
 
     def test_an_idle_job_starts_again_too(self):
