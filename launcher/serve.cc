@@ -350,6 +350,15 @@ void add_serve_command(CLI::App& app, Action& action) {
   command->add_option("--auth-token-file", options->server.auth_token_file,
                       "Bearer tokens, one a line; clients must show one");
   command
+      ->add_option(
+          "--max-waiting-requests", options->server.max_waiting_requests,
+          "Requests that may wait; beyond, calls end with RESOURCE_EXHAUSTED (default 1024)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command
+      ->add_option("--max-waiting-tokens", options->server.max_waiting_tokens,
+                   "Tokens of their prompts, likewise (default 1048576)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  command
       ->add_option("--max-streams-per-tenant", options->server.max_streams_per_tenant,
                    "Calls that may be under way with one token, or without tokens all together; "
                    "default 0: no limit")
