@@ -238,12 +238,13 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
   control.send({});
   try {
     run_follower(executor, control);
-  } catch (const DisagreementError&) {
+  } catch (const DisagreementError& error) {
     // Rank 0 has found the same, and clients shall hear of that: not that this rank is lost.
-    told.test_and_set();
+    while (told.test_and_set()) pause();
+    std::fprintf(stderr, "outrider: rank %d: %s\n", rank, error.what());
     alarm(kFailedEndTimeoutS);
     wait_for_end(control);
-    throw;
+    _exit(kExitFailed);
   } catch (const Error&) {
     // The same loss, seen by both threads, is told once.
     while (told.test_and_set()) pause();

@@ -8,6 +8,7 @@
 #include <openssl/sha.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/error.h"
 #include "server/secret_file.h"
@@ -61,10 +62,13 @@ std::optional<uint64_t> TokenCheck::tenant(std::string_view authorization) const
                                  std::min(authorization.size(), scheme_length));
   if (!absl::EqualsIgnoreCase(scheme, kScheme)) return std::nullopt;
   const auto presented = sha256(authorization.substr(scheme_length));
-  std::optional<uint64_t> tenant;
-  for (size_t i = 0; i < digests_.size(); ++i) {  // all of them, whichever it is
-    if (CRYPTO_memcmp(digests_[i].data(), presented.data(), presented.size()) == 0) tenant = i;
+  bool known = false;
+  for (const auto& digest : digests_) {  // all of them, whichever it is
+    known |= CRYPTO_memcmp(digest.data(), presented.data(), digest.size()) == 0;
   }
+  if (!known) return std::nullopt;
+  uint64_t tenant = 0;
+  std::memcpy(&tenant, presented.data(), sizeof tenant);
   return tenant;
 }
 

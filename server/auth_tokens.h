@@ -23,7 +23,7 @@ class TokenCheck {
   TokenCheck() = default;
   explicit TokenCheck(const std::vector<std::string>& tokens);
 
-  // Whose token it is, a number for each of them; nullopt where it is none of them.
+  // Whose token it is: of its digest so much as tells them apart; nullopt where it is none of them.
   // authorization: the value of that header or metadata, "Bearer TOKEN"; empty where there is none.
   // Takes as long for a wrong token as for a right one.
   std::optional<uint64_t> tenant(std::string_view authorization) const;

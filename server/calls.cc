@@ -74,11 +74,6 @@ void Call::released() {
   self_.reset();
 }
 
-void Call::note_end(const absl::Status& status) {
-  under_way_ = false;
-  record_.end(status);
-}
-
 void Call::start_collect_timer() {
   if (released_) return;
   collect_timer_.Set(std::chrono::system_clock::now() + limits_.collect_timeout,
@@ -98,7 +93,7 @@ void StreamCall::push(v1::GenerateResponse response) {
   queue_.clear();
   cancelled_ = true;
   end_ = absl::ResourceExhaustedError("the client does not read its answer; generation was ended");
-  note_end(*end_);
+  record_.end(*end_);
   start_collect_timer();
 }
 
@@ -132,7 +127,7 @@ void StreamCall::end(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (end_.has_value()) return;
-    note_end(status);
+    record_.end(status);
     end_ = std::move(status);
     start_collect_timer();
   }
@@ -164,6 +159,7 @@ void StreamCall::advance() {
     StartWrite(&current_);
   } else if (end_.has_value()) {
     finished_ = true;
+    under_way_ = false;  // before the client can know
     const grpc::Status status = to_grpc(*end_);
     lock.unlock();
     Finish(status);
@@ -174,6 +170,7 @@ void UnaryCall::on_chunk(Chunk chunk) {
   const std::lock_guard lock(mutex_);
   if (ended_ || too_large_) return;
   record_.chunk(chunk);
+  chunk.so_far.reset();  // there is no place for it
   v1::GenerateOnceResponse& response = answer(chunk.index);
   const v1::Chunk proto = to_proto(chunk);
   answer_bytes_ += static_cast<int64_t>(proto.ByteSizeLong());
@@ -211,8 +208,9 @@ void UnaryCall::end(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (ended_) return;
-    note_end(status);
+    record_.end(status);
     ended_ = true;
+    under_way_ = false;  // before the client can know
     start_collect_timer();
   }
   Finish(to_grpc(status));

@@ -73,9 +73,6 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   // Called by gRPC's last reaction.
   void released();
 
-  // Its end is known, if not told yet. Call once, with mutex_ held.
-  void note_end(const absl::Status& status);
-
   // Gives the client collect_timeout to read the rest. Call once, with mutex_ held.
   void start_collect_timer();
 
@@ -83,12 +80,12 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   std::mutex mutex_;
   CallRecord record_;  // guarded by mutex_
   std::atomic<bool> cancelled_ = false;
+  std::atomic<bool> under_way_ = true;  // something is left to be sent
 
  private:
   friend class CallRegistry;
 
-  std::optional<uint64_t> tenant_;  // guarded by the registry's mutex
-  std::atomic<bool> under_way_ = true;
+  std::optional<uint64_t> tenant_;        // guarded by the registry's mutex
   grpc::CallbackServerContext* context_;  // until released
   CallRegistry& registry_;
   grpc::Alarm collect_timer_;

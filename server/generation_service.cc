@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "engine/field_error.h"
-#include "engine/retry_error.h"
 #include "server/response_conversion.h"
 #include "server/status.h"
 
@@ -90,18 +89,14 @@ void GenerationService::enqueue(const grpc::CallbackServerContext& context,
   const absl::StatusOr<uint64_t> tenant = authenticate(context);
   if (!tenant.ok()) return call->on_error(tenant.status());
   const int64_t most = options_.max_streams_per_tenant;
-  if (!calls_.admit(call.get(), *tenant, most)) {
-    return call->on_error(
-        retry_error(absl::StrCat(most,
-                                 " calls of the same client are under way already; try again "
-                                 "when one has ended"),
-                    service_rate_.retry_delay(1)));
-  }
   const std::lock_guard lock(mutex_);
-  if (serving_ != nullptr && !stopped_) {
-    serving_->intake.enqueue(request, std::move(request_id), *tenant, call);
-  } else {
+  if (serving_ == nullptr || stopped_) {
     call->on_error(not_serving());
+  } else if (!calls_.admit(call.get(), *tenant, most)) {
+    call->on_error(absl::ResourceExhaustedError(absl::StrCat(
+        most, " calls of this client are under way already; try again when one has ended")));
+  } else {
+    serving_->intake.enqueue(request, std::move(request_id), *tenant, call);
   }
 }
 

@@ -78,9 +78,10 @@ EngineMetrics::EngineMetrics()
       num_draft_tokens_(counter("spec_decode_num_draft_tokens_total", "Drafted tokens verified")),
       num_accepted_tokens_(
           counter("spec_decode_num_accepted_tokens_total", "Drafted tokens accepted")),
-      prefix_queries_(
-          counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache")),
-      prefix_hits_(counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache")),
+      prefix_queries_(counter("prefix_cache_queries_total",
+                              "Tokens at admission that were looked up in the prefix cache")),
+      prefix_hits_(counter("prefix_cache_hits_total",
+                           "Tokens at admission that were found in the prefix cache")),
       running_(gauge("num_requests_running", "Requests that take part in steps")),
       waiting_(gauge("num_requests_waiting", "Requests that wait to run")),
       kv_cache_usage_(gauge("kv_cache_usage_ratio", "Share of the KV cache in use, 0 to 1")),

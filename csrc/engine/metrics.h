@@ -39,7 +39,8 @@ class EngineMetrics {
   // One sequence's part of a decode step: num_drafted tokens (0 … kMaxDraftTokens) were verified
   // and the first num_accepted of them kept.
   void verified(int num_drafted, int num_accepted);
-  // Admissions looked up `queried` tokens of prompts, of which `hit` were in the prefix cache.
+  // Admissions looked up `queried` tokens (prompts, and what continued answers had emitted), of
+  // which `hit` were in the prefix cache.
   void prefix_lookup(int64_t queried, int64_t hit);
   // Pages in use over all pages, 0 … 1.
   void set_kv_cache_usage(double ratio);

@@ -67,6 +67,7 @@ Quarantine::Quarantine(QuarantineTable& table, Clock::time_point now) : table_(t
 
 Digest128 Quarantine::digest_of(const Request& request) const {
   Digest128 digest{.low = table_.salt[0], .high = table_.salt[1]};
+  chain(digest, request.tenant);
   chain(digest, request.prompt.data(), request.prompt.size());
   const SamplingParams& sampling = request.sampling;
   chain(digest, sampling.temperature);

@@ -2,11 +2,11 @@
 // of one thread, requests overlap and are async ones ("b", "e").
 #include "engine/trace.h"
 
+#include <absl/strings/str_format.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cinttypes>
 #include <cstring>
 #include <utility>
 
@@ -27,6 +27,7 @@ double us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
 TraceWriter::TraceWriter(const std::string& path, size_t max_queued)
     : path_(path), max_queued_(max_queued), file_(std::fopen(path.c_str(), "we")) {
   if (file_ == nullptr) throw Error("--trace " + path + ": " + std::strerror(errno));
+  std::setvbuf(file_.get(), nullptr, _IONBF, 0);  // what is written at once is there at once
   queue_.reserve(max_queued);
   writing_.reserve(max_queued);
   // What names the tracks. Each further event brings the comma before it.
@@ -34,7 +35,6 @@ TraceWriter::TraceWriter(const std::string& path, size_t max_queued)
       "[\n{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"outrider\"}},\n"
       "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"thread_name\",\"args\":{\"name\":\"steps\"}}",
       file_.get());
-  std::fflush(file_.get());
   thread_ = std::thread([this] { run(); });
 }
 
@@ -57,18 +57,23 @@ int64_t TraceWriter::since_start(Clock::time_point time) const {
 }
 
 void TraceWriter::step(const StepRecord& record) {
-  Event whole{};
-  whole.name = "step";
-  whole.step = record.step;
-  whole.begin_ns = since_start(record.begin);
-  whole.end_ns = since_start(record.end);
+  std::array<Event, 7> events{};
+  auto next = events.begin();
+  const auto add = [&](const char* name, Clock::time_point begin, Clock::time_point end) {
+    next->name = name;
+    next->step = record.step;
+    next->begin_ns = since_start(begin);
+    next->end_ns = since_start(end);
+    ++next;
+  };
+  add("step", record.begin, record.end);
+  Event& whole = events.front();
   whole.whole = true;
   whole.prompt_rows = record.num_prompt_rows;
   whole.sequences = record.num_decoding;
   whole.drafted = record.num_drafted;
   whole.accepted = record.num_tokens - record.num_decoding;
-  push(whole);
-  part("plan", record.step, record.begin, record.executed);
+  add("plan", record.begin, record.executed);
   auto from = record.executed;
   const StepPhases& times = record.times;
   for (const auto& [name, seconds] :
@@ -76,20 +81,11 @@ void TraceWriter::step(const StepRecord& record) {
         std::pair("verify", times.verify), std::pair("exchange", times.exchange)}) {
     const auto to =
         from + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    part(name, record.step, from, to);
+    add(name, from, to);
     from = to;
   }
-  part("apply", record.step, from, record.end);
-}
-
-void TraceWriter::part(const char* name, uint64_t step, Clock::time_point begin,
-                       Clock::time_point end) {
-  Event event{};
-  event.name = name;
-  event.step = step;
-  event.begin_ns = since_start(begin);
-  event.end_ns = since_start(end);
-  push(event);
+  add("apply", from, record.end);
+  push(events);
 }
 
 void TraceWriter::request(std::string_view request_id, Clock::time_point end, absl::StatusCode code,
@@ -106,17 +102,17 @@ void TraceWriter::request(std::string_view request_id, Clock::time_point end, ab
   const size_t length = std::min(request_id.size(), event.request_id.size() - 1);
   std::transform(request_id.begin(), request_id.begin() + length, event.request_id.begin(),
                  [](char c) { return c < ' ' || c > '~' || c == '"' || c == '\\' ? '?' : c; });
-  push(event);
+  push({&event, 1});
 }
 
-void TraceWriter::push(const Event& event) {
+void TraceWriter::push(std::span<const Event> events) {
   const std::lock_guard lock(mutex_);
-  if (queue_.size() == max_queued_) {
-    ++num_dropped_;
+  if (queue_.size() + events.size() > max_queued_) {
+    num_dropped_ += static_cast<int64_t>(events.size());
     return;
   }
-  queue_.push_back(event);
-  if (queue_.size() == max_queued_ / 2) wake_.notify_one();
+  queue_.insert(queue_.end(), events.begin(), events.end());
+  if (queue_.size() >= max_queued_ / 2) wake_.notify_one();
 }
 
 int64_t TraceWriter::num_dropped() const {
@@ -136,7 +132,8 @@ void TraceWriter::run() {
     }
     if (!failed_) {
       for (const Event& event : writing_) write(event);
-      failed_ = std::fflush(file_.get()) != 0;
+      failed_ = std::fwrite(text_.data(), 1, text_.size(), file_.get()) != text_.size();
+      text_.clear();
       if (failed_) spdlog::warn("--trace {}: {}; it ends here", path_, std::strerror(errno));
     }
     writing_.clear();
@@ -146,12 +143,9 @@ void TraceWriter::run() {
 void TraceWriter::write(const Event& event) {
   if (event.name != nullptr) return write_step(event);
   ++num_requests_;
-  char arguments[160];
-  std::snprintf(arguments, sizeof arguments,
-                ",\"args\":{\"request_id\":\"%s\",\"code\":\"%s\",\"completion_tokens\":%" PRId64
-                "}",
-                event.request_id.data(), absl::StatusCodeToString(event.code).c_str(),
-                event.completion_tokens);
+  const std::string arguments = absl::StrFormat(
+      ",\"args\":{\"request_id\":\"%s\",\"code\":\"%s\",\"completion_tokens\":%d}",
+      event.request_id.data(), absl::StatusCodeToString(event.code), event.completion_tokens);
   const int64_t queue_end = event.begin_ns + ns_of_ms(event.queue_ms);
   const int64_t prefill_end = queue_end + ns_of_ms(event.prefill_ms);
   write_span("request", event.begin_ns, event.end_ns, arguments);
@@ -162,26 +156,26 @@ void TraceWriter::write(const Event& event) {
 }
 
 void TraceWriter::write_step(const Event& event) {
-  std::fprintf(file_.get(),
-               ",\n{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"cat\":\"step\",\"name\":\"%s\","
-               "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%" PRIu64,
-               event.name, us(event.begin_ns), us(event.end_ns - event.begin_ns), event.step);
+  absl::StrAppendFormat(&text_,
+                        ",\n{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"cat\":\"step\",\"name\":\"%s\","
+                        "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%d",
+                        event.name, us(event.begin_ns), us(event.end_ns - event.begin_ns),
+                        event.step);
   if (event.whole) {
-    std::fprintf(file_.get(),
-                 ",\"prompt_rows\":%" PRId64 ",\"sequences\":%" PRId64 ",\"drafted\":%" PRId64
-                 ",\"accepted\":%" PRId64,
-                 event.prompt_rows, event.sequences, event.drafted, event.accepted);
+    absl::StrAppendFormat(&text_,
+                          ",\"prompt_rows\":%d,\"sequences\":%d,\"drafted\":%d,\"accepted\":%d",
+                          event.prompt_rows, event.sequences, event.drafted, event.accepted);
   }
-  std::fputs("}}", file_.get());
+  text_ += "}}";
 }
 
 void TraceWriter::write_span(const char* name, int64_t begin_ns, int64_t end_ns,
-                             const char* arguments) {
+                             const std::string& arguments) {
   for (const auto& [phase, ns] : {std::pair("b", begin_ns), std::pair("e", end_ns)}) {
-    std::fprintf(file_.get(),
-                 ",\n{\"ph\":\"%s\",\"pid\":0,\"tid\":0,\"cat\":\"request\",\"id\":%" PRIu64
-                 ",\"name\":\"%s\",\"ts\":%.3f%s}",
-                 phase, num_requests_, name, us(ns), phase[0] == 'b' ? arguments : "");
+    absl::StrAppendFormat(&text_,
+                          ",\n{\"ph\":\"%s\",\"pid\":0,\"tid\":0,\"cat\":\"request\",\"id\":%d,"
+                          "\"name\":\"%s\",\"ts\":%.3f%s}",
+                          phase, num_requests_, name, us(ns), phase[0] == 'b' ? arguments : "");
   }
 }
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -59,12 +60,12 @@ class TraceWriter {
     std::array<char, 40> request_id;  // cut, ends with a zero
   };
 
-  void part(const char* name, uint64_t step, Clock::time_point begin, Clock::time_point end);
-  void push(const Event& event);
+  // All of them, or none.
+  void push(std::span<const Event> events);
   void run();
   void write(const Event& event);
   void write_step(const Event& event);
-  void write_span(const char* name, int64_t begin_ns, int64_t end_ns, const char* arguments);
+  void write_span(const char* name, int64_t begin_ns, int64_t end_ns, const std::string& arguments);
   int64_t since_start(Clock::time_point time) const;
 
   struct Close {
@@ -76,6 +77,7 @@ class TraceWriter {
   const Clock::time_point start_ = Clock::now();
   std::unique_ptr<std::FILE, Close> file_;  // the writer's thread's, from here …
   std::vector<Event> writing_;
+  std::string text_;  // of a batch
   uint64_t num_requests_ = 0;
   bool failed_ = false;  // … to here
 

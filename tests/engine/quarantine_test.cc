@@ -123,6 +123,7 @@ TEST(RequestDigest, IsThatOfTheSameRequestAskedAgain) {
     change(other);
     return !(quarantine.digest_of(other) == digest);
   };
+  EXPECT_TRUE(differs([](Request& r) { r.tenant = 1; }));
   EXPECT_TRUE(differs([](Request& r) { r.prompt = {1, 2}; }));
   EXPECT_TRUE(differs([](Request& r) { r.prompt.push_back(0); }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.temperature = 0.5; }));

@@ -70,13 +70,13 @@ TEST_F(RequestSettingsTest, WhatTheRequestNamesHolds) {
 }
 
 TEST_F(RequestSettingsTest, WithoutDraftsTheSeedRepeatsTheAnswer) {
-  request_.speculation.lenience = 0.5f;
   for (const bool off : {true, false}) {
-    request_.speculation.off = off;
-    if (!off) request_.speculation.num_speculative_tokens = 0;
+    request_.speculation = {.off = off};
+    if (!off) request_.speculation = {.lenience = 0.5f, .num_speculative_tokens = 0};
     const RequestSettings s = settings();
     EXPECT_EQ(s.mode, SpeculationMode::off);
     EXPECT_EQ(s.processors.mode, VerifyMode::coupled);
+    EXPECT_EQ(s.processors.lenience, 1);
     EXPECT_EQ(s.drafter, DrafterKind::none);
     EXPECT_EQ(s.lookahead, 0);
   }

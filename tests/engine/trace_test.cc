@@ -79,10 +79,17 @@ TEST(Trace, IsReadableWhileItIsWritten) {
   const auto path = directory.path() / "trace.json";
   TraceWriter trace(path.string());
   const auto now = TraceWriter::Clock::now();
-  trace.step({.step = 1, .begin = now, .executed = now, .end = now});
-  std::string text;
-  while (text.find("apply") == std::string::npos) text = read_file(path);
-  EXPECT_EQ(nlohmann::json::parse(text + "]").back()["name"], "apply");
+  constexpr uint64_t kSteps = 100;  // more than a file's usual buffer holds
+  for (uint64_t step = 1; step <= kSteps; ++step) {
+    trace.step({.step = step, .begin = now, .executed = now, .end = now});
+  }
+  nlohmann::json events;
+  do {
+    const std::string text = read_file(path) + "]";
+    events = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  } while (events.size() < 2 + 7 * kSteps);  // one that is being written may be cut
+  EXPECT_EQ(events.back()["name"], "apply");
+  EXPECT_EQ(events.back()["args"]["step"], kSteps);
 }
 
 TEST(Trace, WhatComesTooFastIsCounted) {

@@ -1,8 +1,8 @@
-"""A job whose ranks disagree ends, and tells no token of the step.
+"""A job whose ranks disagree ends, every call hears why, and it starts again.
 
     disagreement_test.py PROGRAM CHECKPOINT LOAD_CLIENT
 
-PROGRAM is an `outrider` with straying_follower.cc: its ranks but 0 stray at step 1000 of each start.
+PROGRAM is an `outrider` with straying_follower.cc: its ranks but 0 stray at step 200 of each start.
 """
 
 import sys
@@ -11,12 +11,12 @@ import unittest
 from job import INTERNAL, Job, Load, answer_of
 
 STREAMS = 4
-MAX_TOKENS = 1900  # of each stream, in a step each
+MAX_TOKENS = 1900  # of each stream, of which a step makes a few
 
 
 class Disagreement(unittest.TestCase):
-    def test_every_call_hears_of_it_and_the_job_starts_again(self):
-        with Job() as job:
+    def hears_of_it(self, ranks, who):
+        with Job(ranks=ranks) as job:
             expected = answer_of(job)[1]
             with Load(job, STREAMS, MAX_TOKENS) as load:
                 load.wait_for('running')
@@ -25,10 +25,15 @@ class Disagreement(unittest.TestCase):
                 watch.all_gone()
             self.assertEqual(len(failed), STREAMS)
             for _, what in failed:
-                self.assertRegex(what, rf'^{INTERNAL} step 1000: .* differ from rank 0.s on rank 1$')
+                self.assertRegex(what, f'^{INTERNAL} step 200: .* differ from rank 0.s on {who}$')
             self.assertEqual(answer_of(job)[1], expected)
             log = '\n'.join(job.log.lines)
-            self.assertRegex(log, 'outrider: the job has ended: step 1000: .*starting it again')
+            self.assertRegex(log, 'outrider: the job has ended: step 200: .*starting it again')
+
+    def test_every_call_hears_of_it_and_the_job_starts_again(self):
+        for ranks, who in ((2, 'rank 1'), (3, 'rank 1, rank 2'), (2, 'rank 1')):
+            with self.subTest(ranks=ranks):
+                self.hears_of_it(ranks, who)
 
 
 if __name__ == '__main__':

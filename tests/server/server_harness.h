@@ -40,7 +40,8 @@ struct Heard {
   int num_chunks = 0;
   int num_completes = 0;
   bool complete_was_last = true;
-  v1::Complete complete;
+  v1::Complete complete;          // the last of them
+  int64_t completion_tokens = 0;  // of all
 };
 
 inline void set_timeout(grpc::ClientContext& context) {
@@ -54,6 +55,7 @@ inline void read_all(grpc::ClientReader<v1::GenerateResponse>& stream, Heard& he
     if (response.has_complete()) {
       ++heard.num_completes;
       heard.complete = response.complete();
+      heard.completion_tokens += response.complete().completion_tokens();
       continue;
     }
     ++heard.num_chunks;
@@ -221,7 +223,14 @@ class RunningServer {
 
   // Returns once `count` requests wait in the engine.
   void wait_for_waiting(int64_t count) {
-    while (engine().stats().num_requests_waiting != count) std::this_thread::yield();
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (engine().stats().num_requests_waiting != count) {
+      if (std::chrono::steady_clock::now() > give_up) {
+        ADD_FAILURE() << engine().stats().num_requests_waiting << " requests wait, not " << count;
+        return;
+      }
+      std::this_thread::yield();
+    }
   }
   // Returns once the engine has nobody left and no page is in use.
   void wait_until_idle() {

@@ -24,8 +24,8 @@ PAUSE_S = 0.1  # between looks at the server
 PROMPTS = [f'Story {number}. ' + 'The river went on. ' * length
            for number, length in enumerate((0, 1, 2, 3, 5, 8, 13, 21, 34, 1, 2, 55))]
 # What may be added on a rank from the middle to the end. Allocators settle within less: 0.1 MiB were
-# seen, in 15 s and in 100 s. The short form has a thousand requests between the two and so sees a
-# leak of 1 KiB in each, the long form of 30 bytes.
+# seen, in 15 s and in 100 s. A minute has some 4000 requests between the two and so sees a leak of
+# 250 bytes in each, ten minutes one of 30.
 ALLOWED_GROWTH_KB = 1024
 ALLOWED_DESCRIPTORS = 2
 
@@ -83,7 +83,8 @@ def check_resources(looks, num_ranks):
     for rank in range(num_ranks):
         before, after = (statistics.median(one[rank][0] for one in part) for part in (middle, end))
         print(f'rank {rank}: {before:.0f} KiB resident in the middle, {after:.0f} KiB at the end')
-        assert after - before < ALLOWED_GROWTH_KB, f'rank {rank} grew'
+        # The address sanitizer's allocator keeps for a while what is freed.
+        assert after - before < ALLOWED_GROWTH_KB or 'ASAN_OPTIONS' in os.environ, f'rank {rank} grew'
         before, after = (max(one[rank][1] for one in part) for part in (middle, end))
         print(f'rank {rank}: {before} descriptors in the middle, {after} at the end')
         assert after - before <= ALLOWED_DESCRIPTORS, f'rank {rank} opened more'
