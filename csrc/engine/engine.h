@@ -17,6 +17,7 @@
 #include "engine/executor.h"
 #include "engine/inbox.h"
 #include "engine/lookahead_planner.h"
+#include "engine/prefill_pacer.h"
 #include "engine/quarantine.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -112,6 +113,7 @@ class Engine {
   std::string fingerprint_;
   const uint64_t prefix_salt_;  // no client can foresee the prefix cache's keys
   Scheduler scheduler_;
+  PrefillPacer pacer_;
   LookaheadPlanner lookahead_;
   std::unordered_map<int64_t, Sequence> sequences_;
   int64_t next_id_ = 0;
