@@ -16,7 +16,7 @@ namespace {
 constexpr double kSecondsPerPriority = 10;
 // A step with prompt rows may take so much longer than one without them; a millisecond more is
 // nothing to anybody.
-constexpr double kPrefillSlowdown = 1.5;
+constexpr double kPrefillSlowdown = 1.6;
 constexpr double kPrefillMs = 1;
 // So many requests that fail with NaN within so many steps are no accident of theirs.
 constexpr size_t kMaxNonFinite = 3;
@@ -56,7 +56,6 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
       fingerprint_(executor.numerics_fingerprint()),
       prefix_salt_(draw_seed()),
       scheduler_(scheduler_limits(executor)),
-      pacer_(kPrefillSlowdown),
       lookahead_(executor.options().lookahead, executor.tables()),
       delivery_(std::in_place) {
   limits_.vocab_size = executor.config().vocab_size;
@@ -391,13 +390,8 @@ void Engine::apply(const SlotOutcome& outcome) {
 }
 
 void Engine::account_for_step(double ms) {
-  const PrefillRows prefill = scheduler_.prefill_rows();
-  if (prefill.held_back && !decoded_.empty()) {
-    pacer_.observe(lookahead_.decode_ms(decoded_), ms);
-    scheduler_.set_prefill_slowdown(pacer_.slowdown());
-  }
-  const TimedStep timed =
-      lookahead_.observe(decoded_, prefill, {ms, 1e3 * executor_.step_times().draft});
+  const TimedStep timed = lookahead_.observe(decoded_, scheduler_.prefill_rows(),
+                                             {ms, 1e3 * executor_.step_times().draft});
   for (Delivered& item : delivered_) item.timed = timed;
 }
 

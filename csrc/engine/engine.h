@@ -17,7 +17,6 @@
 #include "engine/executor.h"
 #include "engine/inbox.h"
 #include "engine/lookahead_planner.h"
-#include "engine/prefill_pacer.h"
 #include "engine/quarantine.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -113,7 +112,6 @@ class Engine {
   std::string fingerprint_;
   const uint64_t prefix_salt_;  // no client can foresee the prefix cache's keys
   Scheduler scheduler_;
-  PrefillPacer pacer_;
   LookaheadPlanner lookahead_;
   std::unordered_map<int64_t, Sequence> sequences_;
   int64_t next_id_ = 0;

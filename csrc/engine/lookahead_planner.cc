@@ -336,12 +336,6 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(
   return account;
 }
 
-double LookaheadPlanner::decode_ms(std::span<const LookaheadOutcome> outcomes) const {
-  if (!pricing_.known()) return 0;
-  const DecodeShape shape = account_of(outcomes).all;
-  return pricing_.step_ms(shape) + pricing_.draft_ms(shape);
-}
-
 TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
                                     const PrefillRows& prefill, const StepDurations& durations) {
   TimedStep timed;

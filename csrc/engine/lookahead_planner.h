@@ -61,8 +61,6 @@ class LookaheadPlanner final : public LookaheadChooser {
   // was.
   std::vector<int32_t> propose(int64_t id, std::span<const int32_t> tokens, int k);
 
-  // What a step with these outcomes takes, without prompt rows; 0 where nothing is known.
-  double decode_ms(std::span<const LookaheadOutcome> outcomes) const;
   // The planned step was carried out. Returns what it took, for each of its sequences.
   TimedStep observe(std::span<const LookaheadOutcome> outcomes, const PrefillRows& prefill,
                     const StepDurations& durations);

@@ -292,7 +292,6 @@ void Scheduler::plan_prefill(ScheduledSequence& s) {
     s.work.prompt_logits = end > s.target.num_cached;
     s.prompt_logits_done = end;
   }
-  rows_.taken.held_back |= rows_.by_costs && end < last && end == s.target.num_cached + room;
   feed(s.target, end, rows_.taken.target);
   if (!s.draft_caught_up() && may_catch_up(s) && find_draft_room(s)) {
     feed(s.draft, std::min(last, s.draft.num_cached + prefill_room(s.draft.num_cached)),

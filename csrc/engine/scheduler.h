@@ -87,7 +87,6 @@ class LookaheadChooser {
 // Rows of a step that are no decode rows.
 struct PrefillRows {
   int64_t target = 0, draft = 0;
-  bool held_back = false;  // a prompt has rows left that prefill_slowdown did not allow
 };
 
 struct SchedulerStats {
@@ -117,8 +116,6 @@ class Scheduler {
   StepPlan plan(LookaheadChooser* chooser = nullptr);
   // Of the last plan.
   PrefillRows prefill_rows() const { return rows_.taken; }
-  // In place of the limits', from the next plan on.
-  void set_prefill_slowdown(double slowdown) { limits_.prefill_slowdown = slowdown; }
 
   // `tokens` were emitted for a decoding sequence: accepted drafts and the extra one.
   void commit(int64_t id, std::span<const int32_t> tokens);

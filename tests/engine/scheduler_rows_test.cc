@@ -61,29 +61,6 @@ TEST(Scheduler, PrefillAddsNoMoreThanStreamsCanBear) {
   EXPECT_EQ(rows, 128);  // nobody decodes
 }
 
-TEST(Scheduler, SaysWhetherAPromptWasHeldBackAndMayBeToldToAllowMore) {
-  SchedulerLimits limits = roomy();
-  limits.costs = {.steps = {{1, 10}, {101, 110}}};
-  limits.prefill_slowdown = 1.5;
-  Scheduler scheduler(limits);
-  SequenceSpec stream = spec(1, 1);
-  stream.max_length = 1000;
-  scheduler.add(stream);
-  step(scheduler);
-  EXPECT_FALSE(scheduler.prefill_rows().held_back);
-  scheduler.add(spec(2, 19));  // 18 rows, and one that decodes
-  step(scheduler);
-  EXPECT_EQ(scheduler.prefill_rows().target, 5);
-  EXPECT_TRUE(scheduler.prefill_rows().held_back);
-  scheduler.set_prefill_slowdown(2);
-  step(scheduler);
-  EXPECT_EQ(scheduler.prefill_rows().target, 10);
-  EXPECT_TRUE(scheduler.prefill_rows().held_back);
-  step(scheduler);
-  EXPECT_EQ(scheduler.prefill_rows().target, 3);  // the last of them
-  EXPECT_FALSE(scheduler.prefill_rows().held_back);
-}
-
 TEST(Scheduler, OneRowOfAPromptAlwaysGoes) {
   SchedulerLimits limits = roomy();
   limits.costs = {.steps = {{1, 10}, {101, 110}}};
