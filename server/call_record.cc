@@ -18,6 +18,7 @@ double seconds_between(std::chrono::steady_clock::time_point from,
 }  // namespace
 
 void CallRecord::chunk(const Chunk& chunk) {
+  num_tokens_ += static_cast<int64_t>(chunk.token_ids.size());
   if (chunk.index != 0 || chunk.token_ids.empty()) return;
   const auto now = Clock::now();
   if (last_chunk_) {
@@ -40,6 +41,7 @@ void CallRecord::end(const absl::Status& status) {
   const auto now = Clock::now();
   RequestEnd line{.request_id = request_id_,
                   .code = status.code(),
+                  .completion_tokens = num_tokens_,
                   .ms = seconds_between(received_, now) * 1e3};
   if (completion_) {
     if (completion_->finish_reason == FinishReason::cancelled) {

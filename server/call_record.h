@@ -4,6 +4,7 @@
 #include <absl/status/status.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -46,6 +47,7 @@ class CallRecord {
   const std::string request_id_;
   const Clock::time_point received_ = Clock::now();
   std::optional<Clock::time_point> last_chunk_;
+  int64_t num_tokens_ = 0;  // of all chunks
   std::optional<Completion> completion_;
 };
 

@@ -70,6 +70,11 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   // The call ends with `status` once what is queued was written; only the first end counts.
   virtual void end(absl::Status status) = 0;
 
+  // The client has cancelled, or its deadline has passed: nothing more is sent.
+  void gone() {
+    under_way_ = false;
+    cancel();
+  }
   // Called by gRPC's last reaction.
   void released();
 
@@ -101,7 +106,7 @@ class StreamCall final : public Call, public grpc::ServerWriteReactor<v1::Genera
   void on_complete(Completion completion) override;
 
   void OnWriteDone(bool ok) override;
-  void OnCancel() override { cancel(); }
+  void OnCancel() override { gone(); }
   void OnDone() override { released(); }
 
  private:
@@ -128,7 +133,7 @@ class UnaryCall final : public Call, public grpc::ServerUnaryReactor {
   void on_chunk(Chunk chunk) override;
   void on_complete(Completion completion) override;
 
-  void OnCancel() override { cancel(); }
+  void OnCancel() override { gone(); }
   void OnDone() override { released(); }
 
  private:

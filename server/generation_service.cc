@@ -93,8 +93,9 @@ void GenerationService::enqueue(const grpc::CallbackServerContext& context,
   if (serving_ == nullptr || stopped_) {
     call->on_error(not_serving());
   } else if (!calls_.admit(call.get(), *tenant, most)) {
-    call->on_error(absl::ResourceExhaustedError(absl::StrCat(
-        most, " calls of this client are under way already; try again when one has ended")));
+    call->on_error(absl::ResourceExhaustedError(
+        absl::StrCat("calls under way for this token: ", most,
+                     ", the most that the server allows; try again when one has ended")));
   } else {
     serving_->intake.enqueue(request, std::move(request_id), *tenant, call);
   }

@@ -28,7 +28,7 @@ std::unique_ptr<spdlog::formatter> make_log_formatter(LogFormat format);
 struct RequestEnd {
   std::string request_id;
   absl::StatusCode code = absl::StatusCode::kOk;
-  int64_t prompt_tokens = 0;  // 0 where the request never ran
+  int64_t prompt_tokens = 0;  // 0 where no answer came to its end
   int64_t completion_tokens = 0;
   double ms = 0;  // since it was received
 };

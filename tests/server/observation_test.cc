@@ -115,6 +115,23 @@ TEST(RequestLog, HasALineForEachRequestAndNoneOfItsText) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
 }
 
+TEST(RequestLog, TellsWhatAFailedCallWasGiven) {
+  CapturedLog log(LogFormat::text);
+  {
+    RunningServer server;
+    v1::GenerateRequest request = endless("Fails");
+    request.set_request_id("failed");
+    OpenCall call(server.port(), request);
+    v1::GenerateResponse response;
+    ASSERT_TRUE(call.stream->Read(&response));
+    server.server().fail_calls("rank 1 is lost");
+    EXPECT_EQ(call.finish().status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  }
+  const std::string text = log.text();
+  EXPECT_NE(text.find("request failed: UNAVAILABLE, "), std::string::npos) << text;
+  EXPECT_EQ(text.find(" 0 completion tokens, "), std::string::npos) << text;
+}
+
 TEST(RequestLog, JsonIsAnObjectALine) {
   CapturedLog log(LogFormat::json);
   {
