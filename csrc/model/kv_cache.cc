@@ -1,5 +1,7 @@
 #include "model/kv_cache.h"
 
+#include <algorithm>
+
 #include "core/digest.h"
 
 namespace outrider {
@@ -12,6 +14,20 @@ int64_t pages_for(int64_t positions) { return (positions + kPageTokens - 1) / kP
 int64_t layer_page_bytes(const AttentionShape& shape) {
   return shape.num_kv_heads * kPageTokens * shape.head_dim *
          static_cast<int64_t>(dtype_bytes(DType::bf16));
+}
+
+// Systems find memory when it is first written. All layers come to a fresh piece of it in the same
+// step, so that one step would wait for as many pieces as there are layers, twice.
+void touch(Backend& backend, const Buffer& buffer, int64_t bytes, Stream& stream) {
+  const TensorView all = buffer.view(DType::u8, {bytes});
+  const std::vector<uint8_t> zeros(std::min<int64_t>(bytes, 1 << 16));
+  auto done = static_cast<int64_t>(zeros.size());
+  backend.copy_from_host(all.rows(0, done), zeros.data(), stream);
+  while (done < bytes) {
+    const int64_t next = std::min(2 * done, bytes);
+    backend.copy(all.rows(done, next), all.rows(0, next - done), stream);
+    done = next;
+  }
 }
 
 }  // namespace
@@ -30,6 +46,11 @@ KvCache::KvCache(Backend& backend, int64_t num_layers, const AttentionShape& sha
   CHECK(num_layers > 0 && num_pages > 0 && num_pages <= INT32_MAX && num_slots > 0 &&
         max_positions > 0);
   for (auto& table : tables_) table.reserve(max_pages_);
+  Stream stream = backend.make_stream();
+  for (const Buffer* storage : {&keys_, &values_}) {
+    touch(backend, *storage, num_layers * num_pages * layer_page_bytes(shape), stream);
+  }
+  backend.synchronize(stream);
 }
 
 void KvCache::set_pages(int64_t slot, int64_t first, std::span<const int32_t> pages,
