@@ -16,7 +16,7 @@ namespace {
 constexpr double kSecondsPerPriority = 10;
 // A step with prompt rows may take so much longer than one without them; a millisecond more is
 // nothing to anybody.
-constexpr double kPrefillSlowdown = 1.6;
+constexpr double kPrefillSlowdown = 1.4;
 constexpr double kPrefillMs = 1;
 // So many requests that fail with NaN within so many steps are no accident of theirs.
 constexpr size_t kMaxNonFinite = 3;
