@@ -159,7 +159,7 @@ struct Verdict {
   float extra_logit;     // the target's, of that token
   int32_t non_finite;    // 1: NaN or infinity in a row that was needed: nothing is committed
   int32_t unresolved;    // 1: row n's candidates did not suffice; n may grow once it is gathered
-  int32_t gathered;      // 1: such a row was gathered
+  int32_t gathered;      // such rows that were gathered
 };
 
 // A row of a drafter's logits, of which a token is to be drawn.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "spec/acceptance.h"
-
 namespace outrider {
 
 namespace {
@@ -15,9 +13,10 @@ double ms_between(EngineClock::time_point from, EngineClock::time_point to) {
 
 // Of the token at `index` of a step.
 TokenOrigin origin_of(const Delivered& item, int index) {
-  if (item.num_drafted == 0) return TokenOrigin::plain;
-  if (index < item.num_accepted) return TokenOrigin::drafted;
-  return item.num_accepted < item.num_drafted ? TokenOrigin::corrected : TokenOrigin::bonus;
+  const VerifiedDrafts& drafts = item.drafts;
+  if (drafts.num_drafted == 0) return TokenOrigin::plain;
+  if (index < drafts.num_accepted) return TokenOrigin::drafted;
+  return drafts.num_accepted < drafts.num_drafted ? TokenOrigin::corrected : TokenOrigin::bonus;
 }
 
 }  // namespace
@@ -105,24 +104,22 @@ void Delivery::deliver(Delivered& item) {
 
 void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {
   SpeculationStats& stats = answer.completion.speculation;
-  const bool whole = num_emitted == item.num_accepted + 1;
-  const auto [drafted, accepted] = drafts_used(item.num_drafted, item.num_accepted, num_emitted);
+  const VerifiedDrafts used = item.drafts.within(num_emitted);
   ++stats.num_decode_steps;
-  if (drafted > 0) ++stats.num_spec_steps;
-  stats.num_draft_tokens += drafted;
-  if (item.copied) stats.num_copied_draft_tokens += drafted;
-  stats.num_accepted_draft_tokens += accepted;
-  for (int i = 0; i < drafted; ++i) ++stats.drafted_per_position[i];
-  for (int i = 0; i < accepted; ++i) ++stats.accepted_per_position[i];
-  if (whole) {
-    stats.alpha_sum += item.alpha_sum;
-    stats.shift_sum += item.shift_sum;
-    stats.alpha_rows += item.alpha_rows;
-  }
-  stats.speedup.add(item.num_drafted, num_emitted, item.timed);
+  stats.num_decoded_tokens += num_emitted;
+  if (used.num_drafted > 0) ++stats.num_spec_steps;
+  stats.num_draft_tokens += used.num_drafted;
+  if (item.copied) stats.num_copied_draft_tokens += used.num_drafted;
+  stats.num_accepted_draft_tokens += used.num_accepted;
+  for (int i = 0; i < used.num_drafted; ++i) ++stats.drafted_per_position[i];
+  for (int i = 0; i < used.num_accepted; ++i) ++stats.accepted_per_position[i];
+  stats.alpha_sum += used.alpha_sum;
+  stats.shift_sum += used.shift_sum;
+  stats.alpha_rows += used.alpha_rows;
+  stats.speedup.add(item.drafts.num_drafted, num_emitted, item.timed);
   answer.completion.completion_tokens += num_emitted;
-  totals_.num_draft_tokens += drafted;
-  totals_.num_accepted_draft_tokens += accepted;
+  totals_.num_draft_tokens += used.num_drafted;
+  totals_.num_accepted_draft_tokens += used.num_accepted;
   totals_.num_completion_tokens += num_emitted;
 }
 

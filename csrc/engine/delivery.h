@@ -18,6 +18,7 @@
 #include "core/digest.h"
 #include "engine/output_stream.h"
 #include "engine/request.h"
+#include "spec/acceptance.h"
 
 namespace outrider {
 
@@ -60,9 +61,7 @@ struct Delivered {
   std::optional<FinishReason> end;      // with the last of them
   std::vector<TokenLogprobs> logprobs;  // for each token, where wanted
   bool copied = false;                  // by a copy drafter, what was drafted
-  int num_drafted = 0, num_accepted = 0;
-  double alpha_sum = 0, shift_sum = 0;
-  int alpha_rows = 0;
+  VerifiedDrafts drafts;
   TimedStep timed;
   bool finished_already = false;  // a resumed answer that was complete
   bool cancelled = false;

@@ -368,22 +368,25 @@ void Engine::apply(const SlotOutcome& outcome) {
   }
   const bool ended = item.end.has_value();
   item.copied = drafts_by_copying(lookahead_.drafter_now(id));
-  item.num_drafted = outcome.num_drafted;
-  item.num_accepted = verdict.num_accepted;
-  item.alpha_sum = verdict.alpha_sum;
-  item.shift_sum = verdict.shift_sum;
-  item.alpha_rows = verdict.alpha_rows;
+  const Completion& completion = sequence.answer->completion;
+  item.drafts = {
+      .num_drafted = outcome.num_drafted,
+      .num_accepted = verdict.num_accepted,
+      .alpha_sum = verdict.alpha_sum,
+      .shift_sum = verdict.shift_sum,
+      .alpha_rows = verdict.alpha_rows,
+      .alpha_counts = completion.mode != SpeculationMode::rejection && completion.lenience == 1};
+  const auto num_emitted = static_cast<int>(item.tokens.size());
   decoded_.push_back({.id = id,
                       .position = static_cast<int64_t>(state.size()) - verdict.num_accepted - 1,
-                      .num_drafted = outcome.num_drafted,
-                      .num_accepted = verdict.num_accepted,
-                      .num_emitted = static_cast<int>(item.tokens.size()),
-                      .alpha_sum = verdict.alpha_sum,
-                      .alpha_rows = verdict.alpha_rows});
-  delivered_.push_back(std::move(item));
+                      .drafts = item.drafts,
+                      .num_emitted = num_emitted});
   if (observers_.metrics != nullptr) {
-    observers_.metrics->verified(outcome.num_drafted, verdict.num_accepted);
+    const VerifiedDrafts used = item.drafts.within(num_emitted);
+    observers_.metrics->verified(used.num_drafted, used.num_accepted);
+    observers_.metrics->gathered(verdict.gathered);
   }
+  delivered_.push_back(std::move(item));
 
   scheduler_.commit(id, tokens);
   if (ended) end_sequence(id, true);

@@ -310,19 +310,19 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(
   for (const LookaheadOutcome& outcome : outcomes) {
     const Sequence& sequence = sequences_.at(outcome.id);
     const auto d = static_cast<int>(sequence.drafter);
-    account.all.add(target, outcome.position, sequence.drafter, outcome.num_drafted);
+    account.all.add(target, outcome.position, sequence.drafter, outcome.drafts.num_drafted);
     account.plain.add(target, outcome.position, sequence.drafter, 0);
     account.base.add(target, outcome.position, sequence.drafter,
-                     sequence.terms.exact ? outcome.num_drafted : 0);
+                     sequence.terms.exact ? outcome.drafts.num_drafted : 0);
     const int accepted = outcome.num_emitted - 1;
     if (sequence.terms.exact) {
       account.accepted_exact += accepted;
       continue;
     }
     ++account.sequences[d];
-    account.rows[d] += outcome.num_drafted;
+    account.rows[d] += outcome.drafts.num_drafted;
     account.accepted[d] += accepted;
-    num_adaptive_rows += outcome.num_drafted;
+    num_adaptive_rows += outcome.drafts.num_drafted;
   }
   if (num_adaptive_rows == 0) return account;
   const double rows_ms =
@@ -356,7 +356,7 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
   for (Drafter& drafter : drafters_) drafter.catch_up_ms = 0;
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
-    of(sequence.drafter).speedup.add(outcome.num_drafted, outcome.num_emitted, timed);
+    of(sequence.drafter).speedup.add(outcome.drafts.num_drafted, outcome.num_emitted, timed);
     sequence.proposed.clear();
   }
   forget_removed();
@@ -372,7 +372,7 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
   const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
   std::array<double, kNumDrafterKinds> added = account.added_ms;
   added[static_cast<int>(DrafterKind::model)] +=
-      pricing_.round_ms(DrafterKind::model, prefill.draft);
+      pricing_.round_ms(DrafterKind::model, prefill.adaptive_draft);
   double expected = 0;
   for (const double ms : added) expected += ms;
   double taken = expected;
@@ -400,20 +400,19 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
 
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   for (const LookaheadOutcome& outcome : outcomes) {
-    if (outcome.num_drafted == 0) continue;
+    if (outcome.drafts.num_drafted == 0) continue;
     Sequence& sequence = sequences_.at(outcome.id);
     Drafter& drafter = of(sequence.drafter);
+    const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
     const int i = sequence.draft_class;
-    sequence.counts[i].observe(outcome.num_drafted, outcome.num_accepted);
-    drafter.counts[i].observe(outcome.num_drafted, outcome.num_accepted);
-    drafter.alpha_sum += outcome.alpha_sum;
-    drafter.alpha_rows += outcome.alpha_rows;
-    const auto [drafted, accepted] =
-        drafts_used(outcome.num_drafted, outcome.num_accepted, outcome.num_emitted);
+    sequence.counts[i].observe(used.num_drafted, used.num_accepted);
+    drafter.counts[i].observe(used.num_drafted, used.num_accepted);
+    drafter.alpha_sum += used.alpha_sum;
+    drafter.alpha_rows += used.alpha_rows;
     ++drafter.totals.num_drafts;
-    drafter.totals.num_draft_tokens += drafted;
-    drafter.totals.num_accepted_draft_tokens += accepted;
-    if (drafter.tried == outcome.id) drafter.try_again = outcome.num_accepted > 0;
+    drafter.totals.num_draft_tokens += used.num_drafted;
+    drafter.totals.num_accepted_draft_tokens += used.num_accepted;
+    if (drafter.tried == outcome.id) drafter.try_again = used.num_accepted > 0;
   }
 }
 

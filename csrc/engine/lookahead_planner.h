@@ -22,11 +22,8 @@ namespace outrider {
 struct LookaheadOutcome {
   int64_t id = 0;
   int64_t position = 0;  // its length before
-  int num_drafted = 0;
-  int num_accepted = 0;  // by the target
-  int num_emitted = 0;   // with the extra token, up to the answer's end
-  double alpha_sum = 0;
-  int alpha_rows = 0;
+  VerifiedDrafts drafts;
+  int num_emitted = 0;  // with the extra token, up to the answer's end
 };
 
 struct StepDurations {

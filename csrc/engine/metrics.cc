@@ -78,6 +78,9 @@ EngineMetrics::EngineMetrics()
       num_draft_tokens_(counter("spec_decode_num_draft_tokens_total", "Drafted tokens verified")),
       num_accepted_tokens_(
           counter("spec_decode_num_accepted_tokens_total", "Drafted tokens accepted")),
+      num_gathered_rows_(counter("spec_decode_num_gathered_rows_total",
+                                 "Rows of logits gathered whose best did not cover top_k or "
+                                 "top_p")),
       prefix_queries_(counter("prefix_cache_queries_total",
                               "Tokens at admission that were looked up in the prefix cache")),
       prefix_hits_(counter("prefix_cache_hits_total",
@@ -151,6 +154,8 @@ void EngineMetrics::verified(int num_drafted, int num_accepted) {
   num_accepted_tokens_.Increment(num_accepted);
   for (int i = 0; i < num_accepted; ++i) accepted_at_[static_cast<size_t>(i)]->Increment();
 }
+
+void EngineMetrics::gathered(int num_rows) { num_gathered_rows_.Increment(num_rows); }
 
 void EngineMetrics::prefix_lookup(int64_t queried, int64_t hit) {
   prefix_queries_.Increment(static_cast<double>(queried));

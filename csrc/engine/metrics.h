@@ -39,6 +39,8 @@ class EngineMetrics {
   // One sequence's part of a decode step: num_drafted tokens (0 … kMaxDraftTokens) were verified
   // and the first num_accepted of them kept.
   void verified(int num_drafted, int num_accepted);
+  // Rows of logits whose candidates did not cover top_k or top_p.
+  void gathered(int num_rows);
   // Admissions looked up `queried` tokens (prompts, and what continued answers had emitted), of
   // which `hit` were in the prefix cache.
   void prefix_lookup(int64_t queried, int64_t hit);
@@ -71,7 +73,7 @@ class EngineMetrics {
                                                        const std::string& help);
 
   prometheus::Registry registry_;
-  prometheus::Counter &num_drafts_, &num_draft_tokens_, &num_accepted_tokens_;
+  prometheus::Counter &num_drafts_, &num_draft_tokens_, &num_accepted_tokens_, &num_gathered_rows_;
   std::array<prometheus::Counter*, kMaxDraftTokens> accepted_at_;
   prometheus::Counter &prefix_queries_, &prefix_hits_;
   std::array<prometheus::Counter*, 3> success_;  // by FinishReason

@@ -53,8 +53,7 @@ bool drafts_by_copying(DrafterKind kind) {
 
 double SpeculationStats::mean_acceptance_length() const {
   if (num_decode_steps == 0) return 0;
-  return static_cast<double>(num_accepted_draft_tokens + num_decode_steps) /
-         static_cast<double>(num_decode_steps);
+  return static_cast<double>(num_decoded_tokens) / static_cast<double>(num_decode_steps);
 }
 
 double SpeculationStats::draft_acceptance_rate() const {
@@ -63,7 +62,7 @@ double SpeculationStats::draft_acceptance_rate() const {
 }
 
 double SpeculationStats::alpha() const {
-  return alpha_rows == 0 ? 0 : alpha_sum / static_cast<double>(alpha_rows);
+  return alpha_rows == 0 ? draft_acceptance_rate() : alpha_sum / static_cast<double>(alpha_rows);
 }
 
 double SpeculationStats::lenience_shift() const {

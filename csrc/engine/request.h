@@ -118,6 +118,7 @@ struct SpeculationStats {
   DrafterKind drafter = DrafterKind::none;
   int64_t num_spec_steps = 0;  // steps that drafted at least one token
   int64_t num_decode_steps = 0;
+  int64_t num_decoded_tokens = 0;  // emitted by them
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_draft_tokens = 0;
   int64_t num_copied_draft_tokens = 0;  // of num_draft_tokens, by a copy drafter
@@ -131,10 +132,11 @@ struct SpeculationStats {
   double tpot_slo_ms = 0;  // the objective; 0: none
   bool tpot_slo_missed = false;
 
-  double mean_acceptance_length() const;  // emitted tokens a decode step, the extra one counts
+  double mean_acceptance_length() const;  // emitted tokens a decode step
   double draft_acceptance_rate() const;   // accepted over drafted; 0 where nothing was drafted
-  double alpha() const;                   // measured over verified rows; 0 where there were none
-  double lenience_shift() const;          // of their distributions' total variation, likewise
+  // Measured over verified rows; where their sums are not known, the accepted ones' share.
+  double alpha() const;
+  double lenience_shift() const;  // of their distributions' total variation; 0 where not known
 };
 
 // What a drafter has done since the start.

@@ -294,8 +294,9 @@ void Scheduler::plan_prefill(ScheduledSequence& s) {
   }
   feed(s.target, end, rows_.taken.target);
   if (!s.draft_caught_up() && may_catch_up(s) && find_draft_room(s)) {
-    feed(s.draft, std::min(last, s.draft.num_cached + prefill_room(s.draft.num_cached)),
-         rows_.taken.draft);
+    const int64_t begin = s.draft.num_cached;
+    feed(s.draft, std::min(last, begin + prefill_room(begin)), rows_.taken.draft);
+    if (!s.exact()) rows_.taken.adaptive_draft += s.draft.num_cached - begin;
   }
 
   // Nobody is preempted for a sequence that has just got so far: it has its room, or waits.

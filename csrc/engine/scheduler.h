@@ -87,6 +87,7 @@ class LookaheadChooser {
 // Rows of a step that are no decode rows.
 struct PrefillRows {
   int64_t target = 0, draft = 0;
+  int64_t adaptive_draft = 0;  // of `draft`, for sequences whose K is chosen
 };
 
 struct SchedulerStats {

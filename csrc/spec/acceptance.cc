@@ -19,6 +19,17 @@ double posterior(double accepted, double reached, double guess, double weight) {
 
 }  // namespace
 
+VerifiedDrafts VerifiedDrafts::within(int num_emitted) const {
+  if (num_emitted > num_accepted) return *this;
+  VerifiedDrafts cut{
+      .num_drafted = num_emitted, .num_accepted = num_emitted, .alpha_counts = alpha_counts};
+  if (alpha_counts) {
+    cut.alpha_sum = num_emitted;
+    cut.alpha_rows = num_emitted;
+  }
+  return cut;
+}
+
 void AcceptanceCounts::observe(int num_drafted, int num_accepted) {
   CHECK(0 <= num_accepted && num_accepted <= num_drafted && num_drafted <= kMaxDraftTokens);
   for (int i = 0; i < std::min(num_accepted + 1, num_drafted); ++i) {

@@ -12,15 +12,18 @@ namespace outrider {
 // [i]: of the i-th drafted token of a step, given that all before it were accepted.
 using Hazard = std::array<double, kMaxDraftTokens>;
 
-// Of a step's drafted and accepted tokens, those within an answer that took num_emitted of the
-// step's tokens: what lies behind its end is nobody's.
-struct DraftsUsed {
-  int drafted = 0, accepted = 0;
+// What verification made of one sequence's drafts in a step; the sums are the Verdict's.
+struct VerifiedDrafts {
+  int num_drafted = 0, num_accepted = 0;
+  double alpha_sum = 0, shift_sum = 0;
+  int alpha_rows = 0;
+  // alpha_sum is num_accepted: neither `rejection` nor lenience.
+  bool alpha_counts = false;
+
+  // Of them, those within an answer that took num_emitted of the step's tokens: what lies behind
+  // its end is nobody's. Sums that cannot be told apart are left out with all their rows.
+  VerifiedDrafts within(int num_emitted) const;
 };
-inline DraftsUsed drafts_used(int num_drafted, int num_accepted, int num_emitted) {
-  const bool whole = num_emitted == num_accepted + 1;
-  return {whole ? num_drafted : num_emitted, std::min(num_accepted, num_emitted)};
-}
 
 // Counts of positions that were reached, and of those accepted. Old counts fade, so that what is
 // drafted for may change.

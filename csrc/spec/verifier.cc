@@ -249,7 +249,7 @@ std::span<const Verdict> Verifier::finish(Stream& stream) {
       if (verdicts_[s].unresolved == 0) continue;
       if (done) mark_exchange(kResolveBegin, stream);
       resolve(s, stream);
-      verdicts_[s].gathered = 1;
+      ++verdicts_[s].gathered;
       done = false;
     }
     if (done) break;

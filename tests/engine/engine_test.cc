@@ -207,6 +207,39 @@ TEST(Engine, EndsInsideAnAcceptedBlock) {
   }
 }
 
+// By the answer, and by the server. The draft is the target: all that it drafts is accepted.
+TEST(Engine, CountsNoDraftsBehindAnEnd) {
+  EngineOptions options = tiny_options();
+  options.draft = options.model;
+  for (const float temperature : {0.0f, 1.0f}) {
+    for (const VerifyMode mode : {VerifyMode::coupled, VerifyMode::rejection}) {
+      Request request = greedy_request(20, 2, 40, 8, "model");
+      request.sampling.temperature = temperature;
+      if (temperature > 0) request.speculation.mode = mode;
+      request.sampling.seed = 4;
+      const auto whole = run_requests(options, 1, {request})[0];
+      ASSERT_EQ(whole.token_ids.size(), 40u);
+      request.sampling.stop_token_ids = {whole.token_ids[4]};  // amid a block
+      EngineStats stats;
+      const auto answer = run_requests(options, 1, {request}, {}, &stats)[0];
+      ASSERT_TRUE(answer.completion) << answer.status;
+      const auto length = static_cast<int64_t>(answer.token_ids.size());
+      ASSERT_EQ(answer.token_ids.back(), whole.token_ids[4]);
+      ASSERT_LE(length, 5);
+      const SpeculationStats& own = answer.completion->speculation;
+      const DrafterReport& drafter = stats.drafters[static_cast<int>(DrafterKind::model)];
+      EXPECT_EQ(own.num_draft_tokens, length);
+      EXPECT_EQ(own.num_accepted_draft_tokens, length);
+      EXPECT_EQ(own.mean_acceptance_length(), static_cast<double>(length));
+      EXPECT_EQ(own.alpha(), 1.0);
+      EXPECT_EQ(own.alpha_rows, temperature == 0 || mode == VerifyMode::coupled ? length : 0);
+      EXPECT_EQ(drafter.num_draft_tokens, length);
+      EXPECT_EQ(drafter.num_accepted_draft_tokens, length);
+      EXPECT_EQ(drafter.alpha, own.alpha_rows > 0 ? 1.0 : 0.0);
+    }
+  }
+}
+
 // Every text that the answer holds, as a stop string: the answer ends before its first occurrence,
 // wherever that lies among tokens and blocks.
 TEST(Engine, StopsAtAStringInsideAnAcceptedBlock) {

@@ -59,11 +59,11 @@ class SimulatedServer {
       while (accepted < k && accepts_(num_steps, accepted, k)) ++accepted;
       outcomes.push_back({.id = choice.id,
                           .position = 1,
-                          .num_drafted = k,
-                          .num_accepted = accepted,
-                          .num_emitted = accepted + 1,
-                          .alpha_sum = static_cast<double>(accepted),
-                          .alpha_rows = std::min(accepted + 1, k)});
+                          .drafts = {.num_drafted = k,
+                                     .num_accepted = accepted,
+                                     .alpha_sum = static_cast<double>(accepted),
+                                     .alpha_rows = std::min(accepted + 1, k)},
+                          .num_emitted = accepted + 1});
       shape.add(real_.target(), 1, drafter_, k);
       plain.add(real_.target(), 1, drafter_, 0);
       num_emitted += accepted + 1;
@@ -232,13 +232,13 @@ class OneSequence : public ::testing::Test {
     planner.choose(one);
     return one[0].num_draft_tokens;
   }
-  void observe(LookaheadPlanner& planner, int drafted, int accepted, double ms, double draft_ms) {
+  void observe(LookaheadPlanner& planner, int drafted, int accepted, double ms, double draft_ms,
+               const PrefillRows& prefill = {}) {
     const LookaheadOutcome outcome{.id = kId,
                                    .position = 1,
-                                   .num_drafted = drafted,
-                                   .num_accepted = accepted,
+                                   .drafts = {.num_drafted = drafted, .num_accepted = accepted},
                                    .num_emitted = accepted + 1};
-    planner.observe(std::span(&outcome, 1), {}, {ms, draft_ms});
+    planner.observe(std::span(&outcome, 1), prefill, {ms, draft_ms});
   }
   // Steps of this length, with all or none of the drafts accepted.
   void run(LookaheadPlanner& planner, const std::vector<int32_t>& tokens, int steps,
@@ -249,6 +249,23 @@ class OneSequence : public ::testing::Test {
     }
   }
 };
+
+// Feeding the drafter's cache costs the budget of those who left K to the server. Whoever named K
+// has asked for it.
+TEST_F(OneSequence, FeedingADraftersCacheIsChargedToWhomItIsFedFor) {
+  const auto left_after = [&](const PrefillRows& prefill) {
+    LookaheadPlanner planner(adaptive(), tables());
+    planner.add(kId, {.drafter = kModel});
+    choose(planner, {1}, kMaxDraftTokens);  // budgets begin
+    observe(planner, 0, 0, 10, 0);
+    observe(planner, 0, 0, 10, 0, prefill);
+    return planner.reports()[static_cast<int>(kModel)].budget_ms;
+  };
+  const double untouched = left_after({.target = 64});
+  EXPECT_GT(untouched, 0);
+  EXPECT_EQ(left_after({.target = 64, .draft = 64}), untouched);
+  EXPECT_LT(left_after({.target = 64, .draft = 64, .adaptive_draft = 8}), untouched);
+}
 
 TEST_F(OneSequence, AnObjectiveBoundsTheStep) {
   LookaheadPlanner planner(adaptive(), tables());

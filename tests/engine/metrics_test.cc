@@ -70,10 +70,13 @@ TEST(EngineMetrics, CountsSpeculation) {
   metrics.verified(4, 4);
   metrics.verified(1, 0);
   metrics.verified(0, 0);  // no draft: the lookahead alone
+  metrics.gathered(0);
+  metrics.gathered(3);
   const std::string text = metrics.text();
   EXPECT_EQ(value(text, "outrider_spec_decode_num_drafts_total"), 3);
   EXPECT_EQ(value(text, "outrider_spec_decode_num_draft_tokens_total"), 9);
   EXPECT_EQ(value(text, "outrider_spec_decode_num_accepted_tokens_total"), 6);
+  EXPECT_EQ(value(text, "outrider_spec_decode_num_gathered_rows_total"), 3);
   const auto at = [&](int i) {
     return value(text, "outrider_spec_decode_num_accepted_tokens_per_pos_total{position=\"" +
                            std::to_string(i) + "\"}");
@@ -180,7 +183,7 @@ TEST(EngineMetrics, AreTheOnesOfTheDashboardAndTheDocuments) {
   metrics.set_rank_up(0, true);
   metrics.set_drafter("model", {});
   const std::set<std::string> names = names_in(metrics.text());
-  EXPECT_EQ(names.size(), 23u);
+  EXPECT_EQ(names.size(), 24u);
   EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/grafana-dashboard.json")),
             names);
   EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/monitoring.md")), names);

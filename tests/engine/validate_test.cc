@@ -295,9 +295,11 @@ TEST(SpeculationStats, Rates) {
   EXPECT_EQ(stats.draft_acceptance_rate(), 0);
   EXPECT_EQ(stats.alpha(), 0);
   stats.num_decode_steps = 3;
+  stats.num_decoded_tokens = 7;
   stats.num_spec_steps = 2;
   stats.num_draft_tokens = 6;
   stats.num_accepted_draft_tokens = 4;
+  EXPECT_DOUBLE_EQ(stats.alpha(), 4.0 / 6.0);
   stats.alpha_sum = 2.5;
   stats.alpha_rows = 5;
   EXPECT_DOUBLE_EQ(stats.mean_acceptance_length(), 7.0 / 3.0);

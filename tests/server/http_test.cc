@@ -101,6 +101,41 @@ TEST(Http, PrefixCacheIsCountedAsServerInfoCountsIt) {
   EXPECT_EQ(metric(server, "outrider_prefix_cache_hits_total"), stats.prefix_cache_hits);
 }
 
+// What drafted, how well and how much of its budget is left: the same by both ways.
+TEST(Http, DraftersAreReportedAsServerInfoReportsThem) {
+  EngineOptions options = tiny_engine();
+  options.draft = test_checkpoint("tiny");  // the target itself
+  RunningServer server(with_http(), true, options);
+  v1::GenerateRequest request = greedy("Count me", 9);
+  request.mutable_speculation()->set_drafter("model");
+  request.mutable_speculation()->set_num_speculative_tokens(3);
+  ASSERT_TRUE(generate(server.port(), request).status.ok());
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub->GetServerInfo(&context, {}, &info).ok());
+  for (const v1::DrafterStats& drafter : info.drafter_stats()) {
+    const bool drafted = drafter.drafter() == "model";
+    EXPECT_EQ(drafter.num_drafts() > 0, drafted) << drafter.drafter();
+    EXPECT_EQ(drafter.alpha(), drafted ? 1 : 0) << drafter.drafter();
+    EXPECT_EQ(drafter.draft_cost() > 0, drafted || drafter.drafter() == "random");
+    const std::string label = "{drafter=\"" + drafter.drafter() + "\"";
+    EXPECT_EQ(metric(server, "outrider_spec_decode_alpha" + label + "}"), drafter.alpha());
+    EXPECT_NEAR(metric(server, "outrider_spec_decode_draft_cost" + label + "}"),
+                drafter.draft_cost(), 1e-9);
+    EXPECT_NEAR(metric(server, "outrider_spec_decode_speedup" + label + ",kind=\"measured\"}"),
+                drafter.measured_speedup(), 1e-9);
+    EXPECT_NEAR(metric(server, "outrider_spec_decode_speedup" + label + ",kind=\"predicted\"}"),
+                drafter.predicted_speedup(), 1e-9);
+    if (!drafted) continue;
+    EXPECT_EQ(metric(server, "outrider_spec_decode_num_draft_tokens_total"),
+              drafter.num_draft_tokens());
+    EXPECT_EQ(metric(server, "outrider_spec_decode_num_accepted_tokens_total"),
+              drafter.num_accepted_draft_tokens());
+    EXPECT_EQ(drafter.num_accepted_draft_tokens(), drafter.num_draft_tokens());
+  }
+}
+
 TEST(Http, OtherRequestsAreRefused) {
   const Server server(with_http());
   httplib::Client client("127.0.0.1", server.http_port());

@@ -252,6 +252,26 @@ TEST(Acceptance, NothingIsLearntBehindARefusal) {
   EXPECT_EQ(counts.reached(3), 0);
 }
 
+TEST(Acceptance, WhatLiesBehindAnEndIsNobodys) {
+  const VerifiedDrafts counted{
+      .num_drafted = 6, .num_accepted = 4, .alpha_sum = 4, .alpha_rows = 5, .alpha_counts = true};
+  EXPECT_EQ(counted.within(5).num_drafted, 6);  // the refusal is within
+  EXPECT_EQ(counted.within(5).alpha_rows, 5);
+  const VerifiedDrafts cut = counted.within(3);  // the third accepted token ended it
+  EXPECT_EQ(cut.num_drafted, 3);
+  EXPECT_EQ(cut.num_accepted, 3);
+  EXPECT_EQ(cut.alpha_sum, 3);
+  EXPECT_EQ(cut.alpha_rows, 3);
+  // A sum over rows of which some are behind the end.
+  const VerifiedDrafts summed{
+      .num_drafted = 6, .num_accepted = 4, .alpha_sum = 4.3, .shift_sum = 0.2, .alpha_rows = 5};
+  EXPECT_EQ(summed.within(5).alpha_sum, 4.3);
+  EXPECT_EQ(summed.within(4).num_accepted, 4);
+  EXPECT_EQ(summed.within(4).alpha_rows, 0);
+  EXPECT_EQ(summed.within(4).alpha_sum, 0);
+  EXPECT_EQ(summed.within(4).shift_sum, 0);
+}
+
 TEST(Acceptance, ANewSequenceIsTheServersAverage) {
   AcceptanceCounts server(256);
   for (int i = 0; i < 100; ++i) server.observe(3, i % 4);
