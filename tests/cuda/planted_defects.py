@@ -1,6 +1,8 @@
 """The tests on the emulator are alive: each defect that is planted here is seen by the test named.
 
-usage: planted_defects.py BUILD_DIRECTORY [NAME…]
+usage: planted_defects.py BUILD_DIRECTORY [NAME… | --find]
+
+--find: plants nothing; says whether every defect still has its place, and its tests.
 
 A defect is a change of one file. The source that it is in is compiled anew, the test program linked with it,
 and the test has to fail; unchanged it has to pass. A change that finds nothing to change, or does
@@ -73,7 +75,7 @@ DEFECTS = [
            'nccl_tests', '*NcclRanks.DoWhatEveryCommunicatorMust*'),
     defect('end: graphs outlive the communicator in them', 'csrc/backend/cuda/cuda_backend.h',
            'forget_replayed() override { graphs_.clear(); }', 'forget_replayed() override {}',
-           'device_tests', 'CudaEngine.RanksAgreeAndSpeculationDoesNotShow',
+           'device_tests', '*CudaEngineRanks.AgreeAndSpeculationDoesNotShow/0',
            'csrc/backend/cuda/cuda_backend.cc'),
     defect('index: the parts of a weight lie on each other', 'csrc/backend/cuda/cuda_backend.cc',
            '{rows, packed.k}, first_row * row_bytes)', '{rows, packed.k}, 0)', 'device_tests',
@@ -151,6 +153,21 @@ def plant(defect, directory):
     return changed if defect.compiled == defect.file else SOURCE / defect.compiled
 
 
+def find(build):
+    """Whether all places and tests are there still."""
+    missing = []
+    for d in DEFECTS:
+        if (SOURCE / d.file).read_text().count(d.before) != 1:
+            missing.append(f'"{d.name}": {d.file} does not have "{d.before}" once')
+        listed = run(['./' + d.program, '--gtest_list_tests', f'--gtest_filter={d.tests}'],
+                     build.directory / 'bin/tests').stdout
+        if not any(line.startswith('  ') for line in listed.splitlines()):
+            missing.append(f'"{d.name}": {d.program} has no test {d.tests}')
+    if missing:
+        fail('\n'.join(missing))
+    print(f'all {len(DEFECTS)} defects have their place and their tests')
+
+
 def run_tests(program, tests):
     return run([str(program), f'--gtest_filter={tests}', '--gtest_brief=1'], program.parent,
                dict(os.environ, GTEST_FAIL_FAST='1'))
@@ -175,6 +192,8 @@ def seen(build, defect):
 
 def main():
     build = Build(sys.argv[1])
+    if sys.argv[2:] == ['--find']:
+        return find(build)
     chosen = [d for d in DEFECTS if not sys.argv[2:] or any(name in d.name for name in sys.argv[2:])]
     build.make(sorted({d.program for d in chosen}))
     for program, tests in sorted({(d.program, d.tests) for d in chosen}):
