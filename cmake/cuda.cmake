@@ -17,6 +17,10 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
   message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_CUDA_COMPILER_VERSION}; expected "
                       "13 or later")
 endif()
+# CMake 3.25 expects a library that CUDA 13 has no more.
+if(CMAKE_VERSION VERSION_LESS 3.26)
+  add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+endif()
 find_package(CUDAToolkit REQUIRED)
 
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)

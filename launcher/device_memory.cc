@@ -3,6 +3,7 @@
 #include <absl/strings/str_format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 
 #include "core/error.h"
@@ -31,10 +32,16 @@ int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank
   const ModelConfig config = ModelConfig::load(options.model);
   std::optional<ModelConfig> draft;
   if (options.draft) draft = ModelConfig::load(*options.draft);
+  std::optional<DraftHeadConfig> head;
+  if (options.draft_head) head = DraftHeadConfig::load(*options.draft_head);
   MemoryCost cost = memory_cost(config, Shard::of(config, rank, ranks), draft ? &*draft : nullptr,
                                 {options.max_sequences, options.max_rows,
-                                 longest_context(config, options.max_positions), numerics});
-  cost.reserved = 0;  // what CUDA takes is not free any more
+                                 longest_context(config, options.max_positions), numerics},
+                                head ? &*head : nullptr);
+  if (options.draft_counts) {
+    cost.draft_weights += static_cast<int64_t>(std::filesystem::file_size(*options.draft_counts));
+  }
+  cost.context = 0;  // it is not free any more
   const KvPoolLimits limits = kv_pool_limits(options, config);
   const int64_t wanted =
       std::max(limits.least, PagePool::pages_for(std::max<int64_t>(options.kv_cache_tokens, 0)));
@@ -42,10 +49,10 @@ int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank
   if (pages < wanted) {
     throw Error(absl::StrFormat(
         "%s has %.3f GiB for this rank; expected at least %.3f GiB: %.3f for the weights, %.3f for "
-        "the draft's, %.3f to work in, %.3f for %d positions of KV cache%s",
-        gpu, gib(budget),
-        gib(cost.weights + cost.draft_weights + cost.workspace + wanted * cost.page_bytes),
-        gib(cost.weights), gib(cost.draft_weights), gib(cost.workspace),
+        "the draft's, %.3f to work in, %.3f for NCCL and graphs, %.3f for %d positions of KV "
+        "cache%s",
+        gpu, gib(budget), gib(fixed_bytes(cost) + wanted * cost.page_bytes), gib(cost.weights),
+        gib(cost.draft_weights), gib(cost.workspace), gib(cost.reserved),
         gib(wanted * cost.page_bytes), wanted * kPageTokens,
         wanted > limits.least ? ", as --kv-cache-tokens says" : " (--max-positions)"));
   }

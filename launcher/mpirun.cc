@@ -119,7 +119,7 @@ std::vector<std::string> mpirun_arguments(int ranks, const std::string& hostfile
     arguments.insert(arguments.end(), {"--hostfile", hostfile});
     for (char** variable = environ; *variable != nullptr; ++variable) {
       const std::string_view setting = *variable;
-      if (setting.substr(0, 9) != "OUTRIDER_") continue;
+      if (!setting.starts_with("OUTRIDER_") && !setting.starts_with("NCCL_")) continue;
       arguments.insert(arguments.end(), {"-x", std::string(setting.substr(0, setting.find('=')))});
     }
   }

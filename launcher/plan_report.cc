@@ -86,9 +86,8 @@ void plan_memory(ServingPlan& plan) {
 
 // Bytes that are missing on the fullest rank; not positive where it fits.
 int64_t missing_bytes(const ServingPlan& plan) {
-  const MemoryCost& memory = plan.memory;
-  return memory.weights + memory.draft_weights + memory.workspace + memory.reserved +
-         plan.kv_tokens_wanted / kPageTokens * memory.page_bytes - plan.usable_bytes();
+  return fixed_bytes(plan.memory) + plan.kv_tokens_wanted / kPageTokens * plan.memory.page_bytes -
+         plan.usable_bytes();
 }
 
 std::string described(const std::string& path, const ModelConfig& config) {
@@ -110,7 +109,7 @@ std::string memory_text(const ServingPlan& plan) {
   text += line("weights", memory.weights);
   if (plan.draft) text += line("draft's weights", memory.draft_weights);
   text += line("workspace", memory.workspace);
-  text += line("reserved", memory.reserved);
+  text += line("reserved", memory.context + memory.reserved);
   if (plan.kv_tokens > 0) {
     text += line("KV cache", plan.kv_tokens / kPageTokens * memory.page_bytes);
   }
@@ -273,7 +272,7 @@ std::string plan_as_json(const ServingPlan& plan) {
                  {"weight_bytes", memory.weights},
                  {"draft_weight_bytes", memory.draft_weights},
                  {"workspace_bytes", memory.workspace},
-                 {"reserved_bytes", memory.reserved},
+                 {"reserved_bytes", memory.context + memory.reserved},
                  {"kv_bytes_per_token", memory.page_bytes / kPageTokens},
                  {"kv_tokens", std::max<int64_t>(plan.kv_tokens, 0)},
                  {"kv_tokens_wanted", plan.kv_tokens_wanted},

@@ -96,6 +96,31 @@ make_python_environment() {
   ) 9>"$directory.lock" || die "could not install ${REQUIREMENTS[*]} (PyPI must be reachable)"
 }
 
+# Finds a CUDA toolkit with NCCL where CMake will, or makes one of PyPI's parts, and exports CUDA_HOME then.
+find_cuda() {
+  local pins=tools/requirements-cuda.txt directory root library
+  if [ -n "${CUDA_HOME-}" ] || PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then return 0; fi
+  directory=$OUTRIDER_CACHE/cuda-$(sha256sum "$pins" | cut -c 1-12)
+  root=$directory/nvidia/cu13
+  (
+    flock 9
+    [ ! -e "$directory/complete" ] || exit 0
+    say "there is no nvcc here: fetching the parts of CUDA in $pins"
+    rm -rf "$directory"
+    quietly "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps --target "$directory" \
+      -r "$pins" || exit
+    # As in a toolkit: lib64, libraries without their version, and NCCL among them.
+    ln -s lib "$root/lib64"
+    ln -s ../../nccl/include/nccl.h "$root/include/nccl.h"
+    ln -s ../../nccl/lib/libnccl.so.2 "$root/lib/libnccl.so.2"
+    for library in "$root"/lib/*.so.*; do
+      [ -e "${library%%.so.*}.so" ] || ln -s "${library##*/}" "${library%%.so.*}.so"
+    done
+    touch "$directory/complete"
+  ) 9>"$directory.lock" || die "there is no nvcc here, and $pins could not be installed (PyPI must be reachable)"
+  export CUDA_HOME=$root
+}
+
 # Sets PYTHON and MODEL, the directory of the model's checkpoint.
 set_up() {
   mkdir -p "$OUTRIDER_CACHE"

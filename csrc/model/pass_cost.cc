@@ -112,6 +112,14 @@ int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard) {
   return bytes;
 }
 
+int64_t cuda_weight_bytes(const DraftHeadConfig& config) {
+  const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
+  const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
+  return cuda_packed_bytes(config.vocab_size, hidden) + 2 * cuda_packed_bytes(hidden, hidden) +
+         cuda_packed_bytes(2 * ffn, hidden) + cuda_packed_bytes(hidden, ffn) +
+         cuda_packed_bytes(scored, hidden) + 3 * hidden * kBf16;
+}
+
 int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
                                     int64_t max_positions) {
   const int64_t q = shard.heads.size() * config.head_dim;
@@ -124,6 +132,13 @@ int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shar
   const int64_t angles = rotary ? max_positions * config.head_dim : 0;  // cosines and sines
   const int64_t head_rows = scored > 0 ? config.vocab_size : 0;
   return max_rows * (floats * kFloat + halves * kBf16) + (angles + head_rows) * kFloat;
+}
+
+int64_t draft_head_workspace_bytes(const DraftHeadConfig& config, int64_t max_rows) {
+  const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
+  const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
+  const int64_t floats = 2 * hidden + 2 * ffn + scored, halves = 2 * hidden + ffn;
+  return max_rows * (floats * kFloat + halves * kBf16) + config.vocab_size * kFloat;
 }
 
 }  // namespace outrider

@@ -6,6 +6,7 @@
 
 #include "backend/operation_cost.h"
 #include "comm/exchange_cost.h"
+#include "model/draft_head.h"
 #include "model/model_config.h"
 #include "model/shard.h"
 
@@ -28,10 +29,13 @@ PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShap
 
 // Bytes that a rank holds of a model on a GPU, packed.
 int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard);
+// … and of a draft head, with its copy of the target's embedding.
+int64_t cuda_weight_bytes(const DraftHeadConfig& config);
 
 // Bytes beside the weights and the KV pages: the tables of rotary angles, and what a pass of
 // max_rows rows writes. max_positions: the longest context.
 int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
                                     int64_t max_positions);
+int64_t draft_head_workspace_bytes(const DraftHeadConfig& config, int64_t max_rows);
 
 }  // namespace outrider

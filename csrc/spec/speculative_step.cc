@@ -9,7 +9,7 @@ namespace outrider {
 
 namespace {
 
-enum class Pass : uint64_t { target, draft };
+enum class Pass : uint64_t { target, draft, measured };
 
 // Of a pass to be replayed, which edits these rows of its logits.
 uint64_t key_of(Pass pass, int64_t rows, const LogitEditor::Batch& edited, uint64_t parts) {
@@ -132,12 +132,16 @@ double SpeculativeStep::measure_target(int64_t rows, int64_t num_logits, int64_t
                                        Stream& stream) {
   rows_.begin_step();
   for (int64_t i = 0; i < rows; ++i) rows_.add(0, 0, position + i, i < num_logits);
+  rows_.pad();
   rows_.upload(stream);
+  const int64_t padded_logits = rows_.num_logit_rows();
+  const TensorView logits =
+      target_logits_.view(DType::f32, {padded_logits, target_.shard().vocab.size()});
   backend_.mark(kTargetBegin, stream);
-  target_.forward(rows_.batch(stream), cache_,
-                  target_logits_.view(DType::f32, {num_logits, target_.shard().vocab.size()}),
-                  stream);
-  backend_.mark(kTargetEnd, stream);
+  backend_.replay(key_of(Pass::measured, rows_.num_rows(), {}, padded_logits), stream, [&] {
+    target_.forward(rows_.batch(stream), cache_, logits, stream);
+    backend_.mark(kTargetEnd, stream);
+  });
   backend_.synchronize(stream);
   return backend_.seconds_between(kTargetBegin, kTargetEnd);
 }

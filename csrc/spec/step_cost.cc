@@ -11,11 +11,12 @@ namespace outrider {
 
 namespace {
 
-constexpr int64_t kFloat = 4;  // bytes
+constexpr int64_t kFloat = 4, kBf16 = 2;  // bytes
 
-// The context of CUDA with its kernels (some 500 MiB), NCCL's buffers, allocation in large pieces.
-// An estimate.
-constexpr int64_t kReservedBytes = int64_t{1} << 30;
+// Estimates: the context of CUDA with its kernels; and NCCL's buffers, graphs, allocation in large
+// pieces.
+constexpr int64_t kContextBytes = int64_t{512} << 20;
+constexpr int64_t kReservedBytes = int64_t{512} << 20;
 
 // Weights on their way to the device: backend/cuda/cuda_backend.cc, two pieces.
 constexpr int64_t kLoadingBytes = int64_t{2} * (int64_t{32} << 20);
@@ -71,8 +72,9 @@ StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelCon
 }
 
 MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const ModelConfig* draft,
-                       const ServerShape& server) {
+                       const ServerShape& server, const DraftHeadConfig* head) {
   MemoryCost cost;
+  cost.context = kContextBytes;
   cost.reserved = kReservedBytes;
   cost.weights = cuda_weight_bytes(target, shard);
   cost.page_bytes = KvCache::page_bytes(target.num_layers, shard.attention);
@@ -88,6 +90,12 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
     cost.workspace += transformer_workspace_bytes(*draft, whole, server.max_rows, positions);
     attention = std::max(attention,
                          cuda_attention_scratch_bytes(server.max_rows, positions, whole.attention));
+  }
+  if (head != nullptr) {
+    const int64_t rows = cuda_padded_rows(server.max_sequences);
+    const int64_t states = (server.max_sequences + rows) * head->hidden_size * kBf16;
+    cost.draft_weights += cuda_weight_bytes(*head);
+    cost.workspace += draft_head_workspace_bytes(*head, rows) + states;
   }
   const int64_t draft_rows = kPadding * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
   const int64_t summary_rows = 2 * server.max_rows;
@@ -107,9 +115,12 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
   return cost;
 }
 
+int64_t fixed_bytes(const MemoryCost& cost) {
+  return cost.context + cost.reserved + cost.weights + cost.draft_weights + cost.workspace;
+}
+
 int64_t kv_tokens_that_fit(const MemoryCost& cost, int64_t memory_bytes) {
-  const int64_t left =
-      memory_bytes - cost.reserved - cost.weights - cost.draft_weights - cost.workspace;
+  const int64_t left = memory_bytes - fixed_bytes(cost);
   return left < 0 ? left : left / cost.page_bytes * kPageTokens;
 }
 

@@ -42,10 +42,15 @@ struct MemoryCost {
   int64_t draft_weights = 0;
   int64_t workspace = 0;   // all that a step writes and the KV cache is not
   int64_t page_bytes = 0;  // of a KV page, in the target's layers and in the draft's
-  int64_t reserved = 0;    // for CUDA, NCCL and what is too small to be counted here
+  int64_t context = 0;     // of CUDA, with its kernels
+  int64_t reserved = 0;    // for NCCL, graphs and what is too small to be counted here
 };
+// draft, head: each null where there is none.
 MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const ModelConfig* draft,
-                       const ServerShape& server);
+                       const ServerShape& server, const DraftHeadConfig* head = nullptr);
+
+// All but the KV cache.
+int64_t fixed_bytes(const MemoryCost& cost);
 
 // Positions of the KV cache that fit beside the rest; below zero: bytes that are missing for the
 // rest alone.

@@ -37,7 +37,7 @@ def tokens_of_cache(*free_bytes):
 
 
 def main():
-    little, much = 360 * MIB, 380 * MIB
+    little, much = 930 * MIB, 950 * MIB
     least = tokens_of_cache(little, little)
     assert 0 < least < tokens_of_cache(much, much)
     assert tokens_of_cache(much, little) == least

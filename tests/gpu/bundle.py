@@ -5,7 +5,8 @@
 
 Writes to OUTPUT the archives `programs` and `model` in pieces (programs.tar.gz.00, …), the SHA-256
 of each (programs.sha256), and `unpack`, which puts them together. Unpacked, the folder holds
-programs/, libraries/, openmpi/, checkpoints/, shapes/, tests/ (the checklist), `commit`, and model/.
+programs/, libraries/, openmpi/, checkpoints/, shapes/, models/ (draft heads), tests/ (the checklist),
+`commit`, and model/.
 tests/gpu_bundle builds first and calls this.
 """
 
@@ -138,6 +139,7 @@ def lay_out(to: Path, build: Path, programs=PROGRAMS) -> None:
         copy_stripped(path, to / "libraries" / Path(name).name)
     shutil.copytree(build / "checkpoints", to / "checkpoints")
     shutil.copytree(SOURCE / "tests" / "testing" / "checkpoints", to / "shapes")
+    shutil.copytree(SOURCE / "models", to / "models")
     copy_checklist(to)
     (to / "commit").write_text(describe_commit() + "\n")
 
@@ -234,7 +236,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True, help="a build of the preset cuda")
     parser.add_argument("--model", type=Path, help="the real model's directory; none: without it")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--piece-mib", type=int, default=56, help="of each piece (default 56)")
+    parser.add_argument("--piece-mib", type=int, default=48, help="of each piece (default 48)")
     arguments = parser.parse_args()
     piece_bytes = arguments.piece_mib << 20
     arguments.output.mkdir(parents=True, exist_ok=True)

@@ -11,15 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(SOURCE / "tests" / "gpu"))
 
-from programs import gpu_libraries  # noqa: E402
+from programs import Programs, gpu_libraries  # noqa: E402
 from report import FIGURES, NOT_MEASURED, Report  # noqa: E402
 from runner import Failed, Unavailable, run_stage, session_members  # noqa: E402
+from stages import Stages  # noqa: E402
 
 README = (SOURCE / "docs" / "benchmarks" / "gpu" / "README.md").read_text()
 
@@ -113,6 +115,49 @@ class Libraries(unittest.TestCase):
                         (("libnccl.so.2", nccl), ("libcublasLt.so.13", blas[0]))
                         if f"{library} " not in known]
             self.assertEqual(gpu_libraries(toolkits, [str(packages)]), expected)
+
+
+# Two suites, of which the second may end with its process.
+PROGRAM = """#!{python}
+import json, sys
+if "--gtest_list_tests" in sys.argv:
+    print("First.\\n  Passes\\n  Fails\\nSecond/Types.  # TypeParam\\n  Dies")
+    sys.exit()
+flags = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:])
+if flags["gtest_filter"].startswith("Second"):
+    sys.exit(9)
+cases = [dict(name="Passes", result="COMPLETED"), dict(name="Skips", result="SKIPPED"),
+         dict(name="Fails", result="COMPLETED", failures=[dict(failure="no")])]
+with open(flags["gtest_output"].removeprefix("json:"), "w") as file:
+    json.dump(dict(testsuites=[dict(name="First", testsuite=cases)]), file)
+sys.exit(1)
+"""
+
+
+class GoogleTests(unittest.TestCase):
+    def test_a_suite_that_dies_is_one_failure_among_the_others(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        program = folder / "bin" / "tests" / "cuda_parity_tests"
+        program.parent.mkdir(parents=True)
+        program.write_text(PROGRAM.format(python=sys.executable))
+        program.chmod(0o755)
+        stages = Stages(Programs(None, folder, SOURCE, "cuda", folder, folder / "log"), 1)
+        heard = []
+        recorder = types.SimpleNamespace(result=lambda name, found: heard.append(found))
+        self.assertEqual(stages.google_test(recorder, "parity_tests"), 2)
+        self.assertEqual([found["tests"] for found in heard], [3, 3])
+        self.assertEqual(heard[-1]["skipped"], ["First.Skips"])
+        self.assertEqual(heard[-1]["failed"]["First.Fails"], "no")
+        self.assertIn("exited with 9", heard[-1]["failed"]["Second/Types."])
+
+    def test_every_figure_is_somebodys(self):
+        scripts = "".join(path.read_text() for path in (SOURCE / "tests" / "gpu").glob("*.py")
+                          if path.name not in ("report.py", "gpu_checklist_test.py"))
+        # Those that stand for a shape, or for a tool.
+        built = ("_1b", "_8b", "memcheck_errors", "racecheck_hazards")
+        for figure in FIGURES:
+            if not any(part in figure.name for part in built):
+                self.assertIn(f'"{figure.name}"', scripts)
 
 
 class Runner(unittest.TestCase):

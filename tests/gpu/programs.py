@@ -33,9 +33,12 @@ class Programs:
             source / "tests" / "testing" / "checkpoints")
         cache = Path(os.environ.get("OUTRIDER_CACHE") or "~/.cache/outrider").expanduser()
         self.model = (root / "model" if bundle is not None else cache) / "SmolLM2-135M-Instruct"
+        self.head = (root if bundle is not None else source) / "models" / (
+            "SmolLM2-135M-Instruct-head")
         if device != "cuda":
             self.outrider = self.tests / "outrider_emu"
             self.model = self.checkpoints / "tiny"
+            self.head = self.checkpoints / "tiny-head"
         self.environment = dict(os.environ)
         self.environment["OUTRIDER_TEST_CHECKPOINTS"] = str(self.checkpoints)
         if bundle is not None:
@@ -63,6 +66,9 @@ class Programs:
         return self.device != "cuda" or ranks > gpus
 
     def device_flags(self, ranks: int, gpus: int) -> list[str]:
+        """gpus: 0: on the CPU."""
+        if gpus == 0:
+            return ["--device", "cpu"]
         # What is slow is not measured before it serves.
         unmeasured = ["--prefill-beside", "16", "--lookahead", "fixed:4"]
         beside = unmeasured if self.slow(ranks, gpus) else []
@@ -119,11 +125,13 @@ class Programs:
 
     @contextlib.contextmanager
     def server(self, model: Path, ranks: int, gpus: int, draft: Path | None = None):
-        """Serves while the block runs; gives the address."""
+        """Serves while the block runs, with the head in `self.head` for the real model; gives the
+        address."""
         self.need(self.outrider)
         self.need(model / "config.json")
         command = [*self.mpirun(ranks), self.outrider, "serve", "--model", model, "--port", 0,
-                   *self.device_flags(ranks, gpus), *(["--draft", draft] if draft else [])]
+                   *self.device_flags(ranks, gpus), *(["--draft", draft] if draft else []),
+                   *(["--draft-head", self.head] if model == self.model else [])]
         self.note(command, "")
         with open(self.log, "a+") as log:
             begin = log.tell()

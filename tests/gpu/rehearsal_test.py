@@ -52,8 +52,10 @@ class Rehearsal(unittest.TestCase):
             self.assertEqual(found[name]["status"], "passed", found[name]["reason"])
         self.assertIn("outrider", found["device"]["results"]["program"])
         self.assertGreater(found["serving"]["results"]["1 users"]["tokens_per_second"], 0)
-        self.assertIn("decode/target/rows:8",
-                      found["benchmarks"]["results"]["decode tiny"]["benchmarks"])
+        measured = found["benchmarks"]["results"]
+        self.assertIn("decode/target/rows:8", measured["decode tiny"]["benchmarks"])
+        self.assertGreater(measured["speculation"]["benchmarks"]["serve/draft/k:4"]["real_time"], 0)
+        self.assertIn("tokens like the CPU's", found["ranks"]["results"]["2 ranks"])
         self.assertEqual(found["bits"]["status"], "not run")
 
     def sanitize(self, hazards: int) -> dict:

@@ -2,10 +2,12 @@
 
 import concurrent.futures
 import json
+import os
 import re
 import shutil
 import subprocess
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from measuring import Measuring
@@ -18,6 +20,7 @@ PROMPTS = (
     "Repeat after me: one two three one two three one two three.",
     "Why is the sky blue?",
 )
+LONG_PROMPT = " ".join(f"Item {i} is followed by item {i + 1}." for i in range(24))
 
 
 class Answers(NamedTuple):
@@ -71,24 +74,35 @@ class Stages(Measuring):
         done = programs.run("nvidia-smi", "topo", "-m", check=False)
         record.result("topology", done.stdout.splitlines())
 
+    def suites(self, program: Path) -> list[str]:
+        """Of a test program, as it lists them: "Suite." """
+        listed = self.programs.run(program, "--gtest_list_tests").stdout
+        names = (line.split("#")[0].strip() for line in listed.splitlines()
+                 if not line.startswith(" "))
+        return [name for name in names if name.endswith(".")]
+
     def google_test(self, record: Recorder, name: str) -> int:
-        """How many of the program's tests failed."""
+        """How many of the program's tests failed. A process a suite: an error that a GPU does not
+        recover from is that suite's alone, and what was found is kept."""
         programs = self.programs
         program = programs.test_program(name)
-        output = programs.work / f"{name}.json"
-        status, last = programs.run_logged(program, f"--gtest_output=json:{output}",
-                                           "--gtest_color=no")
-        if not output.exists():
-            raise Failed(f"{program.name} exited with {status}: {last}")
-        report = json.loads(output.read_text())
-        cases = [(f"{suite['name']}.{case['name']}", case) for suite in report["testsuites"]
-                 for case in suite["testsuite"]]
-        failed = {case: found["failures"][0]["failure"][:500] for case, found in cases
-                  if found.get("failures")}
-        skipped = [case for case, found in cases if found["result"] == "SKIPPED"]
-        record.result(name, {"tests": len(cases), "failed": failed, "skipped": skipped})
-        if status != 0 and not failed:
-            raise Failed(f"{program.name} exited with {status}: {last}")
+        tests, failed, skipped = 0, {}, []
+        for suite in self.suites(program):
+            output = programs.work / f"{name}.json"
+            output.unlink(missing_ok=True)
+            status, last = programs.run_logged(program, f"--gtest_filter={suite}*",
+                                               f"--gtest_output=json:{output}", "--gtest_color=no")
+            report = json.loads(output.read_text()) if output.exists() else {"testsuites": []}
+            cases = [(f"{found['name']}.{case['name']}", case) for found in report["testsuites"]
+                     for case in found["testsuite"]]
+            tests += len(cases)
+            wrong = {case: found["failures"][0]["failure"][:500] for case, found in cases
+                     if found.get("failures")}
+            if status != 0 and not wrong:
+                wrong = {suite: f"exited with {status}: {last}"}
+            failed |= wrong
+            skipped += [case for case, found in cases if found["result"] == "SKIPPED"]
+            record.result(name, {"tests": tests, "failed": failed, "skipped": skipped})
         return len(failed)
 
     def parity(self, record: Recorder) -> None:
@@ -108,13 +122,14 @@ class Stages(Measuring):
     def bits(self, record: Recorder) -> None:
         """Greedy answers are the same for every K and drafter, alone and among others."""
         checkpoints = self.programs.checkpoints
-        jobs = [(checkpoints / "tiny", checkpoints / "tiny-draft", ranks) for ranks in (1, 2, 3)]
-        jobs.append((self.programs.model, None, 1))
+        jobs = [(checkpoints / "tiny", checkpoints / "tiny-draft", ranks, "model")
+                for ranks in (1, 2, 3)]
+        jobs.append((self.programs.model, None, 1, "head"))
         compared = differ = 0
-        for model, draft, ranks in jobs:
+        for model, draft, ranks, own in jobs:
             which = FEW_ANSWERS if self.programs.slow(ranks, self.gpus) else ALL_ANSWERS
             with self.programs.server(model, ranks, self.gpus, draft) as address:
-                found = self.compare_answers(address, which, draft is not None)
+                found = self.compare_answers(address, which, own)
             compared += found["compared"]
             differ += len(found["differences"])
             record.result(f"{model.name} on {ranks}", found)
@@ -123,8 +138,9 @@ class Stages(Measuring):
         if differ > 0:
             raise Failed(f"{differ} of {compared} answers differ")
 
-    def compare_answers(self, address: str, which: Answers, with_draft: bool) -> dict:
-        drafters = ["prompt_lookup", "random", *(["model"] if with_draft else [])]
+    def compare_answers(self, address: str, which: Answers, own: str) -> dict:
+        """own: the drafter that the model has of its own."""
+        drafters = ["prompt_lookup", "ngram", "random", own]
 
         def ask(job):
             prompt, k, drafter = job
@@ -142,14 +158,27 @@ class Stages(Measuring):
         return {"compared": 2 * len(jobs), "differences": differences}
 
     def ranks(self, record: Recorder) -> None:
-        """The real model on several ranks: a GPU each where there are, one for two otherwise."""
-        for ranks in self.rank_counts() or [2]:
-            tokens = 4 if self.programs.slow(ranks, self.gpus) else 32
-            with self.programs.server(self.programs.model, ranks, self.gpus) as address:
-                answers = {k: self.programs.answer(address, PROMPTS[0], tokens, "--ignore-eos",
-                                                   "--num-speculative-tokens", str(k))["token_ids"]
-                           for k in (0, 4)}
-            record.result(f"{ranks} ranks", {"gpus": min(ranks, self.gpus), "answers": answers})
+        """The real model on several ranks: a GPU each where there are, one for two and three
+        otherwise. The long prompt's sums are large enough for the ranks to add a block each. How
+        far the CPU says the same is told, and decides nothing: a tie may fall either way."""
+        programs = self.programs
+        prompts = {"short": PROMPTS[0], "long": LONG_PROMPT}
+
+        def ask(address: str, tokens: int, k: int) -> dict:
+            return {name: programs.answer(address, prompt, tokens, "--ignore-eos",
+                                          "--num-speculative-tokens", str(k))["token_ids"]
+                    for name, prompt in prompts.items()}
+
+        with programs.server(programs.model, 1, 0) as address:
+            cpu = ask(address, 32, 0)
+        for ranks in self.rank_counts() or [2, 3]:
+            tokens = 4 if programs.slow(ranks, self.gpus) else 32
+            with programs.server(programs.model, ranks, self.gpus) as address:
+                answers = {k: ask(address, tokens, k) for k in (0, 4)}
+            alike = {name: len(os.path.commonprefix([cpu[name], found]))
+                     for name, found in answers[0].items()}
+            record.result(f"{ranks} ranks", {"gpus": min(ranks, self.gpus), "answers": answers,
+                                             "tokens like the CPU's": alike})
             if answers[0] != answers[4]:
                 raise Failed(f"{ranks} ranks: the answer with K = 4 is not that with K = 0")
 
@@ -160,11 +189,8 @@ class Stages(Measuring):
         if sanitizer is None:
             raise Unavailable("there is no compute-sanitizer here")
         program = self.programs.test_program("parity_tests")
-        listed = self.programs.run(program, "--gtest_list_tests").stdout
         # The small ones first: the last may not get their turn.
-        suites = sorted((line.split("#")[0].strip() for line in listed.splitlines()
-                         if line.split("#")[0].strip().endswith(".")),
-                        key=lambda suite: "Operations" in suite)
+        suites = sorted(self.suites(program), key=lambda suite: "Operations" in suite)
         wrong = [
             self.sanitize(record, [sanitizer, "--tool", tool], program, suites, figure, pattern)
             for tool, figure, pattern in (

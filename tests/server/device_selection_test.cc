@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "engine/kv_pool.h"
 #include "launcher/device_memory.h"
 #include "model/model_config.h"
@@ -11,6 +13,7 @@
 #include "spec/step_cost.h"
 #include "testing/checkpoints.h"
 #include "testing/one_line_error.h"
+#include "testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -92,7 +95,7 @@ TEST(DeviceMemory, ABudgetIsAShareOfWhatNobodyElseHas) {
   EXPECT_EQ(memory_budget({50, 1000}, 0.9, 1), 0);
 }
 
-// `outrider plan` counts what CUDA takes as reserved, a server finds it taken.
+// `outrider plan` counts what CUDA's context takes, a server finds it taken.
 TEST(DeviceMemory, TheCacheHasWhatPlanSays) {
   const EngineOptions options = engine_options();
   const ModelConfig model = ModelConfig::load(options.model);
@@ -105,7 +108,7 @@ TEST(DeviceMemory, TheCacheHasWhatPlanSays) {
     for (const int64_t total : {2400 * kMiB, 2777 * kMiB}) {
       const int64_t planned =
           kv_tokens_that_fit(cost, static_cast<int64_t>(0.9 * static_cast<double>(total)));
-      const int64_t budget = memory_budget({total - cost.reserved, total}, 0.9, 1);
+      const int64_t budget = memory_budget({total - cost.context, total}, 0.9, 1);
       EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, rank, ranks, "GPU 0", budget), planned);
       EXPECT_GT(planned, 0);
       EXPECT_LT(planned / kPageTokens, kv_pool_limits(options, model).most);
@@ -126,9 +129,28 @@ TEST(DeviceMemory, FastNumericsTakeMore) {
   EXPECT_EQ(fast.weights - exact.weights, weight_bytes(model, Shard::of(model, 0, 1)).held);
   EXPECT_EQ(fast.workspace - exact.workspace, 32 * kMiB);
   const auto tokens = [&](Numerics numerics) {
-    return plan_kv_tokens(options, numerics, 0, 1, "GPU 0", 1024 * kMiB);
+    return plan_kv_tokens(options, numerics, 0, 1, "GPU 0", 1536 * kMiB);
   };
   EXPECT_LT(tokens(Numerics::fast), tokens(Numerics::exact));
+}
+
+// A head with its own copy of the embedding, and tables of counts.
+TEST(DeviceMemory, WhateverDraftsTakesItsPart) {
+  EngineOptions options = engine_options();
+  const auto tokens = [&] {
+    return plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", 1536 * kMiB);
+  };
+  const int64_t without = tokens();
+  const ModelConfig model = ModelConfig::load(options.model);
+  options.draft_head = test_checkpoint("tiny-head");
+  const DraftHeadConfig head = DraftHeadConfig::load(*options.draft_head);
+  EXPECT_GT(cuda_weight_bytes(head), 2 * head.vocab_size * head.hidden_size);
+  const int64_t with_head = tokens();
+  EXPECT_LT(with_head, without);
+  const TemporaryDirectory directory;
+  options.draft_counts = directory.path() / "counts.safetensors";
+  std::ofstream(*options.draft_counts) << std::string(16 << 20, 'x');
+  EXPECT_LT(tokens(), with_head);
 }
 
 TEST(DeviceMemory, TheCacheHasNoMoreThanItsSlotsUse) {
@@ -149,7 +171,7 @@ TEST(DeviceMemory, RefusesLessThanOneSequence) {
     const MemoryCost cost = memory_cost(
         model, Shard::of(model, 0, 1), &draft,
         {options.max_sequences, options.max_rows, longest_context(model, options.max_positions)});
-    return cost.weights + cost.draft_weights + cost.workspace + pages * cost.page_bytes;
+    return fixed_bytes(cost) - cost.context + pages * cost.page_bytes;
   };
   const int64_t least = kv_pool_limits(options, model).least;
   EXPECT_EQ(plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", needed(least)),

@@ -35,7 +35,10 @@ cudaGraphExec_t record(cudaStream_t stream, const std::function<void()>& enqueue
 void Graphs::replay(uint64_t key, cudaStream_t stream, const std::function<void()>& enqueue) {
   const auto found = graphs_.find(key);
   if (found == graphs_.end()) {
-    if (graphs_.size() >= kMaxGraphs) clear();
+    if (graphs_.size() >= kMaxGraphs) {
+      check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // some are under way
+      clear();
+    }
     enqueue();
     graphs_.emplace(key, nullptr);
     return;

@@ -157,7 +157,7 @@ bool in_device_memory(const void* data, size_t bytes) {
 }
 
 size_t device_memory_bytes() {
-  static const size_t bytes = environment_number("OUTRIDER_EMU_MEMORY_BYTES", size_t{1} << 30);
+  static const size_t bytes = environment_number("OUTRIDER_EMU_MEMORY_BYTES", size_t{2} << 30);
   return bytes;
 }
 

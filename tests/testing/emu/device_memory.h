@@ -18,7 +18,7 @@ bool free_device_memory(void* data);
 // Whether all of it is inside one allocation.
 bool in_device_memory(const void* data, size_t bytes);
 
-size_t device_memory_bytes();  // of the device: OUTRIDER_EMU_MEMORY_BYTES, or 1 GiB
+size_t device_memory_bytes();  // of the device: OUTRIDER_EMU_MEMORY_BYTES, or 2 GiB
 size_t device_memory_used();
 
 // Where something wrote a little behind an allocation: says which. Empty if nothing has.
