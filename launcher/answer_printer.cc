@@ -114,6 +114,13 @@ std::string summary(const v1::Complete& complete) {
         "; alpha %.2f, c %.3f: %.2f times as fast as without drafts, predicted %.2f", s.alpha(),
         s.draft_cost(), s.measured_speedup(), s.predicted_speedup());
   }
+  if (0 < s.num_copied_draft_tokens() && s.num_copied_draft_tokens() < s.num_draft_tokens()) {
+    text += absl::StrFormat("; %d of the drafted tokens were copied", s.num_copied_draft_tokens());
+  }
+  if (s.lenience() < 1) {
+    text += absl::StrFormat("; lenience %g moved the distribution by %.3f", s.lenience(),
+                            s.lenience_shift());
+  }
   if (s.has_tpot_slo_ms()) {
     text += absl::StrFormat("; the objective of %g ms a token was %s", s.tpot_slo_ms(),
                             s.tpot_slo_missed() ? "missed" : "met");
@@ -128,8 +135,13 @@ std::string short_summary(const v1::Complete& complete) {
     text += absl::StrFormat(", %.1f ms a token",
                             complete.timings().decode_ms() / static_cast<double>(tokens - 1));
   }
-  return text +
-         absl::StrFormat(", %.2f tokens a step", complete.speculation().mean_acceptance_length());
+  const v1::SpeculationStats& s = complete.speculation();
+  text += absl::StrFormat(", %.2f tokens a step", s.mean_acceptance_length());
+  if (s.num_draft_tokens() > 0) {
+    text += absl::StrFormat(", alpha %.2f, %.2f times as fast as without drafts", s.alpha(),
+                            s.measured_speedup());
+  }
+  return text;
 }
 
 namespace {

@@ -9,11 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "model/model_config.h"
 #include "testing/checkpoints.h"
-#include "testing/count_file.h"
 #include "testing/engine_harness.h"
-#include "testing/temporary_directory.h"
+#include "testing/every_drafter.h"
 
 namespace outrider {
 namespace {
@@ -33,24 +31,20 @@ std::vector<std::string> models() {
                           : std::vector<std::string>{named};
 }
 
-// Counts over so many tokens, for as long as the tests run.
-std::filesystem::path counts_file(int vocab_size) {
-  static const TemporaryDirectory directory;
-  const std::string name = std::to_string(vocab_size) + ".safetensors";
-  if (!exists(directory.path() / name)) directory.write(name, some_counts(vocab_size));
-  return directory.path() / name;
-}
-
 // With every drafter: "tiny" with a draft that knows nothing of it, or "tiny-v64" with its own
 // first layer.
 EngineOptions options_of(const std::string& model) {
-  const bool tiny = model.starts_with("tiny");
   EngineOptions options;
-  options.model = tiny ? test_checkpoint(model) : std::filesystem::path(model);
-  options.draft = tiny ? test_checkpoint(model + "-draft") : options.model;
-  options.draft_head = tiny ? test_checkpoint(model + "-head")
-                            : std::filesystem::path(std::getenv("OUTRIDER_COUPLED_HEAD"));
-  options.draft_counts = counts_file(static_cast<int>(ModelConfig::load(options.model).vocab_size));
+  if (model.starts_with("tiny")) {
+    options.model = test_checkpoint(model);
+    options = with_every_drafter(options);
+  } else {
+    options.model = model;
+    options.draft = model;
+    options.draft_head = std::getenv("OUTRIDER_COUPLED_HEAD");
+    options.draft_counts =
+        counts_file(static_cast<int>(ModelConfig::load(options.model).vocab_size));
+  }
   options.prefill_beside = 8;
   return options;
 }
@@ -67,9 +61,6 @@ Request seeded_request(int prompt) {
   return request;
 }
 
-constexpr std::array kDrafters = {"model",   "head",  "random", "prompt_lookup",
-                                  "unigram", "ngram", "bigram"};
-
 Request with(Request request, const std::string& drafter, int k) {
   request.speculation.num_speculative_tokens = k;
   request.speculation.drafter = drafter;
@@ -80,7 +71,7 @@ Request with(Request request, const std::string& drafter, int k) {
 // policy, and without any.
 std::vector<Request> every_way(const Request& request) {
   std::vector<Request> ways;
-  for (const std::string drafter : kDrafters) {
+  for (const std::string drafter : kEveryDrafter) {
     const bool counted = drafter.ends_with("gram");
     for (int k = 0; k <= 8; k += counted ? 4 : 1) ways.push_back(with(request, drafter, k));
   }
@@ -118,7 +109,7 @@ class Coupled : public testing::TestWithParam<int> {
   // drafter, one answer.
   std::vector<Tokens> alone(const std::vector<Request>& requests) const {
     std::vector<Request> plain;
-    for (size_t i = 0; i < requests.size(); i += kDrafters.size()) {
+    for (size_t i = 0; i < requests.size(); i += kEveryDrafter.size()) {
       plain.push_back(requests[i]);
       plain.back().speculation = {};
       plain.back().speculation.off = true;
@@ -181,8 +172,8 @@ TEST_P(Coupled, OneOutputAfterPreemption) {
   for (int prompt = 0; prompt < num_prompts(); ++prompt) {
     Request request = seeded_request(prompt);
     request.sampling.max_tokens = 120;
-    for (size_t d = 0; d < kDrafters.size(); ++d) {
-      requests.push_back(with(request, kDrafters[d], (prompt + static_cast<int>(d)) % 8 + 1));
+    for (size_t d = 0; d < kEveryDrafter.size(); ++d) {
+      requests.push_back(with(request, kEveryDrafter[d], (prompt + static_cast<int>(d)) % 8 + 1));
     }
   }
   const std::vector<Tokens> expected = alone(requests);
@@ -191,28 +182,28 @@ TEST_P(Coupled, OneOutputAfterPreemption) {
   EXPECT_GT(stats.num_preemptions, num_prompts() / 2);
   for (size_t i = 0; i < answers.size(); ++i) {
     ASSERT_TRUE(answers[i].completion) << answers[i].status;
-    EXPECT_EQ(answers[i].token_ids, expected[i / kDrafters.size()]) << i;
+    EXPECT_EQ(answers[i].token_ids, expected[i / kEveryDrafter.size()]) << i;
   }
 }
 
 TEST_P(Coupled, ContinuedBehindWhatWasEmitted) {
   std::vector<Request> requests;
   for (int prompt = 0; prompt < num_prompts(); ++prompt) {
-    for (const char* drafter : kDrafters)
+    for (const char* drafter : kEveryDrafter)
       requests.push_back(with(seeded_request(prompt), drafter, 0));
   }
   const std::vector<Tokens> wholes = alone(requests);
   std::vector<Request> rest;
   std::vector<size_t> of;  // the answer that each is the rest of
   for (size_t i = 0; i < requests.size(); ++i) {
-    const Tokens& whole = wholes[i / kDrafters.size()];
+    const Tokens& whole = wholes[i / kEveryDrafter.size()];
     // Everywhere in the first ones, at one place each in the others.
-    const size_t step = i < kDrafters.size() ? 1 : whole.size();
+    const size_t step = i < kEveryDrafter.size() ? 1 : whole.size();
     for (size_t have = 1 + i % (whole.size() - 1); have < whole.size(); have += step) {
       rest.push_back(requests[i]);
       rest.back().emitted.assign(whole.begin(), whole.begin() + static_cast<int64_t>(have));
       rest.back().speculation.num_speculative_tokens = static_cast<int32_t>((i + have) % 9);
-      of.push_back(i / kDrafters.size());
+      of.push_back(i / kEveryDrafter.size());
     }
   }
   const auto answers = run_requests(tiny_options(), ranks(), rest);

@@ -15,8 +15,8 @@
 #include "kernels/cpu/isa.h"
 #include "model/utf8.h"
 #include "testing/checkpoints.h"
-#include "testing/count_file.h"
 #include "testing/engine_harness.h"
+#include "testing/every_drafter.h"
 #include "testing/one_line_error.h"
 #include "testing/read_file.h"
 #include "testing/temporary_directory.h"
@@ -32,20 +32,16 @@ EngineOptions tiny_options() {
 // among the drafts a poor one and the target itself, so that refusing and accepting both show.
 TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
   const std::map<std::string, std::vector<std::string>> drafters_of = {
-      {"tiny-draft", {"model", "random", "prompt_lookup", "ngram", "head", "bigram", "unigram"}},
+      {"tiny-draft", {kEveryDrafter.begin(), kEveryDrafter.end()}},
       {"tiny", {"model"}},
       {"tiny-trimmed", {"model"}}};
-  const TemporaryDirectory directory;
-  directory.write("counts.safetensors", some_counts(512));
   for (const int ranks : {1, 2, 3}) {
     std::map<size_t, std::set<std::vector<int32_t>>> distinct;  // by the prompt's length
     std::map<std::string, int64_t> accepted;                    // by drafter
     for (const auto& [draft, drafters] : drafters_of) {
       for (const int chunk : {1, 7, 64, 1000}) {
-        EngineOptions options = tiny_options();
+        EngineOptions options = with_every_drafter(tiny_options());
         options.draft = test_checkpoint(draft);
-        options.draft_head = test_checkpoint("tiny-head");
-        options.draft_counts = directory.path() / "counts.safetensors";
         options.prefill_chunk = chunk;
         std::vector<Request> requests;
         for (const int k : {0, 1, 2, 4, 8}) {

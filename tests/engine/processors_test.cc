@@ -11,6 +11,7 @@
 #include "model/model_runner.h"
 #include "testing/checkpoints.h"
 #include "testing/engine_harness.h"
+#include "testing/every_drafter.h"
 
 namespace outrider {
 namespace {
@@ -18,10 +19,8 @@ namespace {
 constexpr int32_t kStop = 7;  // a token that ends answers
 
 EngineOptions tiny_options() {
-  return {.model = test_checkpoint("tiny"),
-          .draft = test_checkpoint("tiny-draft"),
-          .max_positions = 512,
-          .prefill_beside = 8};
+  return with_every_drafter(
+      {.model = test_checkpoint("tiny"), .max_positions = 512, .prefill_beside = 8});
 }
 
 Request with_everything(int prompt_length, int seed, int max_tokens, int k,
@@ -37,10 +36,10 @@ Request with_everything(int prompt_length, int seed, int max_tokens, int k,
   return request;
 }
 
-// The likeliest token of what the definitions make of a row.
-int32_t next_token(const SamplingParams& sampling, std::vector<float> logits,
-                   const std::vector<int32_t>& prompt, const std::vector<int32_t>& output,
-                   const std::vector<int32_t>& eos) {
+// What the definitions make of a row.
+std::vector<float> edited(const SamplingParams& sampling, std::vector<float> logits,
+                          const std::vector<int32_t>& prompt, const std::vector<int32_t>& output,
+                          const std::vector<int32_t>& eos) {
   for (const auto& [token, bias] : sampling.logit_bias) logits[token] += bias;
   for (size_t v = 0; v < logits.size(); ++v) {
     const auto token = static_cast<int32_t>(v);
@@ -59,22 +58,30 @@ int32_t next_token(const SamplingParams& sampling, std::vector<float> logits,
     for (const int32_t token : sampling.stop_token_ids) logits[token] = -INFINITY;
     for (const int32_t token : eos) logits[token] = -INFINITY;
   }
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  return logits;
 }
 
-std::vector<int32_t> plain_answer(ModelRunner& model, const Request& request) {
+// choose: the next token, of the edited logits.
+template <typename Choose>
+std::vector<int32_t> answer_by(ModelRunner& model, const Request& request, const Choose& choose) {
   const std::vector<int32_t>& prompt = request.prompt;
   std::vector<int32_t> output;
   std::vector<float> logits = model.feed(0, prompt, 64).back();
   while (static_cast<int>(output.size()) < *request.sampling.max_tokens) {
-    output.push_back(
-        next_token(request.sampling, logits, prompt, output, model.model().config().eos_token_ids));
+    output.push_back(choose(
+        edited(request.sampling, logits, prompt, output, model.model().config().eos_token_ids)));
     const auto& ends = request.sampling.stop_token_ids;
     if (std::find(ends.begin(), ends.end(), output.back()) != ends.end()) break;
     const auto position = static_cast<int32_t>(prompt.size() + output.size() - 1);
     logits = model.forward({{0, position, output.back()}})[0];
   }
   return output;
+}
+
+std::vector<int32_t> plain_answer(ModelRunner& model, const Request& request) {
+  return answer_by(model, request, [](const std::vector<float>& logits) {
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  });
 }
 
 TEST(EngineProcessors, GreedyAnswersFollowTheDefinitions) {
@@ -111,10 +118,39 @@ TEST(EngineProcessors, GreedyAnswersFollowTheDefinitions) {
   for (int rule = 0; rule < 6; ++rule) EXPECT_GT(changed[rule], 0) << rule;  // it does something
 }
 
+// Greedy lenience looks at edited logits: what it keeps is near their largest, and never masked.
+TEST(EngineProcessors, LenienceKeepsWhatComesNearTheEditedArgMax) {
+  const auto self = make_self_communicator();
+  ModelRunner model(tiny_options().model, *self);
+  const float lenience = 0.4f;
+  int lenient = 0;
+  for (int seed = 0; seed < 4; ++seed) {
+    Request request = with_everything(40, seed, 40, 4, "model");
+    request.speculation.lenience = lenience;
+    const auto answer = run_requests(tiny_options(), 2, {request})[0];
+    ASSERT_TRUE(answer.completion) << answer.status;
+    size_t next = 0;
+    int own_lenient = 0;
+    answer_by(model, request, [&](const std::vector<float>& logits) {
+      const float most = *std::max_element(logits.begin(), logits.end());
+      const int32_t token = answer.token_ids.at(next);
+      EXPECT_GE(logits[token], most + std::log(lenience) - 1e-4f) << seed << " " << next;
+      EXPECT_TRUE(logits[token] == most || answer.origins[next] == TokenOrigin::drafted);
+      own_lenient += logits[token] < most ? 1 : 0;
+      ++next;
+      return token;
+    });
+    EXPECT_EQ(next, answer.token_ids.size());
+    EXPECT_EQ(answer.completion->speculation.lenience_shift() > 0, own_lenient > 0);
+    lenient += own_lenient;
+  }
+  EXPECT_GT(lenient, 0);
+}
+
 // K = 0 … 8, each drafter, alone, in a crowd, and in a crowd that must share too few pages.
 TEST(EngineProcessors, OneAnswerWhateverIsDraftedBesideWhomever) {
   std::vector<Request> requests;
-  for (const char* drafter : {"model", "prompt_lookup", "random"}) {
+  for (const char* drafter : kEveryDrafter) {
     for (int k = 0; k <= 8; ++k) {
       requests.push_back(with_everything(40, 1, 60, k, drafter));
       requests.push_back(greedy_request(60 + 10 * k, k, 40, k, drafter));  // who asks for nothing
@@ -169,7 +205,7 @@ TEST(EngineProcessors, EachChoiceCountsItsOwnOutput) {
 // A token that everything speaks for comes as soon as min_tokens lets it, and not before.
 TEST(EngineProcessors, MinTokensIsExact) {
   std::vector<Request> requests;
-  for (const char* drafter : {"model", "prompt_lookup", "random"}) {
+  for (const char* drafter : kEveryDrafter) {
     for (int k = 0; k <= 8; ++k) {
       Request request = greedy_request(20, 2, 30, k, drafter);
       request.prompt.insert(request.prompt.end(), {kStop, kStop, kStop, kStop, kStop, kStop});

@@ -198,7 +198,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
 // tiny-v64-draft is the target's first layer, so that a good part of what it drafts is accepted.
 // tiny-v64-trimmed knows two thirds of the tokens.
 const std::vector<std::string> kEveryArm = {"model",  "head",          "bigram", "unigram",
-                                            "random", "prompt_lookup", "off"};
+                                            "random", "prompt_lookup", "ngram",  "off"};
 const std::vector<std::string> kCopied = {"model", "prompt_lookup"};
 constexpr VerifyMode kRejection = VerifyMode::rejection, kCoupled = VerifyMode::coupled;
 INSTANTIATE_TEST_SUITE_P(

@@ -267,7 +267,8 @@ class Chat(unittest.TestCase):
         result = self.chat(['Hello', '', 'And you?', '/reset', 'And you?', '/quit', 'Hello'])
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(result.stdout, first + second + again)
-        line = r'8 tokens, \d+\.\d ms a token, \d\.\d\d tokens a step\n'
+        line = (r'8 tokens, \d+\.\d ms a token, \d\.\d\d tokens a step'
+                r'(, alpha \d\.\d\d, \d+\.\d\d times as fast as without drafts)?\n')
         self.assertRegex(result.stderr, f'^({line}){{3}}$')
         self.assertEqual(self.chat(['Hello'], '--no-stats').stderr, '')
 

@@ -72,6 +72,7 @@ v1::Complete a_complete() {
   stats.set_draft_cost(0.125);
   stats.set_measured_speedup(1.5);
   stats.set_predicted_speedup(1.625);
+  stats.set_lenience(1);
   stats.set_seed(18446744073709551615u);
   return complete;
 }
@@ -89,6 +90,20 @@ TEST(AnswerPrinter, SummaryWithoutDrafts) {
   EXPECT_EQ(summary(complete).find("alpha"), std::string::npos);
 }
 
+TEST(AnswerPrinter, SummaryOfCopiesAndLenience) {
+  v1::Complete complete = a_complete();
+  v1::SpeculationStats& stats = *complete.mutable_speculation();
+  const std::string plain = summary(complete);
+  stats.set_num_copied_draft_tokens(30);  // all of them: the drafter's name says it
+  EXPECT_EQ(summary(complete), plain);
+  stats.set_num_copied_draft_tokens(7);
+  EXPECT_EQ(summary(complete), plain + "; 7 of the drafted tokens were copied");
+  stats.set_num_copied_draft_tokens(0);
+  stats.set_lenience(0.5f);
+  stats.set_lenience_shift(0.125);
+  EXPECT_EQ(summary(complete), plain + "; lenience 0.5 moved the distribution by 0.125");
+}
+
 TEST(AnswerPrinter, SummaryOfAnObjective) {
   v1::Complete complete = a_complete();
   complete.mutable_speculation()->set_tpot_slo_ms(12.5);
@@ -102,8 +117,11 @@ TEST(AnswerPrinter, SummaryOfAnObjective) {
 TEST(AnswerPrinter, ShortSummary) {
   v1::Complete complete = a_complete();
   complete.mutable_timings()->set_decode_ms(460.8);
-  EXPECT_EQ(short_summary(complete), "25 tokens, 19.2 ms a token, 2.10 tokens a step");
+  const std::string drafts = ", alpha 0.45, 1.50 times as fast as without drafts";
+  EXPECT_EQ(short_summary(complete), "25 tokens, 19.2 ms a token, 2.10 tokens a step" + drafts);
   complete.set_completion_tokens(1);  // no token behind the first
+  EXPECT_EQ(short_summary(complete), "1 token, 2.10 tokens a step" + drafts);
+  complete.mutable_speculation()->set_num_draft_tokens(0);
   EXPECT_EQ(short_summary(complete), "1 token, 2.10 tokens a step");
 }
 

@@ -382,5 +382,51 @@ TEST(PlantedBugs, CoupledNoiseReusedInTheAcceptTestIsSeen) {
   EXPECT_GT(planted, 0.02);
 }
 
+// A step refuses its first token, and whoever plans the next one has seen what was drafted behind
+// it: that one drafts one token, if token 0 was, and else none. Returns the total variation from p
+// of the token that comes there. reused: its draws are those of the step before at the same
+// position.
+double total_variation_behind_a_refusal(bool reused) {
+  const std::vector<float> target{0.0f, 1.0f, -0.5f, 0.3f}, draft{0.8f, -0.2f, 0.1f, 0.4f};
+  const Processors processors{.mode = VerifyMode::rejection};
+  const Isa isa = cpu::select_isa();
+  RowDistribution p = cpu::process_row(target.data(), 4, processors, isa);
+  const RowDistribution q = cpu::process_row(draft.data(), 4, processors, isa);
+  const auto drafted_by = [&](const RandomKey& key, int offset) {
+    return cpu::sample_draft(draft.data(), 4, q, VerifyMode::rejection, key, offset, isa);
+  };
+  constexpr int kSamples = 200'000;
+  std::vector<double> frequency(4, 0.0);
+  for (uint32_t i = 0; i < kSamples; ++i) {
+    const RandomKey before{.seed = 11, .choice = 0, .base = 2 * i};
+    const RandomKey key{.seed = 11, .choice = 0, .base = reused ? 2 * i : 2 * i + 1};
+    const int offset = reused ? 1 : 0;
+    const int num_drafted = drafted_by(before, 1) == 0 ? 1 : 0;
+    const int32_t drafted = drafted_by(key, offset);
+    p.draft_logit = target[drafted];
+    const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, num_drafted, 0, 4, 4, 4};
+    double p_draft = 0, q_draft = 0;
+    if (num_drafted > 0) outrider::draft_probabilities(rows, processors, &p_draft, &q_draft);
+    const double u = accept_uniform(key, offset);
+    int32_t token = drafted;
+    if (outrider::verify_accept(&p_draft, &q_draft, &u, num_drafted) == 0) {
+      const RaceResult result = cpu::extra_token_race(rows, 0, key, isa);
+      token = outrider::verify_commit(&result, 1, 1, rows, 0);
+    }
+    frequency[token] += 1.0 / kSamples;
+  }
+  const std::vector<double> expected = reference_distribution(target, processors);
+  double sum = 0.0;
+  for (int v = 0; v < 4; ++v) sum += std::abs(frequency[v] - expected[v]);
+  return sum / 2;
+}
+
+TEST(PlantedBugs, DrawsReusedBehindARefusalAreSeen) {
+  EXPECT_LT(total_variation_behind_a_refusal(false), 0.01);
+  const double planted = total_variation_behind_a_refusal(true);
+  std::printf("%-50s total variation %.3f\n", "draws reused behind a refusal", planted);
+  EXPECT_GT(planted, 0.02);
+}
+
 }  // namespace
 }  // namespace outrider::exactness

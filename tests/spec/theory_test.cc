@@ -34,6 +34,42 @@ TEST(Theory, FormulasAreThoseOfThePaper) {
   }
 }
 
+// Two tables that were printed in notes on the paper, cut to three digits: tokens a step for
+// K = 3 … 9, and the speed-up for K = 3 … 6 where c is 0.01 and 0.05.
+struct PrintedTokens {
+  double alpha, tokens[7];
+};
+constexpr PrintedTokens kPrintedTokens[] = {
+    {0.1, {1.111, 1.111, 1.111, 1.111, 1.111, 1.111, 1.111}},
+    {0.3, {1.417, 1.425, 1.427, 1.428, 1.428, 1.428, 1.428}},
+    {0.5, {1.875, 1.937, 1.968, 1.984, 1.992, 1.996, 1.998}},
+    {0.7, {2.532, 2.773, 2.941, 3.058, 3.141, 3.198, 3.239}},
+    {0.8, {2.952, 3.361, 3.689, 3.951, 4.161, 4.328, 4.463}},
+};
+struct PrintedSpeedups {
+  double alpha, at_c_001[4], at_c_005[4];
+};
+constexpr PrintedSpeedups kPrintedSpeedups[] = {
+    {0.5, {1.820, 1.862, 1.875, 1.872}, {1.630, 1.614, 1.575, 1.526}},
+    {0.6, {2.112, 2.216, 2.269, 2.292}, {1.892, 1.921, 1.906, 1.869}},
+    {0.7, {2.459, 2.666, 2.801, 2.885}, {2.202, 2.310, 2.352, 2.352}},
+    {0.8, {2.866, 3.232, 3.513, 3.727}, {2.566, 2.801, 2.951, 3.039}},
+};
+
+TEST(Theory, TablesAreThoseThatWerePrinted) {
+  for (const auto& [alpha, tokens] : kPrintedTokens) {
+    for (int k = 3; k <= 9; ++k) {
+      EXPECT_NEAR(expected_tokens(alpha, k), tokens[k - 3], 1e-3) << alpha << " " << k;
+    }
+  }
+  for (const auto& [alpha, at_c_001, at_c_005] : kPrintedSpeedups) {
+    for (int k = 3; k <= 6; ++k) {
+      EXPECT_NEAR(expected_speedup(alpha, k, 0.01), at_c_001[k - 3], 1e-3) << alpha << " " << k;
+      EXPECT_NEAR(expected_speedup(alpha, k, 0.05), at_c_005[k - 3], 1e-3) << alpha << " " << k;
+    }
+  }
+}
+
 TEST(Theory, PlainDecodingIsTheMeasure) {
   for (const double alpha : {0.0, 0.3, 1.0}) {
     EXPECT_EQ(expected_tokens(alpha, 0), 1);
