@@ -117,7 +117,7 @@ std::string summary(const v1::Complete& complete) {
   if (0 < s.num_copied_draft_tokens() && s.num_copied_draft_tokens() < s.num_draft_tokens()) {
     text += absl::StrFormat("; %d of the drafted tokens were copied", s.num_copied_draft_tokens());
   }
-  if (s.lenience() < 1) {
+  if (s.lenience() < 1 && s.num_draft_tokens() > 0) {
     text += absl::StrFormat("; lenience %g moved the distribution by %.3f", s.lenience(),
                             s.lenience_shift());
   }

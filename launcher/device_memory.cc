@@ -5,16 +5,26 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include "core/error.h"
 #include "engine/kv_pool.h"
 #include "engine/page_pool.h"
+#include "kernels/verify_types.h"
 #include "spec/step_cost.h"
 
 namespace outrider {
 namespace {
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+// Of two tables, of which the second holds the first as well, and of their rows.
+int64_t count_table_bytes(const std::filesystem::path& file, const ModelConfig& config) {
+  std::error_code error;
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file, error));
+  if (error) throw Error("--draft-counts " + file.string() + ": " + error.message());
+  return 2 * bytes + 2 * config.vocab_size * static_cast<int64_t>(sizeof(TableRow));
+}
 
 }  // namespace
 
@@ -38,9 +48,7 @@ int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank
                                 {options.max_sequences, options.max_rows,
                                  longest_context(config, options.max_positions), numerics},
                                 head ? &*head : nullptr);
-  if (options.draft_counts) {
-    cost.draft_weights += static_cast<int64_t>(std::filesystem::file_size(*options.draft_counts));
-  }
+  if (options.draft_counts) cost.draft_weights += count_table_bytes(*options.draft_counts, config);
   cost.context = 0;  // it is not free any more
   const KvPoolLimits limits = kv_pool_limits(options, config);
   const int64_t wanted =

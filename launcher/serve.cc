@@ -246,8 +246,9 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
     wait_for_end(control);
     _exit(kExitFailed);
   } catch (const Error&) {
-    // The same loss, seen by both threads, is told once.
+    // The same loss, seen by both threads, is told once. Unwinding may wait for a collective.
     while (told.test_and_set()) pause();
+    alarm(kFailedEndTimeoutS);
     throw;
   }
   liveness.goodbye();

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by launcher/quickstart and tests/run: goes to the repository's root and defines what both
-# do first, set_up (Debian packages, a Python environment, the model) and build. What is there
+# Sourced by launcher/quickstart, tests/run and tests/gpu_bundle: goes to the repository's root and defines what
+# they do first, set_up (Debian packages, a Python environment, the model), find_cuda and build. What is there
 # already is left alone. Progress goes to stderr; what apt, pip and CMake print is shown where they
 # fail.
 
@@ -96,10 +96,10 @@ make_python_environment() {
   ) 9>"$directory.lock" || die "could not install ${REQUIREMENTS[*]} (PyPI must be reachable)"
 }
 
-# Finds a CUDA toolkit with NCCL where CMake will, or makes one of PyPI's parts, and exports CUDA_HOME then.
+# Makes a CUDA toolkit with NCCL of PyPI's parts where cmake/cuda.cmake would find none, and exports CUDA_HOME.
 find_cuda() {
   local pins=tools/requirements-cuda.txt directory root library
-  if [ -n "${CUDA_HOME-}" ] || PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then return 0; fi
+  if [ -n "${CUDA_HOME-}${CUDA_PATH-}${CUDACXX-}" ] || PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then return 0; fi
   directory=$OUTRIDER_CACHE/cuda-$(sha256sum "$pins" | cut -c 1-12)
   root=$directory/nvidia/cu13
   (
@@ -107,16 +107,17 @@ find_cuda() {
     [ ! -e "$directory/complete" ] || exit 0
     say "there is no nvcc here: fetching the parts of CUDA in $pins"
     rm -rf "$directory"
-    quietly "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps --target "$directory" \
-      -r "$pins" || exit
     # As in a toolkit: lib64, libraries without their version, and NCCL among them.
-    ln -s lib "$root/lib64"
-    ln -s ../../nccl/include/nccl.h "$root/include/nccl.h"
-    ln -s ../../nccl/lib/libnccl.so.2 "$root/lib/libnccl.so.2"
+    quietly "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps --target "$directory" \
+      -r "$pins" &&
+      ln -s lib "$root/lib64" &&
+      ln -s ../../nccl/include/nccl.h "$root/include/nccl.h" &&
+      ln -s ../../nccl/lib/libnccl.so.2 "$root/lib/libnccl.so.2" || exit
     for library in "$root"/lib/*.so.*; do
-      [ -e "${library%%.so.*}.so" ] || ln -s "${library##*/}" "${library%%.so.*}.so"
+      [ -e "${library%%.so.*}.so" ] || ln -s "${library##*/}" "${library%%.so.*}.so" || exit
     done
-    touch "$directory/complete"
+    [ -e "$root/include/nccl.h" ] && [ -e "$root/lib/libnccl.so" ] && [ -e "$root/lib/libcublasLt.so" ] &&
+      quietly "$root/bin/nvcc" --version && touch "$directory/complete"
   ) 9>"$directory.lock" || die "there is no nvcc here, and $pins could not be installed (PyPI must be reachable)"
   export CUDA_HOME=$root
 }

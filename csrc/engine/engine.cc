@@ -156,8 +156,8 @@ bool Engine::wait_for_work() {
     take_submissions();
     drop_ended();
     if (!sequences_.empty()) return true;
+    publish_stats();  // before whoever hears of an end can ask
     delivery_->push(delivered_);
-    publish_stats();
     wakeups_.wait(seen);
   }
 }
@@ -277,8 +277,8 @@ void Engine::step() {
   propose(plan);
   const std::vector<uint8_t> bytes = plan.serialise();
   if (control_ != nullptr) control_->publish(bytes);
-  delivery_->push(delivered_);
   publish_stats();
+  delivery_->push(delivered_);
   const auto executed = EngineClock::now();
   decoded_.clear();
   StepRecord record = {.step = plan.step,
@@ -383,7 +383,7 @@ void Engine::apply(const SlotOutcome& outcome) {
                       .num_emitted = num_emitted});
   if (observers_.metrics != nullptr) {
     const VerifiedDrafts used = item.drafts.within(num_emitted);
-    observers_.metrics->verified(used.num_drafted, used.num_accepted);
+    observers_.metrics->verified(outcome.num_drafted, used.num_drafted, used.num_accepted);
     observers_.metrics->gathered(verdict.gathered);
   }
   delivered_.push_back(std::move(item));

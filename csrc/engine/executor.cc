@@ -20,7 +20,8 @@ namespace outrider {
 namespace {
 
 constexpr int kCostRounds = 6;
-constexpr int64_t kManyCostRows = 64;  // which take so long that they are measured once
+// Which take so long that they are measured once: so they are no graph, as in steps with prompts.
+constexpr int64_t kManyCostRows = 64;
 constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
 // With which the cost of a long context is measured.
 constexpr int64_t kCostRows = 8;

@@ -364,8 +364,8 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
 }
 
 // Budgets gain by what plain steps take, and pay what drafting took beyond its tokens' worth.
-// Beside prompts, whose time nobody knows so well, it is what drafting should have taken that they
-// pay.
+// Beside prompts, and caches that are fed for those who name their own K, whose time nobody knows
+// so well, it is what drafting should have taken that they pay.
 void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill,
                               const StepDurations& durations) {
   const double plain_ms = pricing_.step_ms(account.plain);
@@ -376,7 +376,7 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
   double expected = 0;
   for (const double ms : added) expected += ms;
   double taken = expected;
-  if (prefill.target == 0) {
+  if (prefill.target == 0 && prefill.draft == prefill.adaptive_draft) {
     taken = std::min(durations.ms - base_ms, kMostOverrun * expected);
   }
   const double token_ms =

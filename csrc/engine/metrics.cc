@@ -145,9 +145,10 @@ void EngineMetrics::step_phase(StepPhase phase, double seconds) {
   step_seconds_.at(static_cast<size_t>(phase)).observe(seconds);
 }
 
-void EngineMetrics::verified(int num_drafted, int num_accepted) {
-  CHECK(0 <= num_accepted && num_accepted <= num_drafted && num_drafted <= kMaxDraftTokens);
-  lookahead_.at(0).observe(num_drafted);
+void EngineMetrics::verified(int k, int num_drafted, int num_accepted) {
+  CHECK(0 <= num_accepted && num_accepted <= num_drafted && num_drafted <= k);
+  CHECK(k <= kMaxDraftTokens);
+  lookahead_.at(0).observe(k);
   if (num_drafted == 0) return;
   num_drafts_.Increment();
   num_draft_tokens_.Increment(num_drafted);

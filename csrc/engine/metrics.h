@@ -36,9 +36,9 @@ class EngineMetrics {
   // --- Steps: the engine's thread.
 
   void step_phase(StepPhase phase, double seconds);
-  // One sequence's part of a decode step: num_drafted tokens (0 … kMaxDraftTokens) were verified
-  // and the first num_accepted of them kept.
-  void verified(int num_drafted, int num_accepted);
+  // One sequence's part of a decode step: k tokens (0 … kMaxDraftTokens) were drafted; of those up
+  // to its answer's end, num_drafted, the first num_accepted were kept.
+  void verified(int k, int num_drafted, int num_accepted);
   // Rows of logits whose candidates did not cover top_k or top_p.
   void gathered(int num_rows);
   // Admissions looked up `queried` tokens (prompts, and what continued answers had emitted), of

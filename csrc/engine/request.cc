@@ -62,7 +62,7 @@ double SpeculationStats::draft_acceptance_rate() const {
 }
 
 double SpeculationStats::alpha() const {
-  return alpha_rows == 0 ? draft_acceptance_rate() : alpha_sum / static_cast<double>(alpha_rows);
+  return alpha_rows == 0 ? 0 : alpha_sum / static_cast<double>(alpha_rows);
 }
 
 double SpeculationStats::lenience_shift() const {

@@ -134,8 +134,7 @@ struct SpeculationStats {
 
   double mean_acceptance_length() const;  // emitted tokens a decode step
   double draft_acceptance_rate() const;   // accepted over drafted; 0 where nothing was drafted
-  // Measured over verified rows; where their sums are not known, the accepted ones' share.
-  double alpha() const;
+  double alpha() const;                   // measured over verified rows; 0 where there were none
   double lenience_shift() const;  // of their distributions' total variation; 0 where not known
 };
 

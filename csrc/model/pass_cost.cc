@@ -120,6 +120,13 @@ int64_t cuda_weight_bytes(const DraftHeadConfig& config) {
          cuda_packed_bytes(scored, hidden) + 3 * hidden * kBf16;
 }
 
+int64_t matrix_bytes(const DraftHeadConfig& config) {
+  const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
+  const int64_t rows =
+      config.vocab_size + 2 * config.hidden_size + 3 * config.intermediate_size + scored;
+  return rows * config.hidden_size * kBf16;
+}
+
 int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
                                     int64_t max_positions) {
   const int64_t q = shard.heads.size() * config.head_dim;

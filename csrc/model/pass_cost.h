@@ -29,8 +29,9 @@ PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShap
 
 // Bytes that a rank holds of a model on a GPU, packed.
 int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard);
-// … and of a draft head, with its copy of the target's embedding.
+// … and of a draft head, with its copy of the target's embedding; and of the same, not packed.
 int64_t cuda_weight_bytes(const DraftHeadConfig& config);
+int64_t matrix_bytes(const DraftHeadConfig& config);
 
 // Bytes beside the weights and the KV pages: the tables of rotary angles, and what a pass of
 // max_rows rows writes. max_positions: the longest context.

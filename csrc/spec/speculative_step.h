@@ -78,7 +78,8 @@ class SpeculativeStep {
   const StepPhases& times() const { return times_; }  // of the last run
 
   // Runs the target over `rows` rows from `position` of slot 0 on, whatever they hold, and writes
-  // its logits of the first num_logits. Returns the seconds it took. Nothing may be running.
+  // its logits of the first num_logits: padded, and replayed once it has run before. Returns the
+  // seconds it took. Nothing may be running.
   double measure_target(int64_t rows, int64_t num_logits, int64_t position, Stream& stream);
   // Drafts a token behind one token for each of so many slots, from the first on, whatever they
   // hold; the drafter forgets them. Likewise.

@@ -104,6 +104,7 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
     cost.workspace += kFastLinearWorkspaceBytes;
     cost.weights += weight_bytes(target, shard).held;
     if (draft != nullptr) cost.draft_weights += weight_bytes(*draft, Shard::of(*draft, 0, 1)).held;
+    if (head != nullptr) cost.draft_weights += matrix_bytes(*head);
   }
   cost.workspace += kFloat * (draft_rows * target.vocab_size +
                               2 * server.max_rows * shard.vocab.size());  // logits

@@ -170,7 +170,7 @@ def find(build):
 
 def run_tests(program, tests):
     return run([str(program), f'--gtest_filter={tests}', '--gtest_brief=1'], program.parent,
-               dict(os.environ, GTEST_FAIL_FAST='1'))
+               dict(os.environ, GTEST_FAIL_FAST='1', OUTRIDER_EMU_SEED='1'))
 
 
 def seen(build, defect):

@@ -267,6 +267,24 @@ TEST_F(OneSequence, FeedingADraftersCacheIsChargedToWhomItIsFedFor) {
   EXPECT_LT(left_after({.target = 64, .draft = 64, .adaptive_draft = 8}), untouched);
 }
 
+TEST_F(OneSequence, AnothersCacheThatIsFedBesideDraftsIsNotTheirs) {
+  const auto left_after = [&](double extra_ms, const PrefillRows& prefill) {
+    LookaheadPlanner planner(adaptive(), tables());
+    planner.add(kId, {.drafter = kModel});
+    for (int i = 0; i < 10; ++i) {
+      const int k = choose(planner, {1}, kMaxDraftTokens);
+      observe(planner, k, k, 10 + 1.2 * k, k);
+    }
+    const int k = choose(planner, {1}, kMaxDraftTokens);
+    EXPECT_GT(k, 0);
+    observe(planner, k, 0, 10 + 1.2 * k + extra_ms, k, prefill);
+    return planner.reports()[static_cast<int>(kModel)].budget_ms;
+  };
+  const double alone = left_after(0, {});
+  EXPECT_LT(left_after(50, {}), alone - 1);  // late for no reason that is known
+  EXPECT_NEAR(left_after(50, {.draft = 200}), alone, 0.5);
+}
+
 TEST_F(OneSequence, AnObjectiveBoundsTheStep) {
   LookaheadPlanner planner(adaptive(), tables());
   planner.add(kId, {.drafter = kModel, .max_step_ms = 13});

@@ -66,10 +66,10 @@ TEST(OneTwoFive, IsWrittenAsItIsRead) {
 
 TEST(EngineMetrics, CountsSpeculation) {
   EngineMetrics metrics;
-  metrics.verified(4, 2);
-  metrics.verified(4, 4);
-  metrics.verified(1, 0);
-  metrics.verified(0, 0);  // no draft: the lookahead alone
+  metrics.verified(4, 4, 2);
+  metrics.verified(7, 4, 4);  // which ended the answer
+  metrics.verified(1, 1, 0);
+  metrics.verified(0, 0, 0);  // no draft: the lookahead alone
   metrics.gathered(0);
   metrics.gathered(3);
   const std::string text = metrics.text();
@@ -88,7 +88,7 @@ TEST(EngineMetrics, CountsSpeculation) {
   EXPECT_EQ(at(4), 0);
   EXPECT_EQ(value(text, "outrider_lookahead_tokens_count"), 4);
   EXPECT_EQ(value(text, "outrider_lookahead_tokens_bucket{le=\"0\"}"), 1);
-  EXPECT_EQ(value(text, "outrider_lookahead_tokens_sum"), 9);
+  EXPECT_EQ(value(text, "outrider_lookahead_tokens_sum"), 12);
 }
 
 TEST(EngineMetrics, CountsRequests) {

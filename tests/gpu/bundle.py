@@ -5,9 +5,8 @@
 
 Writes to OUTPUT the archives `programs` and `model` in pieces (programs.tar.gz.00, …), the SHA-256
 of each (programs.sha256), and `unpack`, which puts them together. Unpacked, the folder holds
-programs/, libraries/, openmpi/, checkpoints/, shapes/, models/ (draft heads), tests/ (the checklist),
-`commit`, and model/.
-tests/gpu_bundle builds first and calls this.
+programs/, libraries/, openmpi/, checkpoints/, shapes/, models/ (draft heads), tests/ (the
+checklist), `commit`, and model/. tests/gpu_bundle builds first and calls this.
 """
 
 import argparse

@@ -94,6 +94,11 @@ class Bundle(unittest.TestCase):
                             ).stdout.splitlines():
                 self.assert_all_ours(line.strip().rpartition(" => ")[2].rsplit(" (", 1)[0])
 
+    def test_it_has_what_the_checklist_serves_with(self):
+        head = self.root / "models" / "SmolLM2-135M-Instruct-head"
+        self.assertTrue((head / "model.safetensors").exists())
+        self.assertTrue((self.root / "checkpoints" / "tiny-head" / "config.json").exists())
+
     def test_the_program_runs(self):
         done = run(self.root / "programs" / "outrider", "--version", env=self.environment)
         self.assertEqual(done.returncode, 0, done.stderr)

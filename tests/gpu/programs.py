@@ -124,14 +124,15 @@ class Programs:
         return [mpirun, *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
 
     @contextlib.contextmanager
-    def server(self, model: Path, ranks: int, gpus: int, draft: Path | None = None):
+    def server(self, model: Path, ranks: int, gpus: int, draft: Path | None = None,
+               flags: tuple[str, ...] = ()):
         """Serves while the block runs, with the head in `self.head` for the real model; gives the
         address."""
         self.need(self.outrider)
         self.need(model / "config.json")
         command = [*self.mpirun(ranks), self.outrider, "serve", "--model", model, "--port", 0,
                    *self.device_flags(ranks, gpus), *(["--draft", draft] if draft else []),
-                   *(["--draft-head", self.head] if model == self.model else [])]
+                   *(["--draft-head", self.head] if model == self.model else []), *flags]
         self.note(command, "")
         with open(self.log, "a+") as log:
             begin = log.tell()

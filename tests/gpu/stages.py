@@ -92,17 +92,20 @@ class Stages(Measuring):
             output.unlink(missing_ok=True)
             status, last = programs.run_logged(program, f"--gtest_filter={suite}*",
                                                f"--gtest_output=json:{output}", "--gtest_color=no")
-            report = json.loads(output.read_text()) if output.exists() else {"testsuites": []}
+            written = output.exists()
+            report = json.loads(output.read_text()) if written else {"testsuites": []}
             cases = [(f"{found['name']}.{case['name']}", case) for found in report["testsuites"]
                      for case in found["testsuite"]]
             tests += len(cases)
             wrong = {case: found["failures"][0]["failure"][:500] for case, found in cases
                      if found.get("failures")}
-            if status != 0 and not wrong:
+            if (status != 0 or not written) and not wrong:
                 wrong = {suite: f"exited with {status}: {last}"}
             failed |= wrong
             skipped += [case for case, found in cases if found["result"] == "SKIPPED"]
             record.result(name, {"tests": tests, "failed": failed, "skipped": skipped})
+        if tests == 0:
+            raise Failed(f"{program.name} has no tests")
         return len(failed)
 
     def parity(self, record: Recorder) -> None:
@@ -164,22 +167,24 @@ class Stages(Measuring):
         programs = self.programs
         prompts = {"short": PROMPTS[0], "long": LONG_PROMPT}
 
-        def ask(address: str, tokens: int, k: int) -> dict:
-            return {name: programs.answer(address, prompt, tokens, "--ignore-eos",
-                                          "--num-speculative-tokens", str(k))["token_ids"]
-                    for name, prompt in prompts.items()}
+        def ask(address: str, prompt: str, tokens: int, k: int) -> list[int]:
+            return programs.answer(address, prompt, tokens, "--ignore-eos",
+                                   "--num-speculative-tokens", str(k))["token_ids"]
 
         with programs.server(programs.model, 1, 0) as address:
-            cpu = ask(address, 32, 0)
+            cpu = {name: ask(address, prompt, 32, 0) for name, prompt in prompts.items()}
         for ranks in self.rank_counts() or [2, 3]:
             tokens = 4 if programs.slow(ranks, self.gpus) else 32
             with programs.server(programs.model, ranks, self.gpus) as address:
-                answers = {k: ask(address, tokens, k) for k in (0, 4)}
+                answers = {name: ask(address, prompt, tokens, 0)
+                           for name, prompt in prompts.items()}
+                speculated = ask(address, prompts["short"], tokens, 4)
             alike = {name: len(os.path.commonprefix([cpu[name], found]))
-                     for name, found in answers[0].items()}
+                     for name, found in answers.items()}
             record.result(f"{ranks} ranks", {"gpus": min(ranks, self.gpus), "answers": answers,
+                                             "with K = 4": speculated,
                                              "tokens like the CPU's": alike})
-            if answers[0] != answers[4]:
+            if answers["short"] != speculated:
                 raise Failed(f"{ranks} ranks: the answer with K = 4 is not that with K = 0")
 
     def sanitizers(self, record: Recorder) -> None:

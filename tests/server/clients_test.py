@@ -25,6 +25,7 @@ from program import (CHECKPOINT, GREEDY, LIMIT_S, PROGRAM, Lines, Server,  # noq
                      free_port, outrider)
 
 ESCAPE = '\x1b'
+DRAFTED = r', alpha \d\.\d\d, \d+\.\d\d times as fast as without drafts'
 
 
 def without_colours(text):
@@ -268,7 +269,7 @@ class Chat(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(result.stdout, first + second + again)
         line = (r'8 tokens, \d+\.\d ms a token, \d\.\d\d tokens a step'
-                r'(, alpha \d\.\d\d, \d+\.\d\d times as fast as without drafts)?\n')
+                f'({DRAFTED})?\\n')
         self.assertRegex(result.stderr, f'^({line}){{3}}$')
         self.assertEqual(self.chat(['Hello'], '--no-stats').stderr, '')
 
@@ -278,6 +279,7 @@ class Chat(unittest.TestCase):
         coloured = self.chat(['Hello'], '--color', 'always', '--drafter', 'random',
                              '--num-speculative-tokens', '3')
         self.assertIn(ESCAPE + '[33m', coloured.stdout)
+        self.assertRegex(coloured.stderr, DRAFTED)
         self.assertEqual(without_colours(coloured.stdout), plain.stdout)
         self.assertIn('refused draft', coloured.stderr)
 

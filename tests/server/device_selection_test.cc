@@ -141,7 +141,6 @@ TEST(DeviceMemory, WhateverDraftsTakesItsPart) {
     return plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", 1536 * kMiB);
   };
   const int64_t without = tokens();
-  const ModelConfig model = ModelConfig::load(options.model);
   options.draft_head = test_checkpoint("tiny-head");
   const DraftHeadConfig head = DraftHeadConfig::load(*options.draft_head);
   EXPECT_GT(cuda_weight_bytes(head), 2 * head.vocab_size * head.hidden_size);
@@ -151,6 +150,8 @@ TEST(DeviceMemory, WhateverDraftsTakesItsPart) {
   options.draft_counts = directory.path() / "counts.safetensors";
   std::ofstream(*options.draft_counts) << std::string(16 << 20, 'x');
   EXPECT_LT(tokens(), with_head);
+  options.draft_counts = directory.path() / "none";
+  expect_one_line_error({"--draft-counts", "none", "No such file"}, [&] { tokens(); });
 }
 
 TEST(DeviceMemory, TheCacheHasNoMoreThanItsSlotsUse) {

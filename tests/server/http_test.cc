@@ -127,6 +127,8 @@ TEST(Http, DraftersAreReportedAsServerInfoReportsThem) {
                 drafter.measured_speedup(), 1e-9);
     EXPECT_NEAR(metric(server, "outrider_spec_decode_speedup" + label + ",kind=\"predicted\"}"),
                 drafter.predicted_speedup(), 1e-9);
+    EXPECT_NEAR(metric(server, "outrider_spec_decode_loss_budget_seconds" + label + "}"),
+                drafter.loss_budget_ms() / 1e3, 1e-9);
     if (!drafted) continue;
     EXPECT_EQ(metric(server, "outrider_spec_decode_num_draft_tokens_total"),
               drafter.num_draft_tokens());

@@ -3,11 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "launcher/answer_printer.h"
+#include "launcher/mpirun.h"
 #include "launcher/nearest_name.h"
 #include "launcher/request_flags.h"
 
@@ -75,6 +77,20 @@ v1::Complete a_complete() {
   stats.set_lenience(1);
   stats.set_seed(18446744073709551615u);
   return complete;
+}
+
+TEST(Mpirun, OtherHostsGetTheVariablesThatMatter) {
+  setenv("NCCL_OUTRIDER_TEST", "1", 1);
+  setenv("OUTRIDER_TEST_VARIABLE", "1", 1);
+  const auto passed_on = [](const std::string& hostfile) {
+    const auto arguments = mpirun_arguments(2, hostfile, {"serve"});
+    return std::count(arguments.begin(), arguments.end(), "NCCL_OUTRIDER_TEST") +
+           std::count(arguments.begin(), arguments.end(), "OUTRIDER_TEST_VARIABLE");
+  };
+  EXPECT_EQ(passed_on("hosts"), 2);
+  EXPECT_EQ(passed_on(""), 0);  // children have them anyway
+  unsetenv("NCCL_OUTRIDER_TEST");
+  unsetenv("OUTRIDER_TEST_VARIABLE");
 }
 
 TEST(AnswerPrinter, Summary) {

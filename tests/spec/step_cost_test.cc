@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/thread_communicator.h"
+#include "spec/head_drafter.h"
 #include "spec/speculative_step.h"
 #include "tests/testing/checkpoints.h"
 #include "tests/testing/metering_backend.h"
@@ -141,6 +142,28 @@ TEST(StepCost, MemoryIsWhatAServerTakes) {
       EXPECT_GE(planned, taken - taken / 20);
     }
   });
+}
+
+TEST(StepCost, MemoryOfAHeadIsWhatItTakes) {
+  const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
+  const DraftHeadConfig head = DraftHeadConfig::load(test_checkpoint("tiny-head"));
+  MeteringBackend backend;
+  const HeadDrafter drafter(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend,
+                            kMaxSequences);
+  const int64_t taken = backend.allocated_bytes() + backend.packed_bytes();
+  const auto planned = [&](Numerics numerics, const DraftHeadConfig* with) {
+    return fixed_bytes(memory_cost(target, Shard::of(target, 0, 1), nullptr,
+                                   {kMaxSequences, kMaxRows, 64, numerics}, with));
+  };
+  const int64_t exact = planned(Numerics::exact, &head) - planned(Numerics::exact, nullptr);
+  EXPECT_LE(exact, taken);
+  EXPECT_GE(exact, taken - taken / 20);
+  // The matrices a second time.
+  const int64_t fast = planned(Numerics::fast, &head) - planned(Numerics::fast, nullptr);
+  const int64_t hidden = head.hidden_size;
+  const auto scored = static_cast<int64_t>(head.draft_token_ids.size());
+  EXPECT_EQ(fast - exact,
+            2 * hidden * (head.vocab_size + 2 * hidden + scored + 3 * head.intermediate_size));
 }
 
 TEST(StepCost, KvTokensAreWhatIsLeft) {
