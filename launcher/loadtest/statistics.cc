@@ -2,7 +2,6 @@
 #include "launcher/loadtest/statistics.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 #include "launcher/loadtest/random.h"
@@ -13,50 +12,90 @@ namespace {
 // In whole numbers, since 0.999 * 1000 need not be 999. 1 … count
 int64_t nearest_rank(int64_t count, int64_t per_mille) { return (count * per_mille + 999) / 1000; }
 
+// A long run has millions of samples of hundreds of thousands of units. Units are drawn in so many
+// groups at most, each of which is as good a draw as another, …
+constexpr size_t kMostGroups = 10'000;
+// … and a percentile is looked for in one of so many blocks of the ordered samples.
+constexpr size_t kMostBlocks = 256;
+constexpr size_t kLeastBlock = 1024;  // samples
+
 struct SortedSamples {
   std::vector<double> values;  // ascending
-  std::vector<uint32_t> units;
+  std::vector<uint32_t> groups;
+  std::vector<double> sums;  // [groups]: of their values
+  size_t block = 0;          // samples of a block but the last
+  // [blocks + 1][groups]: samples of a group before each block, and at last all.
+  std::vector<std::vector<int64_t>> before;
+
+  size_t num_blocks() const { return before.size() - 1; }
 };
 
-// units: ascending; those of `samples` and perhaps others. They become positions in it.
+size_t num_groups(const std::vector<int64_t>& units) { return std::min(units.size(), kMostGroups); }
+
+// units: ascending; those of `samples` and perhaps others.
 SortedSamples sort(const Samples& samples, const std::vector<int64_t>& units) {
   std::vector<size_t> order(samples.values.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return samples.values[a] < samples.values[b]; });
-  SortedSamples sorted;
+  const size_t count = num_groups(units);
+  SortedSamples sorted{.sums = std::vector<double>(count, 0.0)};
+  sorted.block = std::max(kLeastBlock, (order.size() + kMostBlocks - 1) / kMostBlocks);
+  std::vector<int64_t> seen(count, 0);
   for (const size_t i : order) {
+    if (sorted.values.size() % sorted.block == 0) sorted.before.push_back(seen);
     const auto unit = std::lower_bound(units.begin(), units.end(), samples.units[i]);
+    const size_t group = static_cast<size_t>(unit - units.begin()) % count;
     sorted.values.push_back(samples.values[i]);
-    sorted.units.push_back(static_cast<uint32_t>(unit - units.begin()));
+    sorted.groups.push_back(static_cast<uint32_t>(group));
+    sorted.sums[group] += samples.values[i];
+    ++seen[group];
   }
+  sorted.before.push_back(seen);
   return sorted;
 }
 
-// `sorted` with each unit as often as `times` says; nothing where no sample is left.
+template <typename T>
+T weighted(const std::vector<int64_t>& times, const std::vector<T>& of) {
+  T total = 0;
+  for (size_t g = 0; g < of.size(); ++g) total += static_cast<T>(times[g]) * of[g];
+  return total;
+}
+
+// The rank-th sample, from 1, of `sorted` with each group as often as `times` says.
+double value_at(const SortedSamples& sorted, const std::vector<int64_t>& times, int64_t rank) {
+  size_t block = 0, end = sorted.num_blocks();  // it is in [block, end)
+  int64_t passed = 0;                           // before `block`
+  while (end - block > 1) {
+    const size_t middle = (block + end) / 2;
+    const int64_t before = weighted(times, sorted.before[middle]);
+    if (before >= rank) {
+      end = middle;
+    } else {
+      block = middle;
+      passed = before;
+    }
+  }
+  size_t i = block * sorted.block;
+  for (;; ++i) {
+    passed += times[sorted.groups[i]];
+    if (passed >= rank) return sorted.values[i];
+  }
+}
+
+// `sorted` with each group as often as `times` says; nothing where no sample is left.
 std::optional<Statistics> statistics(const SortedSamples& sorted,
                                      const std::vector<int64_t>& times) {
-  int64_t count = 0;
-  double sum = 0;
-  for (size_t i = 0; i < sorted.values.size(); ++i) {
-    count += times[sorted.units[i]];
-    sum += static_cast<double>(times[sorted.units[i]]) * sorted.values[i];
-  }
+  const int64_t count = weighted(times, sorted.before.back());
   if (count == 0) return std::nullopt;
-  const std::array ranks = {nearest_rank(count, 500), nearest_rank(count, 900),
-                            nearest_rank(count, 990), nearest_rank(count, 999)};
-  std::array<double, ranks.size()> percentiles{};
-  size_t next = 0;
-  int64_t passed = 0;
-  for (size_t i = 0; next < ranks.size(); ++i) {
-    passed += times[sorted.units[i]];
-    while (next < ranks.size() && passed >= ranks[next]) percentiles[next++] = sorted.values[i];
-  }
-  return Statistics{.mean = sum / static_cast<double>(count),
-                    .p50 = percentiles[0],
-                    .p90 = percentiles[1],
-                    .p99 = percentiles[2],
-                    .p999 = percentiles[3]};
+  const auto percentile = [&](int64_t per_mille) {
+    return value_at(sorted, times, nearest_rank(count, per_mille));
+  };
+  return Statistics{.mean = weighted(times, sorted.sums) / static_cast<double>(count),
+                    .p50 = percentile(500),
+                    .p90 = percentile(900),
+                    .p99 = percentile(990),
+                    .p999 = percentile(999)};
 }
 
 void add_units(const Samples& samples, std::vector<int64_t>& units) {
@@ -65,17 +104,17 @@ void add_units(const Samples& samples, std::vector<int64_t>& units) {
   units.erase(std::unique(units.begin(), units.end()), units.end());
 }
 
-// The intervals of what `measure` makes of draws of num_units units. A draw of which it makes
+// The intervals of what `measure` makes of draws of `count` groups. A draw of which it makes
 // nothing is made again.
 template <typename Measure>
-std::optional<Intervals> bootstrap(size_t num_units, uint64_t seed, Measure measure) {
-  if (num_units < 2) return std::nullopt;
+std::optional<Intervals> bootstrap(size_t count, uint64_t seed, Measure measure) {
+  if (count < 2) return std::nullopt;
   std::mt19937_64 random = make_generator(seed, RandomPurpose::resampling);
-  std::vector<int64_t> times(num_units);
+  std::vector<int64_t> times(count);
   std::vector<Statistics> resamples;
   while (resamples.size() < kResamples) {
     std::fill(times.begin(), times.end(), 0);
-    for (size_t i = 0; i < num_units; ++i) ++times[below(random, num_units)];
+    for (size_t i = 0; i < count; ++i) ++times[below(random, count)];
     if (const std::optional<Statistics> resample = measure(times)) resamples.push_back(*resample);
   }
   Intervals intervals;
@@ -106,9 +145,9 @@ Summary summarise(const Samples& samples, uint64_t seed) {
   std::vector<int64_t> units;
   add_units(samples, units);
   const SortedSamples sorted = sort(samples, units);
-  return {*statistics(sorted, std::vector<int64_t>(units.size(), 1)),
+  return {*statistics(sorted, std::vector<int64_t>(num_groups(units), 1)),
           static_cast<int64_t>(sorted.values.size()), sorted.values.back(),
-          bootstrap(units.size(), seed,
+          bootstrap(num_groups(units), seed,
                     [&](const std::vector<int64_t>& times) { return statistics(sorted, times); })};
 }
 
@@ -124,8 +163,8 @@ std::optional<Ratios> compare(const Samples& a, const Samples& b, uint64_t seed)
     if (!of_a || !of_b) return std::nullopt;
     return ratios(*of_a, *of_b);
   };
-  return Ratios{*measure(std::vector<int64_t>(units.size(), 1)),
-                bootstrap(units.size(), seed, measure)};
+  return Ratios{*measure(std::vector<int64_t>(num_groups(units), 1)),
+                bootstrap(num_groups(units), seed, measure)};
 }
 
 }  // namespace outrider

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -149,6 +151,35 @@ TEST(Summarise, APercentileIsTheSmallestSampleThatCoversItsShare) {
       EXPECT_NE(std::find(samples.begin(), samples.end(), value), samples.end());
     }
   }
+}
+
+// More units than are drawn one by one, more samples than a block has.
+TEST(Summarise, IsExactAndSureOfManySamples) {
+  constexpr int64_t kUnits = 50'000, kEach = 6;
+  std::mt19937_64 random(5);
+  std::normal_distribution<double> normal(100, 10);
+  Samples samples;
+  for (int64_t unit = 0; unit < kUnits; ++unit) {
+    for (int64_t i = 0; i < kEach; ++i) samples.add(normal(random), 3 * unit);
+  }
+  const Summary summary = summarise(samples, 0);
+  std::vector<double> sorted = samples.values;
+  std::sort(sorted.begin(), sorted.end());
+  constexpr int64_t kCount = kUnits * kEach;
+  EXPECT_EQ(summary.count, kCount);
+  EXPECT_EQ(summary.p50, sorted[kCount / 2 - 1]);
+  EXPECT_EQ(summary.p90, sorted[kCount / 10 * 9 - 1]);
+  EXPECT_EQ(summary.p99, sorted[kCount / 100 * 99 - 1]);
+  EXPECT_EQ(summary.p999, sorted[kCount / 1000 * 999 - 1]);
+  ASSERT_TRUE(summary.ci95);
+  // 1.96 standard errors to each side: of the mean, and of the median of a normal distribution.
+  const double error = 10 / std::sqrt(static_cast<double>(kCount));
+  const double of_mean = summary.ci95->high.mean - summary.ci95->low.mean;
+  const double of_median = summary.ci95->high.p50 - summary.ci95->low.p50;
+  EXPECT_NEAR(of_mean / (2 * 1.96 * error), 1, 0.15);
+  EXPECT_NEAR(of_median / (2 * 1.96 * error * std::sqrt(std::numbers::pi / 2)), 1, 0.15);
+  EXPECT_LT(summary.ci95->low.p50, summary.p50);
+  EXPECT_GT(summary.ci95->high.p50, summary.p50);
 }
 
 }  // namespace
