@@ -329,6 +329,20 @@ TEST(PlantedBugs, AOneHotThroughoutIsExact) {
   EXPECT_LT(worst_total_variation(random_pairs(1, 4), 2, steps), 1e-6);
 }
 
+double variation_from(const std::vector<double>& expected, const std::vector<double>& frequency) {
+  double sum = 0.0;
+  for (size_t v = 0; v < expected.size(); ++v) sum += std::abs(frequency[v] - expected[v]);
+  return sum / 2;
+}
+
+// That a step of at most one drafted token emits first.
+int32_t first_token(const SequenceRows& rows, double p_draft, double q_draft, double u,
+                    const RandomKey& key) {
+  if (outrider::verify_accept(&p_draft, &q_draft, &u, rows.num_drafted) == 1) return *rows.drafted;
+  const RaceResult result = cpu::extra_token_race(rows, 0, key, cpu::select_isa());
+  return outrider::verify_commit(&result, 1, 1, rows, 0);
+}
+
 // One step of one drafted token through production's own randomness; returns the total variation
 // of the first emitted token from p. draft: with whose noise the token is drafted.
 double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset),
@@ -348,17 +362,9 @@ double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset),
     double p_draft, q_draft;
     outrider::draft_probabilities(rows, processors, &p_draft, &q_draft);
     const double u = accept_u(key, 0);
-    int32_t token = drafted;
-    if (outrider::verify_accept(&p_draft, &q_draft, &u, 1) == 0) {
-      const RaceResult result = cpu::extra_token_race(rows, 0, key, isa);
-      token = outrider::verify_commit(&result, 1, 1, rows, 0);
-    }
-    frequency[token] += 1.0 / kSamples;
+    frequency[first_token(rows, p_draft, q_draft, u, key)] += 1.0 / kSamples;
   }
-  const std::vector<double> expected = reference_distribution(target, processors);
-  double sum = 0.0;
-  for (int v = 0; v < 4; ++v) sum += std::abs(frequency[v] - expected[v]);
-  return sum / 2;
+  return variation_from(reference_distribution(target, processors), frequency);
 }
 
 // Each frequency's standard deviation is at most 0.0011, so production stays within 0.01.
@@ -408,17 +414,9 @@ double total_variation_behind_a_refusal(bool reused) {
     double p_draft = 0, q_draft = 0;
     if (num_drafted > 0) outrider::draft_probabilities(rows, processors, &p_draft, &q_draft);
     const double u = accept_uniform(key, offset);
-    int32_t token = drafted;
-    if (outrider::verify_accept(&p_draft, &q_draft, &u, num_drafted) == 0) {
-      const RaceResult result = cpu::extra_token_race(rows, 0, key, isa);
-      token = outrider::verify_commit(&result, 1, 1, rows, 0);
-    }
-    frequency[token] += 1.0 / kSamples;
+    frequency[first_token(rows, p_draft, q_draft, u, key)] += 1.0 / kSamples;
   }
-  const std::vector<double> expected = reference_distribution(target, processors);
-  double sum = 0.0;
-  for (int v = 0; v < 4; ++v) sum += std::abs(frequency[v] - expected[v]);
-  return sum / 2;
+  return variation_from(reference_distribution(target, processors), frequency);
 }
 
 TEST(PlantedBugs, DrawsReusedBehindARefusalAreSeen) {
