@@ -58,8 +58,8 @@ struct Summary : Statistics {
 };
 
 // Intervals are bootstrap percentile intervals (Efron 1979): the statistics of kResamples draws of
-// as many units as there are, with replacement; 95 % of them lie within. Of more than 10,000 units it
-// is groups of them that are drawn.
+// as many units as there are, with replacement; 95 % of them lie within. Of more than 10,000 units
+// it is groups of them that are drawn.
 constexpr int kResamples = 1000;
 Summary summarise(const Samples& samples, uint64_t seed);
 
