@@ -1,13 +1,13 @@
 // LossBudget: what drafting may lose, so that speculation never makes a server slower by more than
-// a hundredth. Arithmetic alone; times are somebody else's to measure.
+// a hundredth. Arithmetic alone; what things cost is somebody else's to know.
 #pragma once
 
 namespace outrider {
 
-// It gains 1 % of the time that plain steps take, or would have taken, and pays what steps took
-// longer than their tokens would have taken plainly; a step that was faster pays back. It starts
-// with, and never holds more than, what 20 drafting steps cost beyond plain ones. So for
-// any sequence of steps, none of which is begun for more than what is left,
+// It gains 1 % of the time that plain steps take, or would have taken, and pays what drafting takes
+// beyond what its tokens would have taken plainly; a step that gained pays back. It starts with, and
+// never holds more than, what 20 drafting steps cost beyond plain ones. So for any sequence of
+// steps, none of which is begun for more than what is left,
 //   Σ time ≤ 1.01 Σ tokens × plain time of a token + the start.
 class LossBudget {
  public:
@@ -21,7 +21,7 @@ class LossBudget {
 
   // A step that would take plain_ms without drafting.
   void earn(double plain_ms) { add(kShare * plain_ms); }
-  // A step took loss_ms longer than its tokens would have plainly; less than 0: it gained.
+  // A step lost so much by its drafts; less than 0: it gained.
   void charge(double loss_ms) { add(-loss_ms); }
 
   // 0: what is empty, or owes, allows nothing.
