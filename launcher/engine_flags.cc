@@ -102,7 +102,8 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
   command
       .add_option("--tpot-slo", options.tpot_slo_ms,
                   "Milliseconds that a token behind the first shall take at most, where a request "
-                  "gives none: adaptive lookahead plans no longer steps (default: no objective)")
+                  "gives none: adaptive lookahead drafts no more than that allows (default: no "
+                  "objective)")
       ->check(number_within(0.001, 1e7));
 }
 
@@ -119,7 +120,7 @@ void add_batching_flags(CLI::App& command, EngineOptions& options) {
       .add_option(
           "--prefill-beside", options.prefill_beside,
           "Most prompt tokens in a step that decodes as well (default: measured, so that it "
-          "takes at most half as long again)")
+          "takes at most 1.4 times as long)")
       ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--kv-cache-tokens", options.kv_cache_tokens,

@@ -163,6 +163,11 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
   executor.report_to(progress);
   if (control != nullptr) control->gather(kLoadTimeout);  // each says that it has loaded
   spdlog::info("the KV cache holds {} tokens", executor.num_pages() * kPageTokens);
+  const LookaheadPolicy& lookahead = options.engine.lookahead;
+  if (options.engine.tpot_slo_ms > 0 && lookahead.kind != LookaheadPolicy::Kind::adaptive) {
+    spdlog::warn("--tpot-slo bounds nothing with --lookahead {}: answers only tell what was missed",
+                 lookahead.text());
+  }
   const QuarantineMemory quarantine_memory = open_quarantine_memory();
   std::optional<Quarantine> quarantine;
   if (quarantine_memory != nullptr) quarantine.emplace(*quarantine_memory);
