@@ -20,6 +20,9 @@ namespace outrider {
 namespace {
 
 constexpr int kCostRounds = 6;
+// Rows whose passes are measured, and from there on twice as many each time: on both sides of where
+// kernels pad to more or keep fewer rows in registers.
+constexpr int64_t kCostPoints[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33};
 // Which take so long that they are measured once: so they are no graph, as in steps with prompts.
 constexpr int64_t kManyCostRows = 64;
 constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
@@ -208,7 +211,10 @@ StepCosts Executor::measure_step_costs() {
   const int64_t most = std::min(
       {options_.max_rows, std::max(options_.prefill_chunk, kMaxDraftTokens + int64_t{2}), room});
   StepCosts costs;
-  for (int64_t rows = 1; rows <= most; rows = rows < 16 ? rows + (rows < 4 ? 1 : 4) : rows * 2) {
+  for (const int64_t rows : kCostPoints) {
+    if (rows <= most) costs.steps.push_back({rows, kUnmeasured});
+  }
+  for (int64_t rows = kManyCostRows; rows <= most; rows *= 2) {
     costs.steps.push_back({rows, kUnmeasured});
   }
   // Behind a long context: one row, and several.
