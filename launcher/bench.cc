@@ -35,40 +35,36 @@ struct BenchDeviceOptions {
   }
 };
 
-BenchDevice open_bench_device(BenchDeviceOptions options, LocalRank local) {
+// world: null where this process is alone.
+BenchDevice open_bench_device(BenchDeviceOptions options, World* world) {
   BenchDevice device = {.name = "cpu"};
   if (options.device == "cpu") {
     device.backend = make_cpu_backend();
     return device;
   }
+  if (world != nullptr && world->size() > 1) check_nccl_library();
   options.gpus.device = DeviceOptions::Device::cuda;
-  const DeviceChoice choice = choose_device(options.gpus, local, cuda_devices(), "");
+  const VisibleGpus gpus = visible_gpus(options.gpus);
+  const LocalRank local = world == nullptr ? LocalRank{} : local_rank(gpus, *world);
+  const DeviceChoice choice = choose_device(options.gpus, local, gpus);
   open_cuda_device(*choice.gpu);
   device.name = choice.name;
   device.gpu = true;
   device.backend = make_cuda_backend(*choice.gpu);
-  return device;
-}
-
-// The same for a rank of a job.
-BenchDevice open_bench_device(const BenchDeviceOptions& options, World& world) {
-  if (options.device == "cuda" && world.size() > 1) check_nccl_library();
-  BenchDevice device =
-      open_bench_device(options, LocalRank{world.local_rank(), world.local_size()});
-  if (options.gpus.share_gpus) let_nccl_share_devices(world.local_rank());
+  if (world != nullptr && options.gpus.share_gpus) let_nccl_share_devices(world->local_rank());
   return device;
 }
 
 int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on) {
   if (!launched_by_mpi()) {
-    BenchDevice device = open_bench_device(on, {});
+    BenchDevice device = open_bench_device(on, nullptr);
     run_decode_bench(options, device,
                      *(device.gpu ? make_nccl_communicator(0, 1, "") : make_self_communicator()));
     return 0;
   }
   die_with_parent();
   World world(nullptr, nullptr);
-  BenchDevice device = open_bench_device(on, world);
+  BenchDevice device = open_bench_device(on, &world);
   run_decode_bench(options, device,
                    *(device.gpu ? make_nccl_communicator(world) : world.make_communicator()));
   return 0;
@@ -95,7 +91,7 @@ int bench_comm(const CommBenchOptions& options) {
 
 int bench_serve(const ServeBenchOptions& options, const BenchDeviceOptions& on) {
   if (!launched_by_mpi()) {
-    BenchDevice device = open_bench_device(on, {});
+    BenchDevice device = open_bench_device(on, nullptr);
     const auto communicator =
         device.gpu ? make_nccl_communicator(0, 1, "") : make_self_communicator();
     run_serve_bench(options, device, *communicator, nullptr, nullptr);
@@ -103,7 +99,7 @@ int bench_serve(const ServeBenchOptions& options, const BenchDeviceOptions& on) 
   }
   die_with_parent();
   World world(nullptr, nullptr);
-  BenchDevice device = open_bench_device(on, world);
+  BenchDevice device = open_bench_device(on, &world);
   const auto communicator = device.gpu ? make_nccl_communicator(world) : world.make_communicator();
   if (world.rank() == 0) {
     const auto control = open_control(world);
@@ -157,7 +153,7 @@ void add_op_command(CLI::App& bench, Action& action) {
       if (on->device == "cpu") return run_op_bench(*options);
       device_options->repeats = options->repeats;
       device_options->json = options->json;
-      BenchDevice device = open_bench_device(*on, {});
+      BenchDevice device = open_bench_device(*on, nullptr);
       return run_device_op_bench(*device_options, device);
     };
   });

@@ -9,7 +9,8 @@
 
 namespace outrider {
 
-// Ranks of this host that use GPU `gpu`, where rank r has GPU r modulo their number.
+// Of the ranks that are shown the same GPUs those that use GPU `gpu`, where rank r of them has GPU
+// r modulo their number.
 int ranks_on_gpu(int gpu, int num_gpus, int local_ranks);
 
 // Bytes that one of `sharers` ranks may take: `utilization` of the GPU's memory, 0 … 1, less what

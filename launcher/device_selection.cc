@@ -2,8 +2,11 @@
 #include "launcher/device_selection.h"
 
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/self_communicator.h"
@@ -22,13 +25,13 @@ std::string describe(int gpu, const CudaDevice& device) {
 }
 
 // Why the rank cannot have a GPU; empty where it can.
-std::string refusal(const DeviceOptions& options, LocalRank local,
-                    const std::vector<CudaDevice>& gpus, const std::string& no_gpus) {
-  if (gpus.empty()) return no_gpus;
+std::string refusal(const DeviceOptions& options, LocalRank local, const VisibleGpus& visible) {
+  const std::vector<CudaDevice>& gpus = visible.devices;
+  if (gpus.empty()) return visible.why_none;
   const auto count = static_cast<int>(gpus.size());
   if (local.size > count && !options.share_gpus) {
     return absl::StrFormat(
-        "%d ranks on this host have %d GPU%s; expected one each, or --share-gpus", local.size,
+        "%d ranks on this host are shown %d GPU%s; expected one each, or --share-gpus", local.size,
         count, count == 1 ? "" : "s");
   }
   const int gpu = local.rank % count;
@@ -88,8 +91,45 @@ void add_numerics_flag(CLI::App& command, Numerics& numerics) {
       ->check(CLI::IsMember({"exact", "fast"}));
 }
 
-DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
-                           const std::vector<CudaDevice>& gpus, const std::string& no_gpus) {
+VisibleGpus visible_gpus(const DeviceOptions& options) {
+  if (options.device == Device::cpu) return {};
+  try {
+    return {cuda_devices(), ""};
+  } catch (const Error& error) {
+    return {{}, error.what()};
+  }
+}
+
+LocalRank local_rank(int rank, const std::vector<std::vector<std::string>>& shown) {
+  LocalRank local{0, 0};
+  for (int other = 0; other < static_cast<int>(shown.size()); ++other) {
+    if (shown[other] == shown[rank]) {
+      local.rank += other < rank ? 1 : 0;
+      ++local.size;
+      continue;
+    }
+    for (const std::string& id : shown[rank]) {
+      if (std::ranges::find(shown[other], id) == shown[other].end()) continue;
+      throw Error(absl::StrFormat(
+          "ranks %d and %d are shown GPU %s beside others, or in another order; expected the same "
+          "GPUs in the same order, or no GPU of the other's (CUDA_VISIBLE_DEVICES)",
+          std::min(rank, other), std::max(rank, other), id));
+    }
+  }
+  return local;
+}
+
+LocalRank local_rank(const VisibleGpus& gpus, World& world) {
+  std::vector<std::string> ids;
+  for (const CudaDevice& gpu : gpus.devices) ids.push_back(gpu.id);
+  std::vector<std::vector<std::string>> shown;
+  for (const std::string& of_rank : world.all_gather_strings(absl::StrJoin(ids, ","))) {
+    shown.push_back(absl::StrSplit(of_rank, ',', absl::SkipEmpty()));
+  }
+  return local_rank(world.rank(), shown);
+}
+
+DeviceChoice choose_device(const DeviceOptions& options, LocalRank local, const VisibleGpus& gpus) {
   const auto cpu = [&options](const std::string& why) {
     if (options.numerics == Numerics::fast) {
       throw Error("--numerics fast is for GPUs alone; expected exact on the CPU (" + why + ")");
@@ -97,28 +137,18 @@ DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
     return DeviceChoice{std::nullopt, "cpu", "on the CPU: " + why};
   };
   if (options.device == Device::cpu) return cpu("--device cpu");
-  const std::string why_not = refusal(options, local, gpus, no_gpus);
+  const std::string why_not = refusal(options, local, gpus);
   if (!why_not.empty()) {
     if (options.device == Device::cuda) throw Error("--device cuda: " + why_not);
     return cpu(why_not);
   }
-  const int gpu = local.rank % static_cast<int>(gpus.size());
-  return {gpu, gpus[gpu].name, "on " + describe(gpu, gpus[gpu])};
+  const int gpu = local.rank % static_cast<int>(gpus.devices.size());
+  return {gpu, gpus.devices[gpu].name, "on " + describe(gpu, gpus.devices[gpu])};
 }
 
-RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine, LocalRank local,
-                       int rank, int ranks) {
-  std::vector<CudaDevice> gpus;
-  std::string no_gpus;
-  if (options.device != Device::cpu) {
-    try {
-      gpus = cuda_devices();
-    } catch (const Error& error) {
-      no_gpus = error.what();
-    }
-  }
-  RankDevice device = {choose_device(options, local, gpus, no_gpus), nullptr,
-                       engine.kv_cache_tokens};
+RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine,
+                       const VisibleGpus& gpus, LocalRank local, int rank, int ranks) {
+  RankDevice device = {choose_device(options, local, gpus), nullptr, engine.kv_cache_tokens};
   const DeviceChoice& choice = device.choice;
   if (!choice.gpu) {
     device.backend = make_cpu_backend();
@@ -129,9 +159,9 @@ RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine
   const int gpu = *choice.gpu;
   const int64_t budget =
       memory_budget(open_cuda_device(gpu), options.gpu_memory_utilization,
-                    ranks_on_gpu(gpu, static_cast<int>(gpus.size()), local.size));
-  device.kv_cache_tokens =
-      plan_kv_tokens(engine, options.numerics, rank, ranks, describe(gpu, gpus[gpu]), budget);
+                    ranks_on_gpu(gpu, static_cast<int>(gpus.devices.size()), local.size));
+  device.kv_cache_tokens = plan_kv_tokens(engine, options.numerics, rank, ranks,
+                                          describe(gpu, gpus.devices[gpu]), budget);
   device.backend = make_cuda_backend(gpu, options.numerics);
   return device;
 }

@@ -33,11 +33,26 @@ void add_device_flags(CLI::App& command, DeviceOptions& options);
 // --numerics alone.
 void add_numerics_flag(CLI::App& command, Numerics& numerics);
 
-// A rank among those of its host.
+// The GPUs that a process is shown.
+struct VisibleGpus {
+  std::vector<CudaDevice> devices;
+  std::string why_none;  // where there is none
+};
+
+VisibleGpus visible_gpus(const DeviceOptions& options);
+
+// A rank among those that are shown the same GPUs as it: all of its host, or itself alone where
+// CUDA_VISIBLE_DEVICES or a scheduler shows each rank its own.
 struct LocalRank {
   int rank = 0;
   int size = 1;
 };
+
+// shown: by rank of the job, the CudaDevice::id of its GPUs. Throws Error where another rank is
+// shown some of this one's GPUs, but not all of them in the same order.
+LocalRank local_rank(int rank, const std::vector<std::vector<std::string>>& shown);
+// The same from what the ranks are shown. Collective; the exchange is over before it throws.
+LocalRank local_rank(const VisibleGpus& gpus, World& world);
 
 struct DeviceChoice {
   std::optional<int> gpu;  // none: the CPU
@@ -45,11 +60,9 @@ struct DeviceChoice {
   std::string reason;      // for people: "on GPU 0 (NVIDIA H200)", "on the CPU: …"
 };
 
-// A GPU a rank by its number on the host, unless they share. gpus: those of this host; where there
-// are none, no_gpus says why. Throws Error where --device cuda or --numerics fast asks for what
-// there is not.
-DeviceChoice choose_device(const DeviceOptions& options, LocalRank local,
-                           const std::vector<CudaDevice>& gpus, const std::string& no_gpus);
+// A GPU for each of the ranks that are shown the same ones, unless they share. Throws Error where
+// --device cuda or --numerics fast asks for what there is not.
+DeviceChoice choose_device(const DeviceOptions& options, LocalRank local, const VisibleGpus& gpus);
 
 // What a rank computes with.
 struct RankDevice {
@@ -62,8 +75,8 @@ struct RankDevice {
 // kernels, the model's heads are too wide for them, its memory has no room for the weights and one
 // sequence, or NCCL is one that this program was not built for. ranks: of the whole job, over which
 // the weights are cut.
-RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine, LocalRank local,
-                       int rank, int ranks);
+RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine,
+                       const VisibleGpus& gpus, LocalRank local, int rank, int ranks);
 
 // For tensors of that device. world: null where this process is alone.
 std::unique_ptr<Communicator> make_device_communicator(const RankDevice& device,

@@ -65,7 +65,8 @@ int run(const RunOptions& options, const v1::GenerateRequest& asked) {
   }
   engine_options.max_sequences = std::max(1, asked.sampling_params().n());
   engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
-  const RankDevice device = open_device(options.device, engine_options, {}, 0, 1);
+  const RankDevice device =
+      open_device(options.device, engine_options, visible_gpus(options.device), {}, 0, 1);
   engine_options.kv_cache_tokens = device.kv_cache_tokens;
   if (device.choice.gpu) {
     std::fprintf(stderr, "outrider: computing %s\n", device.choice.reason.c_str());

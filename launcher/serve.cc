@@ -264,7 +264,8 @@ int serve_alone(ServeOptions options, StopSignals& signals) {
   const auto server = listen(options);
   const std::string draft = options.default_drafts.choose(options.engine);
   if (!draft.empty()) spdlog::info("{}", draft);
-  const RankDevice device = open_device(options.device, options.engine, {}, 0, 1);
+  const RankDevice device =
+      open_device(options.device, options.engine, visible_gpus(options.device), {}, 0, 1);
   options.engine.kv_cache_tokens = device.kv_cache_tokens;
   spdlog::info("computing {}", device.choice.reason);
   const auto communicator = make_device_communicator(device, options.device, nullptr);
@@ -278,15 +279,16 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   std::unique_ptr<Server> server;
   RankDevice device;
   std::string hello, error;
+  const VisibleGpus gpus = visible_gpus(options.device);
   try {
+    const LocalRank local = local_rank(gpus, world);
     if (world.rank() == 0) {
       server = listen(options);
       check_files(options.engine, world.size());
     }
     const std::string draft = options.default_drafts.choose(options.engine);
     if (world.rank() == 0 && !draft.empty()) spdlog::info("{}", draft);
-    device = open_device(options.device, options.engine, {world.local_rank(), world.local_size()},
-                         world.rank(), world.size());
+    device = open_device(options.device, options.engine, gpus, local, world.rank(), world.size());
     hello = serialise_hello(make_hello(options.engine, device));
   } catch (const Error& failure) {
     error = failure.what();

@@ -45,7 +45,7 @@ class Refused(unittest.TestCase):
         self.refused(r'the NVIDIA driver shows no GPU', DEVICES=0)
 
     def test_fewer_gpus_than_ranks(self):
-        self.refused(r'2 ranks on this host have 1 GPU; expected one each', ranks=2, DEVICES=1)
+        self.refused(r'2 ranks on this host are shown 1 GPU; expected one each', ranks=2, DEVICES=1)
 
     def test_a_gpu_without_bf16(self):
         self.refused(r'GPU 0 \(emulator\) has compute capability 7\.5; expected 8\.0', CAPABILITY=75)

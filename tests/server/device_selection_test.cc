@@ -23,7 +23,8 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-const std::vector<CudaDevice> kTwoGpus = {{"one", 90}, {"two", 90}};
+const VisibleGpus kTwoGpus = {{{"one", 90, "a"}, {"two", 90, "b"}}, ""};
+const VisibleGpus kNoGpus = {{}, "no driver"};
 
 DeviceOptions asked_for(Device device) {
   DeviceOptions options;
@@ -33,52 +34,74 @@ DeviceOptions asked_for(Device device) {
 
 TEST(DeviceSelection, AGpuForEachRankOfAHost) {
   for (const Device device : {Device::automatic, Device::cuda}) {
-    const DeviceChoice choice = choose_device(asked_for(device), {1, 2}, kTwoGpus, "");
+    const DeviceChoice choice = choose_device(asked_for(device), {1, 2}, kTwoGpus);
     EXPECT_EQ(choice.gpu, 1);
     EXPECT_EQ(choice.name, "two");
     EXPECT_EQ(choice.reason, "on GPU 1 (two)");
   }
-  EXPECT_FALSE(choose_device(asked_for(Device::cpu), {0, 1}, kTwoGpus, "").gpu);
+  EXPECT_FALSE(choose_device(asked_for(Device::cpu), {0, 1}, kTwoGpus).gpu);
 }
 
 TEST(DeviceSelection, WithoutAGpuOnlyWhoAsksForOneIsRefused) {
-  const DeviceChoice choice = choose_device({}, {0, 1}, {}, "no driver");
+  const DeviceChoice choice = choose_device({}, {0, 1}, kNoGpus);
   EXPECT_FALSE(choice.gpu);
   EXPECT_EQ(choice.name, "cpu");
   EXPECT_THAT(choice.reason, HasSubstr("no driver"));
   expect_one_line_error({"--device cuda: no driver"}, [] {
-    choose_device(asked_for(Device::cuda), {0, 1}, {}, "no driver");
+    choose_device(asked_for(Device::cuda), {0, 1}, kNoGpus);
   });
 }
 
 TEST(DeviceSelection, FewerGpusThanRanksOfAHost) {
-  expect_one_line_error({"3 ranks on this host have 2 GPUs", "--share-gpus"}, [] {
-    choose_device(asked_for(Device::cuda), {0, 3}, kTwoGpus, "");
+  expect_one_line_error({"3 ranks on this host are shown 2 GPUs", "--share-gpus"}, [] {
+    choose_device(asked_for(Device::cuda), {0, 3}, kTwoGpus);
   });
   DeviceOptions shared = asked_for(Device::cuda);
   shared.share_gpus = true;
-  EXPECT_EQ(choose_device(shared, {2, 3}, kTwoGpus, "").gpu, 0);
+  EXPECT_EQ(choose_device(shared, {2, 3}, kTwoGpus).gpu, 0);
   EXPECT_EQ(ranks_on_gpu(0, 2, 3), 2);
   EXPECT_EQ(ranks_on_gpu(1, 2, 3), 1);
   EXPECT_EQ(ranks_on_gpu(1, 2, 2), 1);
+}
+
+TEST(DeviceSelection, RanksShareWhatTheyAreShownAlike) {
+  const auto expect = [](int rank, const std::vector<std::vector<std::string>>& shown, int place,
+                         int size) {
+    const LocalRank local = local_rank(rank, shown);
+    EXPECT_EQ(local.rank, place);
+    EXPECT_EQ(local.size, size);
+  };
+  // Two hosts whose ranks are shown all GPUs of theirs; ranks need not be in order of hosts.
+  const std::vector<std::vector<std::string>> hosts = {
+      {"a", "b"}, {"c", "d"}, {"a", "b"}, {"c", "d"}};
+  expect(0, hosts, 0, 2);
+  expect(2, hosts, 1, 2);
+  expect(3, hosts, 1, 2);
+  // Each its own, as a scheduler shows them.
+  expect(1, {{"a"}, {"b"}, {"c"}}, 0, 1);
+  expect(1, {{}, {"b"}, {}}, 0, 1);
+  expect_one_line_error({"ranks 0 and 1 are shown GPU b", "CUDA_VISIBLE_DEVICES"}, [] {
+    local_rank(1, {{"a", "b"}, {"b"}});
+  });
+  expect_one_line_error({"ranks 0 and 1"}, [] { local_rank(0, {{"a", "b"}, {"b", "a"}}); });
 }
 
 TEST(DeviceSelection, FastNumericsAreForGpus) {
   DeviceOptions options = asked_for(Device::cpu);
   options.numerics = Numerics::fast;
   expect_one_line_error({"--numerics fast", "expected exact on the CPU"}, [&] {
-    choose_device(options, {0, 1}, kTwoGpus, "");
+    choose_device(options, {0, 1}, kTwoGpus);
   });
   options.device = Device::automatic;
   expect_one_line_error({"--numerics fast", "no driver"}, [&] {
-    choose_device(options, {0, 1}, {}, "no driver");
+    choose_device(options, {0, 1}, kNoGpus);
   });
-  EXPECT_TRUE(choose_device(options, {0, 1}, kTwoGpus, "").gpu);
+  EXPECT_TRUE(choose_device(options, {0, 1}, kTwoGpus).gpu);
 }
 
 TEST(DeviceSelection, AGpuWithoutBf16) {
   expect_one_line_error({"GPU 0 (old)", "7.5", "expected 8.0 or later"}, [] {
-    choose_device(asked_for(Device::cuda), {0, 1}, {{"old", 75}}, "");
+    choose_device(asked_for(Device::cuda), {0, 1}, {{{"old", 75, "a"}}, ""});
   });
 }
 

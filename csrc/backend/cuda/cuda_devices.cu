@@ -18,6 +18,16 @@ std::string dotted(int major, int minor) {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
+std::string hexadecimal(const cudaUUID_t& uuid) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char byte : uuid.bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    text += {kDigits[value / 16], kDigits[value % 16]};
+  }
+  return text;
+}
+
 // "13.0", as CUDA counts versions.
 std::string version_name(int version) { return dotted(version / 1000, version % 1000 / 10); }
 
@@ -47,7 +57,8 @@ std::vector<CudaDevice> cuda_devices() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties;
     check_cuda(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
-    devices[i] = {properties.name, properties.major * 10 + properties.minor};
+    devices[i] = {properties.name, properties.major * 10 + properties.minor,
+                  hexadecimal(properties.uuid)};
   }
   return devices;
 }

@@ -297,6 +297,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device < 0 || device >= num_devices()) return remember(cudaErrorInvalidDevice);
   *properties = {};
   std::snprintf(properties->name, sizeof properties->name, "emulator");
+  properties->uuid.bytes[0] =
+      static_cast<char>(emu::environment_number("OUTRIDER_EMU_FIRST_DEVICE", 0) + device);
   properties->totalGlobalMem = emu::device_memory_bytes();
   properties->sharedMemPerBlock = kDefaultSharedBytes;
   properties->sharedMemPerBlockOptin = kMaxSharedBytes;
