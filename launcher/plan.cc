@@ -38,9 +38,14 @@ void add_plan_command(CLI::App& app, Action& action) {
       ->add_option("--model", options->model,
                    "A Hugging Face directory, or a file with fields of config.json")
       ->required();
-  command->add_option_function<std::string>(
+  CLI::Option* const draft = command->add_option_function<std::string>(
       "--draft", [options](const std::string& path) { options->draft = path; },
       "A draft model, likewise");
+  command
+      ->add_option_function<std::string>(
+          "--draft-head", [options](const std::string& path) { options->draft_head = path; },
+          "A draft head's directory")
+      ->excludes(draft);
   command->add_option("--ranks", options->ranks, "GPUs that the model is cut over (default 1)")
       ->check(CLI::Range(1, kMaxRanks));
   command->add_option("--device", options->device, "Which GPU (default H200)")

@@ -47,7 +47,8 @@ StepShape step_shape(const ServingPlan& plan, int num_draft_tokens) {
 
 StepCost step_on(const ServingPlan& plan, int rank, int num_draft_tokens) {
   return step_cost(plan.model, Shard::of(plan.model, rank, plan.options.ranks),
-                   plan.draft ? &*plan.draft : nullptr, step_shape(plan, num_draft_tokens));
+                   plan.draft ? &*plan.draft : nullptr, step_shape(plan, num_draft_tokens),
+                   plan.head ? &*plan.head : nullptr);
 }
 
 PlannedPass timed(const ServingPlan& plan, int64_t rows, int rank, const PassCost& cost) {
@@ -75,7 +76,8 @@ void plan_memory(ServingPlan& plan) {
       options.sequences * ((positions + kPageTokens - 1) / kPageTokens) * kPageTokens;
   for (int rank = 0; rank < options.ranks; ++rank) {
     const MemoryCost cost = memory_cost(plan.model, Shard::of(plan.model, rank, options.ranks),
-                                        plan.draft ? &*plan.draft : nullptr, options.server);
+                                        plan.draft ? &*plan.draft : nullptr, options.server,
+                                        plan.head ? &*plan.head : nullptr);
     const int64_t tokens = kv_tokens_that_fit(cost, plan.usable_bytes());
     if (rank > 0 && tokens >= plan.kv_tokens) continue;
     plan.fullest_rank = rank;
@@ -107,7 +109,7 @@ std::string memory_text(const ServingPlan& plan) {
                       plan.fullest_rank, plan.usable_bytes() / kGiB,
                       plan.options.gpu_memory_utilization, plan.gpu.memory_bytes / kGiB);
   text += line("weights", memory.weights);
-  if (plan.draft) text += line("draft's weights", memory.draft_weights);
+  if (plan.draft || plan.head) text += line("draft's weights", memory.draft_weights);
   text += line("workspace", memory.workspace);
   text += line("reserved", memory.context + memory.reserved);
   if (plan.kv_tokens > 0) {
@@ -201,6 +203,16 @@ ServingPlan make_plan(const PlanOptions& options) {
                   std::to_string(plan.model.vocab_size));
     }
   }
+  if (options.draft_head) {
+    plan.head = blaming("--draft-head", [&] { return DraftHeadConfig::load(*options.draft_head); });
+    const auto expect = [&](const char* field, int64_t found, int64_t expected) {
+      if (found == expected) return;
+      throw Error(absl::StrFormat("--draft-head %s: %s is %d; expected the model's, %d",
+                                  *options.draft_head, field, found, expected));
+    };
+    expect("hidden_size", plan.head->hidden_size, plan.model.hidden_size);
+    expect("vocab_size", plan.head->vocab_size, plan.model.vocab_size);
+  }
   int64_t& max_positions = plan.options.server.max_positions;
   if (max_positions == 0) max_positions = plan.model.max_position_embeddings;
   if (max_positions > plan.model.max_position_embeddings) {
@@ -219,7 +231,7 @@ ServingPlan make_plan(const PlanOptions& options) {
 
   plan_memory(plan);
   for (const int64_t rows : options.rows) plan.target.push_back(target_pass(plan, rows));
-  if (plan.draft) plan.draft_round = timed(plan, 1, 0, step_on(plan, 0, 0).draft);
+  if (plan.draft || plan.head) plan.draft_round = timed(plan, 1, 0, step_on(plan, 0, 0).draft);
 
   const auto sequences = static_cast<double>(options.sequences);
   const int k = options.num_speculative_tokens;
@@ -237,6 +249,11 @@ std::string plan_as_text(const ServingPlan& plan) {
   const GpuModel& gpu = plan.gpu;
   std::string text = "model    " + described(options.model, plan.model) + "\n";
   if (plan.draft) text += "draft    " + described(*options.draft, *plan.draft) + "\n";
+  if (plan.head) {
+    text += absl::StrFormat("head     %s: one layer of %d, scores %d of %d tokens\n",
+                            *options.draft_head, plan.head->hidden_size,
+                            plan.head->draft_token_ids.size(), plan.head->vocab_size);
+  }
   text += absl::StrFormat(
       "device   %d x %s: %.1f GiB, %.0f GB/s, %.0f bf16 TFLOP/s, %s %.0f GB/s (%s)\n",
       options.ranks, gpu.name, gpu.memory_bytes / kGiB, gpu.bandwidth / kGiga,
@@ -254,6 +271,7 @@ std::string plan_as_json(const ServingPlan& plan) {
   for (const PlannedPass& pass : plan.target) passes.push_back(pass_json(pass));
   Json json = {{"model", options.model},
                {"draft", options.draft ? Json(*options.draft) : Json()},
+               {"draft_head", options.draft_head ? Json(*options.draft_head) : Json()},
                {"parameters", parameters(plan.model)},
                {"ranks", options.ranks},
                {"device",

@@ -12,8 +12,8 @@
 namespace outrider {
 
 struct PlanOptions {
-  std::string model;  // a Hugging Face directory, or a shape file
-  std::optional<std::string> draft;
+  std::string model;                             // a Hugging Face directory, or a shape file
+  std::optional<std::string> draft, draft_head;  // one of them at most
   int ranks = 1;
   std::string device = "H200";
   std::vector<int64_t> rows = {1, 2, 5, 8, 16};  // of each sequence
@@ -40,6 +40,7 @@ struct ServingPlan {
   PlanOptions options;
   ModelConfig model;
   std::optional<ModelConfig> draft;
+  std::optional<DraftHeadConfig> head;
   GpuModel gpu;
   int fullest_rank = 0;
   MemoryCost memory;      // on that rank

@@ -92,6 +92,24 @@ PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShap
   return Pass(config, shard, shape).cost();
 }
 
+PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows) {
+  const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
+  const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
+  PassCost cost;
+  cost.operations += embed_cost(rows, hidden);
+  for (int norms = 0; norms < 3; ++norms) cost.operations += rms_norm_cost(rows, hidden);
+  for (int inputs = 0; inputs < 2; ++inputs) {  // the token and the state
+    cost.operations += linear_cost(rows, hidden, hidden, false);
+  }
+  cost.operations += linear_cost(rows, 2 * ffn, hidden, false);
+  cost.operations += silu_mul_cost(rows, ffn);
+  cost.operations += linear_cost(rows, hidden, ffn, false);
+  for (int sums = 0; sums < 2; ++sums) cost.operations += add_cost(rows * hidden);
+  cost.operations += linear_cost(rows, scored, hidden, false);
+  cost.operations += expand_logits_cost(rows, scored, config.vocab_size);
+  return cost;
+}
+
 int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard) {
   const int64_t hidden = config.hidden_size;
   const int64_t q = shard.heads.size() * config.head_dim;

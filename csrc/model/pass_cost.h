@@ -27,6 +27,9 @@ struct PassCost {
 
 PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShape& shape);
 
+// Of DraftHead::forward.
+PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows);
+
 // Bytes that a rank holds of a model on a GPU, packed.
 int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard);
 // … and of a draft head, with its copy of the target's embedding; and of the same, not packed.

@@ -58,16 +58,25 @@ PassCost verify_cost(const Shard& shard, const StepShape& shape, int64_t rows) {
 }  // namespace
 
 StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelConfig* draft,
-                   const StepShape& shape) {
+                   const StepShape& shape, const DraftHeadConfig* head) {
   StepCost cost;
   const PassShape pass = replayed(shape, shape.num_draft_tokens + 1);
   cost.target = pass_with_tokens(target, shard, pass);
   cost.verify = verify_cost(shard, shape, pass.num_logits);
-  if (draft == nullptr) return cost;
   PassShape round = replayed(shape, 1);
-  round.max_positions = draft->max_position_embeddings;
-  cost.draft = pass_with_tokens(*draft, Shard::of(*draft, 0, 1), round);
-  cost.draft.operations += sample_drafts_cost(round.num_logits, draft->vocab_size);
+  if (head != nullptr) {
+    cost.draft = draft_head_cost(*head, round.num_logits);
+    cost.draft.operations += copy_tokens_cost(round.num_logits);
+    if (shape.num_draft_tokens > 0) {
+      cost.target.operations += gather_rows_cost(round.num_logits, head->hidden_size);
+    }
+  } else if (draft != nullptr) {
+    round.max_positions = draft->max_position_embeddings;
+    cost.draft = pass_with_tokens(*draft, Shard::of(*draft, 0, 1), round);
+  } else {
+    return cost;
+  }
+  cost.draft.operations += sample_drafts_cost(round.num_logits, target.vocab_size);
   return cost;
 }
 

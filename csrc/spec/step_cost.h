@@ -19,14 +19,14 @@ struct StepShape {
 };
 
 struct StepCost {
-  PassCost draft;   // one round of a draft model: a row a sequence, and the drawing of its token
-  PassCost target;  // K + 1 rows a sequence
+  PassCost draft;   // one round: a row a sequence, and the drawing of its token
+  PassCost target;  // K + 1 rows a sequence, and the states that a head begins with
   PassCost verify;
 };
 
-// draft: whole on each rank; null: what drafts costs nothing here.
+// draft, head: whole on each rank, one of them at most; null: what drafts costs nothing here.
 StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelConfig* draft,
-                   const StepShape& shape);
+                   const StepShape& shape, const DraftHeadConfig* head = nullptr);
 
 // A server's sizes: engine/executor.h, EngineOptions.
 struct ServerShape {

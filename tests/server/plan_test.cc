@@ -9,6 +9,7 @@
 
 #include "launcher/command_line.h"
 #include "launcher/plan_report.h"
+#include "tests/testing/checkpoints.h"
 #include "tests/testing/one_line_error.h"
 
 namespace outrider {
@@ -51,6 +52,25 @@ TEST(Plan, EightBillionParametersOnOneGpu) {
   EXPECT_NEAR(plan["predicted"]["plain_tokens_per_second"].get<double>(),
               1e3 / one["ms"].get<double>(), 1e-6);
   EXPECT_EQ(plan["memory"]["fits"], true);
+}
+
+TEST(Plan, ADraftHead) {
+  PlanOptions options = options_for("tiny");
+  options.context = 100;
+  options.draft_head = test_checkpoint("tiny-head");
+  const auto plan = planned(options);
+  // All but the embedding, of which a row is read.
+  const DraftHeadConfig head = DraftHeadConfig::load(*options.draft_head);
+  const auto scored = static_cast<int64_t>(head.draft_token_ids.size() + 15) / 16 * 16;  // panels
+  EXPECT_EQ(
+      plan["draft_round"]["weight_bytes"],
+      2 * head.hidden_size * (1 + 3 + 2 * head.hidden_size + 3 * head.intermediate_size + scored));
+  EXPECT_GT(plan["memory"]["draft_weight_bytes"], 0);
+  EXPECT_EQ(plan["draft_head"], *options.draft_head);
+  EXPECT_THAT(plan_as_text(make_plan(options)), HasSubstr("head     "));
+  options.model = shape("llama-1b");
+  expect_one_line_error({"--draft-head", "hidden_size", "expected the model's, 2048"},
+                        [&] { make_plan(options); });
 }
 
 TEST(Plan, AGpt2) {

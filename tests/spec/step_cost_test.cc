@@ -21,6 +21,8 @@ namespace {
 constexpr int64_t kMaxRows = 64;
 constexpr int64_t kMaxSequences = 8;
 
+enum class Drafts { copied, model, head };
+
 struct Metered {
   OperationCost operations;
   ExchangeCost exchanges;
@@ -28,7 +30,7 @@ struct Metered {
 };
 
 // The step after a step: nothing is left to be fed to the draft but its last token.
-Metered run_step(Communicator& communicator, bool with_draft, const StepShape& shape) {
+Metered run_step(Communicator& communicator, Drafts drafts, const StepShape& shape) {
   MeteringBackend backend;
   MeteringCommunicator metering(communicator);
   Stream stream;
@@ -36,16 +38,21 @@ Metered run_step(Communicator& communicator, bool with_draft, const StepShape& s
   const int64_t before_cache = backend.allocated_bytes();
   KvCache cache = target.make_kv_cache(512, kMaxSequences);
   int64_t cache_bytes = backend.allocated_bytes() - before_cache;
-  std::unique_ptr<ModelDrafter> drafter;
-  if (with_draft) {
-    drafter = std::make_unique<ModelDrafter>(test_checkpoint("tiny-draft"), backend, 512,
-                                             kMaxSequences, kMaxRows, nullptr);
-    drafter->cache().deal_pages(stream);
+  std::unique_ptr<LogitDrafter> drafter;
+  if (drafts == Drafts::model) {
+    auto model = std::make_unique<ModelDrafter>(test_checkpoint("tiny-draft"), backend, 512,
+                                                kMaxSequences, kMaxRows, nullptr);
+    model->cache().deal_pages(stream);
     MeteringBackend alone;
-    const KvCache same(alone, drafter->config().num_layers,
-                       Shard::of(drafter->config(), 0, 1).attention, 512, kMaxSequences,
-                       drafter->config().max_position_embeddings);
+    const KvCache same(alone, model->config().num_layers,
+                       Shard::of(model->config(), 0, 1).attention, 512, kMaxSequences,
+                       model->config().max_position_embeddings);
     cache_bytes += alone.allocated_bytes();
+    drafter = std::move(model);
+  }
+  if (drafts == Drafts::head) {
+    drafter = std::make_unique<HeadDrafter>(test_checkpoint("tiny-head"), test_checkpoint("tiny"),
+                                            backend, kMaxSequences);
   }
   SpeculativeStep step(backend, metering, target, cache, kMaxSequences, kMaxRows);
   cache.deal_pages(stream);
@@ -59,15 +66,18 @@ Metered run_step(Communicator& communicator, bool with_draft, const StepShape& s
     state.tokens.assign(shape.context + 1, 1);
     state.num_cached = shape.context;
     if (shape.sampled) state.processors.mode = VerifyMode::rejection;
-    if (with_draft) {
-      state.drafter = drafter.get();
-      drafter->admit(slot, shape.context);
+    state.drafter = drafter.get();
+    if (drafts == Drafts::model) drafter->admit(slot, shape.context);
+    if (drafts == Drafts::head) {
+      const Buffer row = backend.allocate(sizeof(bf16) * target.config().hidden_size);
+      drafter->take_state(slot, shape.context + 1,
+                          row.view(DType::bf16, {1, target.config().hidden_size}), stream);
     }
     work.push_back({.slot = slot,
                     .prefill_end = shape.context,
                     .decode = true,
                     .num_draft_tokens = shape.num_draft_tokens,
-                    .proposed = with_draft ? std::span<const int32_t>() : guesses});
+                    .proposed = drafter ? std::span<const int32_t>() : guesses});
   }
   backend.forget_costs();
   metering.forget_costs();
@@ -75,26 +85,31 @@ Metered run_step(Communicator& communicator, bool with_draft, const StepShape& s
   return {backend.cost(), metering.cost(), bytes};
 }
 
-void expect_as_planned(int ranks, bool with_draft, StepShape shape) {
+void expect_as_planned(int ranks, Drafts drafts, StepShape shape) {
   SCOPED_TRACE(std::to_string(ranks) + " ranks, K " + std::to_string(shape.num_draft_tokens) +
                ", sequences " + std::to_string(shape.sequences));
   const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
   const ModelConfig draft = ModelConfig::load(test_checkpoint("tiny-draft"));
+  const DraftHeadConfig head = DraftHeadConfig::load(test_checkpoint("tiny-head"));
   shape.max_positions = target.max_position_embeddings;
   run_thread_ranks(ranks, [&](Communicator& communicator) {
-    const Metered metered = run_step(communicator, with_draft, shape);
+    const Metered metered = run_step(communicator, drafts, shape);
     const Shard shard = Shard::of(target, communicator.rank(), ranks);
-    const StepCost cost = step_cost(target, shard, with_draft ? &draft : nullptr, shape);
+    const auto cost_of = [&](const StepShape& step) {
+      return step_cost(target, shard, drafts == Drafts::model ? &draft : nullptr, step,
+                       drafts == Drafts::head ? &head : nullptr);
+    };
+    const StepCost cost = cost_of(shape);
     OperationCost planned = cost.target.operations;
     planned += cost.verify.operations;
     // Round i stands i positions further on.
-    for (int round = 0; round < shape.num_draft_tokens && with_draft; ++round) {
+    for (int round = 0; round < shape.num_draft_tokens; ++round) {
       StepShape later = shape;
       later.context += round;
-      planned += step_cost(target, shard, &draft, later).draft.operations;
+      planned += cost_of(later).draft.operations;
     }
     // What a copy drafter proposes goes to its place.
-    if (!with_draft && shape.num_draft_tokens > 0) {
+    if (drafts == Drafts::copied && shape.num_draft_tokens > 0) {
       planned += copy_tokens_cost(shape.sequences * shape.num_draft_tokens);
     }
     EXPECT_EQ(planned.weight_bytes, metered.operations.weight_bytes);
@@ -111,11 +126,14 @@ void expect_as_planned(int ranks, bool with_draft, StepShape shape) {
 
 TEST(StepCost, IsWhatAStepAsksFor) {
   for (const int ranks : {1, 2, 3}) {
-    expect_as_planned(ranks, false, {.sequences = 1, .context = 40});
-    expect_as_planned(ranks, false, {.sequences = 1, .context = 40, .num_draft_tokens = 4});
-    expect_as_planned(ranks, true, {.sequences = 1, .context = 40, .num_draft_tokens = 4});
-    expect_as_planned(ranks, true,
-                      {.sequences = 3, .context = 300, .num_draft_tokens = 7, .sampled = true});
+    expect_as_planned(ranks, Drafts::copied, {.sequences = 1, .context = 40});
+    for (const Drafts drafts : {Drafts::copied, Drafts::model, Drafts::head}) {
+      expect_as_planned(ranks, drafts, {.sequences = 1, .context = 40, .num_draft_tokens = 4});
+    }
+    for (const Drafts drafts : {Drafts::model, Drafts::head}) {
+      expect_as_planned(ranks, drafts,
+                        {.sequences = 3, .context = 300, .num_draft_tokens = 7, .sampled = true});
+    }
   }
 }
 
@@ -129,7 +147,8 @@ TEST(StepCost, MemoryIsWhatAServerTakes) {
     const Shard shard = Shard::of(target, communicator.rank(), 2);
     for (const bool with_draft : {false, true}) {
       const MemoryCost cost = memory_cost(target, shard, with_draft ? &draft : nullptr, server);
-      const int64_t taken = run_step(communicator, with_draft, {.context = 40}).bytes;
+      const Drafts drafts = with_draft ? Drafts::model : Drafts::copied;
+      const int64_t taken = run_step(communicator, drafts, {.context = 40}).bytes;
       // What the backend takes for itself, a metering one does not.
       const Shard whole = Shard::of(draft, 0, 1);
       int64_t own = int64_t{64} << 20;
