@@ -7,7 +7,6 @@ head for the target's most frequent tokens alone.
     tools/distill_draft.py train --target DIR             # trains on them; logs held-out acceptance
     tools/distill_draft.py export --target DIR --output DRAFT   # what `serve --draft`, or for a
                                                           # head `serve --draft-head`, takes
-    tools/distill_draft.py complete --target DIR --output DRAFT # makes one of export --trained-only
 
 Every command takes up where it was stopped; its work is in --work. Packages:
 requirements-train.txt.
@@ -36,9 +35,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from complete_draft import complete
 from distill_data import Renderer, Shards, frequent_tokens, generate
 from distill_head import DraftHead, load_head, save_head, trained_tokens
-from distill_llama import Llama, RecipeError, complete_draft, load_target, save_trained
+from distill_llama import Llama, RecipeError, load_target, save_trained
 from distill_prompts import KINDS
 
 CHECKPOINT_SECONDS = 60
@@ -425,11 +425,7 @@ def run_export(arguments: argparse.Namespace) -> None:
         return
     save_trained(trainer.draft, trainer.token_ids, arguments.target, arguments.output)
     if not arguments.trained_only:
-        complete_draft(arguments.output, arguments.target)
-
-
-def run_complete(arguments: argparse.Namespace) -> None:
-    complete_draft(arguments.output, arguments.target)
+        complete(arguments.output, arguments.target, arguments.output)
 
 
 def log(arguments: argparse.Namespace, line: dict) -> None:
@@ -499,12 +495,8 @@ def parse() -> argparse.Namespace:
     command.set_defaults(run=run_export, compile=False)
     command.add_argument("--output", type=Path, required=True, metavar="DIR")
     command.add_argument("--trained-only", action="store_true",
-                         help="leave out what `complete` takes from the target: its embedding and "
-                         "its tokenizer")
-    command = commands.add_parser("complete", parents=[common],
-                                  help="add to an export what it shares with the target")
-    command.set_defaults(run=run_complete)
-    command.add_argument("--output", type=Path, required=True, metavar="DIR")
+                         help="leave out what tools/complete_draft.py takes from the target: its "
+                         "embedding and its tokenizer")
     return parser.parse_args()
 
 

@@ -4,7 +4,6 @@ Reads and writes Hugging Face directories.
 """
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from complete_draft import EMBEDDING, INDEX
 
 SUPPORTED = {"rope_scaling": None, "attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 
@@ -177,7 +178,7 @@ def load_target(directory: Path, device: str, dtype: torch.dtype, max_positions:
     for path in sorted(directory.glob("*.safetensors")):
         stored |= load_file(path)
     if config.get("tie_word_embeddings"):
-        stored["lm_head.weight"] = stored["model.embed_tokens.weight"]
+        stored["lm_head.weight"] = stored[EMBEDDING]
     target = Llama(Shape.of(config), dtype, max_positions)
     with torch.no_grad():
         for name, parameter in target.named_parameters():
@@ -193,14 +194,13 @@ def load_target(directory: Path, device: str, dtype: torch.dtype, max_positions:
 
 
 # The files of a draft's checkpoint: what was trained, and what it shares with the target.
-LAYERS, HEAD, EMBEDDING = (f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))
-EMBEDDING_NAME = "model.embed_tokens.weight"
+LAYERS, HEAD, EMBEDDING_FILE = (f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))
 
 
 def save_trained(draft: Llama, token_ids: list[int], target_directory: Path,
                  directory: Path) -> None:
     """Writes what a draft does not share with its target: config.json, which names the head's
-    tokens, and the files of layers and head. complete_draft makes a checkpoint of it."""
+    tokens, and the files of layers and head. complete_draft.py makes a checkpoint of it."""
     config = json.loads((target_directory / "config.json").read_text(encoding="utf-8"))
     config |= {"num_hidden_layers": draft.shape.num_layers, "tie_word_embeddings": False}
     directory.mkdir(parents=True, exist_ok=True)
@@ -215,19 +215,5 @@ def save_trained(draft: Llama, token_ids: list[int], target_directory: Path,
     for file, tensors in files.items():
         save_file(tensors, directory / file, metadata={"format": "pt"})
     weight_map = {name: file for file, tensors in files.items() for name in tensors}
-    index = {"metadata": {}, "weight_map": weight_map | {EMBEDDING_NAME: EMBEDDING}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n",
-                                                            encoding="utf-8")
-
-
-def complete_draft(directory: Path, target_directory: Path) -> None:
-    """Adds what the draft shares with the target: the embedding and the tokenizer. Then --draft
-    takes the directory."""
-    for path in sorted(target_directory.glob("*.safetensors")):
-        stored = load_file(path)
-        if EMBEDDING_NAME in stored:
-            save_file({EMBEDDING_NAME: stored[EMBEDDING_NAME]}, directory / EMBEDDING,
-                      metadata={"format": "pt"})
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        if (target_directory / name).exists():
-            shutil.copyfile(target_directory / name, directory / name)
+    index = {"metadata": {}, "weight_map": weight_map | {EMBEDDING: EMBEDDING_FILE}}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,103 @@
+"""What is kept of a draft becomes one that the program takes; what does not fit is named.
+
+    complete_draft_test.py SOURCE_DIR PROGRAM CHECKPOINT
+"""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE, PROGRAM, CHECKPOINT = (Path(argument) for argument in sys.argv[1:4])
+del sys.argv[1:]
+EMBEDDING = 'model.embed_tokens.weight'
+SCORED = 200  # tokens
+
+
+def tensors_of(path):
+    data = path.read_bytes()
+    length = struct.unpack('<Q', data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    header.pop('__metadata__', None)
+    begin = 8 + length
+    return {name: (entry['shape'], data[begin + entry['data_offsets'][0]:
+                                        begin + entry['data_offsets'][1]])
+            for name, entry in header.items()}
+
+
+def write_tensors(path, tensors):
+    header, data = {}, b''
+    for name, (shape, value) in tensors.items():
+        header[name] = {'dtype': 'BF16', 'shape': shape,
+                        'data_offsets': [len(data), len(data) + len(value)]}
+        data += value
+    text = json.dumps(header).encode()
+    text += b' ' * (-len(text) % 8)
+    path.write_bytes(struct.pack('<Q', len(text)) + text + data)
+
+
+class CompleteDraft(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.draft = self.root / 'draft'
+        self.draft.mkdir()
+        # The target as its own draft, with a head for some tokens.
+        self.tensors = tensors_of(CHECKPOINT / 'model.safetensors')
+        shape, embedding = self.tensors[EMBEDDING]
+        kept = {name: value for name, value in self.tensors.items() if name != EMBEDDING}
+        kept['lm_head.weight'] = ([SCORED, shape[1]], embedding[:2 * SCORED * shape[1]])
+        write_tensors(self.draft / 'kept.safetensors', kept)
+        files = dict.fromkeys(kept, 'kept.safetensors') | {EMBEDDING: 'shared.safetensors'}
+        index = self.draft / 'model.safetensors.index.json'
+        index.write_text(json.dumps({'metadata': {}, 'weight_map': files}))
+        self.configure()
+
+    def configure(self, **fields):
+        config = json.loads((CHECKPOINT / 'config.json').read_text())
+        config |= {'tie_word_embeddings': False, 'draft_token_ids': list(range(SCORED))}
+        (self.draft / 'config.json').write_text(json.dumps(config | fields))
+
+    def complete(self, output, target=CHECKPOINT):
+        return subprocess.run([sys.executable, SOURCE / 'tools' / 'complete_draft.py', self.draft,
+                               '--target', target, '--output', output],
+                              capture_output=True, text=True, timeout=60, check=False)
+
+    def test_the_program_drafts_with_it(self):
+        output = self.root / 'completed'
+        done = self.complete(output)
+        self.assertEqual((done.returncode, done.stdout), (0, f'{output}\n'), done.stderr)
+        self.assertEqual(tensors_of(output / 'shared.safetensors'),
+                         {EMBEDDING: self.tensors[EMBEDDING]})
+        answers = {}
+        for name, flags in (('plain', ['--mode', 'off']),
+                            ('drafted', ['--draft', output, '--num-speculative-tokens', '4'])):
+            run = subprocess.run([PROGRAM, 'run', '--model', CHECKPOINT, '--temperature', '0', '--raw',
+                                  '--max-tokens', '24', '--ignore-eos', *flags, 'some words'],
+                                 capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            answers[name] = run.stdout
+            said = run.stderr
+        self.assertEqual(answers['drafted'], answers['plain'])
+        self.assertRegex(said, r'accepted [1-9]\d* of \d+ drafted tokens .*, drafter model;')
+
+    def test_refuses_what_does_not_fit(self):
+        def refused(pattern, **target):
+            done = self.complete(self.root / 'refused', **target)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, f'^complete_draft: .*{pattern}.*\n$')
+
+        refused(re.escape(f'holds {EMBEDDING}'), target=self.root)
+        self.configure(hidden_size=32)
+        refused(r"has shape \[512, 64\]; expected the draft's, \[512, 32\]")
+        (self.draft / 'config.json').write_text('{}')
+        refused("no field 'vocab_size'")
+
+
+if __name__ == '__main__':
+    unittest.main()
