@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -20,7 +21,10 @@
 namespace outrider {
 namespace {
 
-constexpr int kVocab = 64, kRequests = 2500;  // requests of each arm
+constexpr int kVocab = 64;
+constexpr int64_t kRequests = 5'000;         // of each arm
+constexpr int64_t kManyRequests = 100'000;   // by which a bias of a hundredth is seen
+constexpr int64_t kRequestsAtOnce = 10'000;  // of all arms
 // A phrase that recurs, so that prompt_lookup drafts from the first step on.
 const std::vector<int32_t> kPrompt = {9, 17, 33, 5, 9, 17, 33, 5, 9, 17};
 
@@ -113,6 +117,26 @@ struct Processing {
   float top_p;
   float min_p = 0;
   bool edited = false;  // bias, penalties, min_tokens
+  int ranks = 1;
+  int64_t requests = kRequests;  // of each arm; OUTRIDER_SAMPLING_REQUESTS stands above it
+};
+
+int64_t requests_of_each_arm(const Processing& processing) {
+  const char* const text = std::getenv("OUTRIDER_SAMPLING_REQUESTS");
+  return text == nullptr ? processing.requests : std::stoll(text);
+}
+
+// What an arm's answers came to.
+struct Drawn {
+  std::vector<int64_t> triples = std::vector<int64_t>(kVocab * kVocab * kVocab);
+  int64_t drafted = 0, accepted = 0;
+
+  void add(const CollectedAnswer& answer) {
+    const auto& ids = answer.token_ids;
+    ++triples[(ids[0] * kVocab + ids[1]) * kVocab + ids[2]];
+    drafted += answer.completion->speculation.num_draft_tokens;
+    accepted += answer.completion->speculation.num_accepted_draft_tokens;
+  }
 };
 
 class EngineSampling : public ::testing::TestWithParam<Processing> {};
@@ -137,16 +161,6 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   request.speculation.num_speculative_tokens = 3;
   request.speculation.mode = GetParam().mode;
 
-  const std::vector<std::string>& arms = GetParam().arms;
-  std::vector<Request> requests;
-  for (const std::string& arm : arms) {
-    request.speculation.off = arm == "off";
-    if (arm != "off") request.speculation.drafter = arm;
-    for (int i = 0; i < kRequests; ++i) {
-      request.sampling.seed = requests.size();
-      requests.push_back(request);
-    }
-  }
   EngineOptions options;
   options.model = test_checkpoint("tiny-v64");
   options.draft = test_checkpoint(GetParam().draft);
@@ -155,29 +169,43 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   directory.write("counts.safetensors", some_counts(kVocab));
   options.draft_counts = directory.path() / "counts.safetensors";
   options.max_positions = 64;
-  const auto answers = run_requests(options, 1, requests);
+
+  const std::vector<std::string>& arms = GetParam().arms;
+  const auto num_arms = static_cast<int64_t>(arms.size());
+  const int64_t of_each_arm = requests_of_each_arm(GetParam());
+  std::vector<Drawn> drawn(num_arms);
+  for (int64_t done = 0; done < of_each_arm; done += kRequestsAtOnce / num_arms) {
+    const int64_t now = std::min(of_each_arm - done, kRequestsAtOnce / num_arms);
+    std::vector<Request> requests;
+    for (int64_t arm = 0; arm < num_arms; ++arm) {
+      request.speculation.off = arms[arm] == "off";
+      if (arms[arm] != "off") request.speculation.drafter = arms[arm];
+      for (int64_t i = 0; i < now; ++i) {
+        request.sampling.seed = arm * of_each_arm + done + i;
+        requests.push_back(request);
+      }
+    }
+    const auto answers = run_requests(options, GetParam().ranks, requests);
+    for (size_t i = 0; i < answers.size(); ++i) {
+      ASSERT_TRUE(answers[i].completion) << answers[i].status;
+      ASSERT_GE(answers[i].token_ids.size(), GetParam().edited ? 3u : 4u);
+      drawn[static_cast<int64_t>(i) / now].add(answers[i]);
+    }
+  }
 
   const auto exact = exact_triples(request.sampling);
-  for (size_t arm = 0; arm < arms.size(); ++arm) {
+  for (int64_t arm = 0; arm < num_arms; ++arm) {
     SCOPED_TRACE(arms[arm]);
-    std::vector<int64_t> counts(exact.size());
-    int64_t drafted = 0, accepted = 0;
-    for (size_t i = arm * kRequests; i < (arm + 1) * kRequests; ++i) {
-      ASSERT_TRUE(answers[i].completion) << answers[i].status;
-      const auto& ids = answers[i].token_ids;
-      ASSERT_GE(ids.size(), GetParam().edited ? 3u : 4u);
-      ++counts[(ids[0] * kVocab + ids[1]) * kVocab + ids[2]];
-      drafted += answers[i].completion->speculation.num_draft_tokens;
-      accepted += answers[i].completion->speculation.num_accepted_draft_tokens;
-    }
+    const Drawn& of_arm = drawn[arm];
     if (arms[arm] == "off") {
-      EXPECT_EQ(drafted, 0);
+      EXPECT_EQ(of_arm.drafted, 0);
     } else {
-      EXPECT_GT(accepted, 0);
-      EXPECT_LT(accepted, drafted);
+      EXPECT_GT(of_arm.accepted, 0);
+      EXPECT_LT(of_arm.accepted, of_arm.drafted);
     }
     const auto expect_cells = [&](int num_cells, auto cell, const char* what) {
-      expect_distribution(merge(exact, num_cells, cell), merge(counts, num_cells, cell), what);
+      expect_distribution(merge(exact, num_cells, cell), merge(of_arm.triples, num_cells, cell),
+                          what);
     };
     expect_cells(
         kVocab, [](int a, int, int) { return a; }, "first token");
@@ -191,7 +219,17 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
     expect_cells(
         kVocab * kVocab, [](int, int b, int c) { return b * kVocab + c; },
         "third token behind the second");
-    expect_distribution(exact, counts, "the three tokens");
+    expect_distribution(exact, of_arm.triples, "the three tokens");
+
+    // So many requests tell a bias of a hundredth.
+    if (of_each_arm < kManyRequests) continue;
+    const auto first = [](int a, int, int) { return a; };
+    std::vector<double> biased = merge(exact, kVocab, first);
+    const auto most = std::max_element(biased.begin(), biased.end());
+    const auto other = most == biased.begin() ? biased.begin() + 1 : biased.begin();
+    *most -= 0.01;
+    *other += 0.01;
+    EXPECT_FALSE(g_test(biased, merge(of_arm.triples, kVocab, first)).fits());
   }
 }
 
@@ -221,7 +259,33 @@ INSTANTIATE_TEST_SUITE_P(
         Processing{"coupled", "tiny-v64-draft", {"model", "head", "off"}, kCoupled, 1.0f, 0, 1.0f},
         Processing{"coupled_filtered", "tiny-v64-trimmed", kCopied, kCoupled, 0.8f, 20, 0.9f},
         Processing{"coupled_edited_min_p", "tiny-v64-trimmed", kCopied, kCoupled, 1.4f, 40, 0.95f,
-                   0.03f, true}),
+                   0.03f, true},
+        Processing{"two_ranks", "tiny-v64-draft", kEveryArm, kRejection, 1.0f, 0, 1.0f, 0, false,
+                   2},
+        Processing{"two_ranks_top_p", "tiny-v64-trimmed", kEveryArm, kRejection, 0.8f, 0, 0.9f, 0,
+                   false, 2},
+        Processing{"many",
+                   "tiny-v64-draft",
+                   {"model", "head"},
+                   kRejection,
+                   1.0f,
+                   0,
+                   1.0f,
+                   0,
+                   false,
+                   1,
+                   kManyRequests},
+        Processing{"many_top_p",
+                   "tiny-v64-trimmed",
+                   {"model"},
+                   kRejection,
+                   0.8f,
+                   0,
+                   0.9f,
+                   0,
+                   false,
+                   1,
+                   kManyRequests}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
