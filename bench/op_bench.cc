@@ -184,7 +184,7 @@ std::vector<Isa> chosen_isas(const std::string& names) {
   }
   const auto wanted = names.empty() ? 0 : std::count(names.begin(), names.end(), ',') + 1;
   if (!names.empty() && static_cast<size_t>(wanted) != isas.size()) {
-    throw Error("--isa " + names + " names an instruction set that this machine cannot execute");
+    throw Error("--isas " + names + " names an instruction set that this machine cannot execute");
   }
   if (isas.empty()) isas.push_back(Isa::scalar);
   return isas;

@@ -121,6 +121,23 @@ struct Arm {
   }
 };
 
+// By profiles, against an arm without drafts.
+struct Speedup {
+  double draft_cost;  // c: of a drafted token, in plain steps
+  double ideal;       // where verifying takes no longer than a plain step (Leviathan et al. 2023)
+  double measured;
+};
+
+Speedup speedup(const Arm& arm, const Arm& plain, int64_t sequences) {
+  const Parts profile = arm.profile();
+  const double plain_s = sum(plain.profile());
+  const double tokens = static_cast<double>(arm.tokens) /
+                        static_cast<double>(sequences * static_cast<int64_t>(arm.steps.size()));
+  return {.draft_cost = profile[kDraft] / (arm.num_draft_tokens * plain_s),
+          .ideal = tokens / (1 + profile[kDraft] / plain_s),
+          .measured = tokens * plain_s / sum(profile)};
+}
+
 // Submits sequences, and the next ones once all of them have ended; then stops the engine.
 class Load {
  public:
@@ -292,6 +309,13 @@ class ServeBench {
                   1e3 * arm.quantile(0.5), 1e3 * arm.quantile(0.9), 1e3 * arm.quantile(0.99));
     }
     for (const Arm& arm : arms_) print_profile(arm);
+    if (arms_.size() == 1) return;
+    const Speedup of = speedup(arms_.back(), arms_.front(), options_.sequences);
+    std::printf(
+        "\nK = %d: c = %.3f; %.2f times as fast as plain steps, of %.2f where a verified step took "
+        "as long as a plain one (%.1f %%)\n",
+        arms_.back().num_draft_tokens, of.draft_cost, of.measured, of.ideal,
+        100 * of.measured / of.ideal);
   }
 
   void write_json() const {
@@ -311,6 +335,13 @@ class ServeBench {
                         {"p99_us", 1e6 * arm.quantile(0.99)},
                         {"profile_us", 1e6 * sum(arm.profile())},
                         {"ideal_us", 1e6 * sum(arm.ideal)}}});
+      if (arm.num_draft_tokens > 0) {
+        const Speedup of = speedup(arm, arms_.front(), options_.sequences);
+        auto& counters = all.back().counters;
+        counters["draft_cost"] = of.draft_cost;
+        counters["ideal_speedup"] = of.ideal;
+        counters["speedup"] = of.measured;
+      }
       const Parts profile = arm.profile();
       for (int p = 0; p < kNumParts; ++p) {
         if (!is_measured(p)) continue;

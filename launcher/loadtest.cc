@@ -113,6 +113,12 @@ void throw_if_void(const std::string& name, const LoadReport& report, bool gave_
   throw Error(why);
 }
 
+// A server that answers nothing is saturated; one that cannot be reached has ended.
+bool is_gone(const LoadReport& report) {
+  return report.answers() == 0 && report.errors > 0 &&
+         report.errors_by_code.size() == report.errors_by_code.count("UNAVAILABLE");
+}
+
 void throw_if_different(const std::optional<GreedyCheck>& greedy) {
   if (!greedy || greedy->differences.empty()) return;
   const GreedyDifference& first = greedy->differences.front();
@@ -175,6 +181,8 @@ class Loadtest {
     finish("Load sweep of Outrider", {{"sweep", to_json(sweep, steps)}},
            [&](const PageFrame& frame) { return sweep_page(frame, sweep, steps); });
     throw_if_void(sweep.name(steps[0].value), steps[0].report, steps[0].load.gave_up);
+    const SweepStep& last = steps.back();
+    if (is_gone(last.report)) throw_if_void(sweep.name(last.value), last.report, last.load.gave_up);
     throw_if_different(greedy_);
   }
 
@@ -209,7 +217,7 @@ class Loadtest {
     print("\n" + ratio_table(arms));
     finish("Outrider with and without speculation", {{"compare", to_json(arms)}},
            [&](const PageFrame& frame) { return comparison_page(frame, arms); });
-    for (const ArmResult& arm : arms) throw_if_void(arm.arm.name(), arm.report, false);
+    for (const ArmResult& arm : arms) throw_if_void(arm.arm.name(), arm.report, arm.gave_up());
     throw_if_different(greedy_);
   }
 
@@ -245,6 +253,7 @@ class Loadtest {
     if (runner_.stopped()) frame.warnings.push_back("The test was interrupted.");
     json["greedy"] = greedy_ ? to_json(*greedy_) : Json(nullptr);
     json["interrupted"] = runner_.stopped();
+    json["date"] = date();
     json["settings"] = settings_json(options_, source_);
     json["server"] = server_json(server_);
     json["server_afterwards"] = server_afterwards(*stub_);

@@ -55,6 +55,10 @@ std::string Arm::name() const {
   return num_speculative_tokens ? absl::StrFormat("K=%d", *num_speculative_tokens) : "K=adaptive";
 }
 
+bool ArmResult::gave_up() const {
+  return std::ranges::any_of(loads, [](const LoadResult& load) { return load.gave_up; });
+}
+
 std::vector<Arm> parse_arms(const std::string& text) {
   const Error wrong(text +
                     ": expected two or more of 0 … 15 and adaptive, each once, as "
@@ -94,6 +98,7 @@ void evaluate(std::vector<ArmResult>& arms, const ReportOptions& options) {
     if (&arm == &arms.front()) {
       first = std::move(samples);
     } else {
+      arm.ttft = compare(samples.ttft, first.ttft, options.seed);
       arm.tpot = compare(samples.tpot, first.tpot, options.seed);
       arm.e2e = compare(samples.e2e, first.e2e, options.seed);
     }
@@ -106,8 +111,8 @@ std::string ratio_table(const std::vector<ArmResult>& arms) {
       absl::StrFormat("%-28s%24s%24s%24s\n", "ratio (95 % interval)", "P50", "P90", "P99");
   for (size_t i = 1; i < arms.size(); ++i) {
     const std::string name = arms[i].arm.name() + " / " + first;
-    text +=
-        ratio_row(name + ", TPOT", arms[i].tpot) + ratio_row(name + ", end to end", arms[i].e2e);
+    text += ratio_row(name + ", TTFT", arms[i].ttft) + ratio_row(name + ", TPOT", arms[i].tpot) +
+            ratio_row(name + ", end to end", arms[i].e2e);
   }
   return text;
 }
@@ -117,12 +122,14 @@ Json to_json(const std::vector<ArmResult>& arms) {
   for (const ArmResult& result : arms) {
     const auto& tokens = result.arm.num_speculative_tokens;
     Json one = {{"name", result.arm.name()},
-                {"num_speculative_tokens", tokens ? Json(*tokens) : Json(nullptr)}};
+                {"num_speculative_tokens", tokens ? Json(*tokens) : Json(nullptr)},
+                {"gave_up", result.gave_up()}};
     one.update(to_json(result.report));
     list.push_back(std::move(one));
     if (&result == &arms.front()) continue;
     ratios.push_back({{"arm", result.arm.name()},
                       {"to", arms.front().arm.name()},
+                      {"ttft_ms", to_json(result.ttft)},
                       {"tpot_ms", to_json(result.tpot)},
                       {"e2e_ms", to_json(result.e2e)}});
   }

@@ -32,20 +32,22 @@ struct ArmResult {
   LoadReport report;
   // This arm to the first one; questions are drawn, and each brings what both arms said to it.
   // Nothing for the first arm itself, and where one of the two measured nothing.
-  std::optional<Ratios> tpot, e2e;
+  std::optional<Ratios> ttft, tpot, e2e;
+
+  bool gave_up() const;  // some load of it
 };
 
 // In which order the arms ask in a round: each is first, second, … equally often.
 std::vector<size_t> turns(size_t num_arms, int round);
 
-// Sets report, tpot and e2e of all arms.
+// Sets report and ratios of all arms.
 void evaluate(std::vector<ArmResult>& arms, const ReportOptions& options);
 
 // For the terminal: the ratios with their intervals.
 std::string ratio_table(const std::vector<ArmResult>& arms);
 
-// {rounds, arms: [{name, num_speculative_tokens, report…}], ratios: [{arm, to, tpot_ms, e2e_ms}]},
-// a ratio as {p50: {ratio, ci95}, p90, p99} or null.
+// {rounds, arms: [{name, num_speculative_tokens, gave_up, report…}], ratios: [{arm, to, ttft_ms,
+// tpot_ms, e2e_ms}]}, a ratio as {p50: {ratio, ci95}, p90, p99} or null.
 nlohmann::ordered_json to_json(const std::vector<ArmResult>& arms);
 
 }  // namespace outrider

@@ -194,8 +194,9 @@ void ratios_table(HtmlPage& page, const std::vector<ArmResult>& arms,
                   const std::vector<std::string>& names) {
   std::vector<std::vector<Cell>> rows;
   for (size_t i = 1; i < arms.size(); ++i) {
-    for (const auto& [what, ratios] :
-         {std::pair("TPOT", &arms[i].tpot), {"end to end", &arms[i].e2e}}) {
+    for (const auto& [what, ratios] : {std::pair("TTFT", &arms[i].ttft),
+                                       {"TPOT", &arms[i].tpot},
+                                       {"end to end", &arms[i].e2e}}) {
       std::vector<Cell> row = {{names[i] + " / " + names.front() + ", " + what}};
       for (size_t p = 1; p <= 3; ++p) {
         if (!*ratios) {

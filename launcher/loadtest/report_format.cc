@@ -164,6 +164,7 @@ Json to_json(const RequestRecord& record) {
   Json chunks = Json::array();
   for (const auto& chunk : record.chunks) chunks.push_back({chunk.at_s, chunk.num_tokens});
   return {{"index", record.index},
+          {"question", record.question},
           {"prompt", record.prompt},
           {"max_tokens", record.max_tokens},
           {"due_s", record.due_s},

@@ -65,12 +65,17 @@ std::string first_line(const LoadtestOptions& options, const v1::GetServerInfoRe
                          server.backend(), server.lookahead());
 }
 
+std::string date() {
+  return absl::FormatTime("%Y-%m-%d %H:%M UTC", absl::Now(), absl::UTCTimeZone());
+}
+
 Json settings_json(const LoadtestOptions& options, const QuestionSource& source) {
   const auto or_null = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
   const auto lengths = [](const auto& value) {
     return value ? Json(value->text()) : Json(nullptr);
   };
   return {
+      {"address", options.server.target()},
       {"concurrency", or_null(options.concurrency)},
       {"rate", or_null(options.rate)},
       {"trace", options.trace.empty() ? Json(nullptr) : Json(options.trace)},
@@ -106,7 +111,7 @@ std::vector<std::pair<std::string, std::string>> settings_facts(
                                      server.version(), server.num_ranks(), server.backend())},
           {"drafter",
            absl::StrFormat("%s, lookahead %s", server.default_drafter(), server.lookahead())},
-          {"date", absl::FormatTime("%Y-%m-%d %H:%M UTC", absl::Now(), absl::UTCTimeZone())}};
+          {"date", date()}};
 }
 
 }  // namespace outrider

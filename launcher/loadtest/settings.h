@@ -15,6 +15,8 @@ namespace outrider {
 // "open loop, 2 requests/s, 30 s, seed 0; 127.0.0.1:50051: 2 ranks, …"
 std::string first_line(const LoadtestOptions& options, const v1::GetServerInfoResponse& server);
 
+std::string date();  // "2026-11-23 06:45 UTC"
+
 nlohmann::ordered_json settings_json(const LoadtestOptions& options, const QuestionSource& source);
 nlohmann::ordered_json server_json(const v1::GetServerInfoResponse& server);
 

@@ -68,22 +68,23 @@ SweepValues parse_sweep(const std::string& text) {
 }
 
 bool is_saturated(const LoadResult& load, double warmup_s) {
+  if (load.gave_up) return true;
   // A number of requests ends the load with their answers: what grows is seen while they are sent.
   double end_s = warmup_s;
   for (const RequestRecord& record : load.records) end_s = std::max(end_s, record.due_s);
   end_s = std::min(end_s, load.load_end_s);
   const double measured_s = end_s - warmup_s;
-  if (measured_s <= 0) return false;
   int64_t requests = 0, errors = 0, due_meanwhile = 0;
   const double quarter_s = measured_s / 4;
   for (const RequestRecord& record : load.records) {
     if (!is_measured(record, warmup_s)) continue;
     ++requests;
     errors += record.ok() ? 0 : 1;
-    const double quarters = (record.due_s - warmup_s) / quarter_s;
-    due_meanwhile += quarters >= 1.5 && quarters < 3.5 ? 1 : 0;
+    const double due_s = record.due_s - warmup_s;
+    due_meanwhile += due_s >= 1.5 * quarter_s && due_s < 3.5 * quarter_s ? 1 : 0;
   }
   if (static_cast<double>(errors) > kSaturatedShare * static_cast<double>(requests)) return true;
+  if (measured_s <= 0) return false;
   const double growth =
       mean_in_system(load.records, warmup_s + 3 * quarter_s, end_s) -
       mean_in_system(load.records, warmup_s + quarter_s, warmup_s + 2 * quarter_s);

@@ -35,7 +35,7 @@ class Bench(unittest.TestCase):
             report = json.loads(file.read_text())
         entries = {entry['name']: entry for entry in report['benchmarks']}
         self.assertEqual(len(entries), len(report['benchmarks']))
-        self.assertEqual(report['context']['ranks'], str(ranks))
+        self.assertEqual(report['context'].get('ranks', '1'), str(ranks))
         return done.stdout, report['context'], entries
 
     def refuses(self, why, ranks, *arguments):
@@ -71,6 +71,31 @@ class Comm(Bench):
 
     def test_one_rank_is_refused(self):
         self.refuses('expected at least 2', 1, 'comm')
+
+
+class Op(Bench):
+    def test_each_kernel_has_a_time(self):
+        printed, _, entries = self.report(1, 'op', '--only', 'ops', '--repeats', 1)
+        self.assertGreater(len(entries), 4)
+        for name, entry in entries.items():
+            self.assertGreater(entry['real_time'], 0, name)
+        self.assertIn('| rms_norm', printed)
+
+    def test_what_cannot_be(self):
+        self.refuses('--only', 1, 'op', '--only', 'nothing')
+        self.refuses('expected --shape', 1, 'op', '--device', 'cuda')
+        self.refuses('--isas sse names an instruction set', 1, 'op', '--isas', 'sse')
+
+
+class Decode(Bench):
+    def test_every_part_has_a_time(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                _, _, entries = self.report(ranks, 'decode', '--model', CHECKPOINT, '--draft', DRAFT,
+                                            '--rows', '1,5', '--repeats', 2, '--context', 20)
+                for part in ('target', 'verify_greedy', 'verify_rejection', 'verify_coupled'):
+                    for rows in (1, 5):
+                        self.assertGreater(entries[f'decode/{part}/rows:{rows}']['real_time'], 0)
 
 
 class Serve(Bench):
@@ -114,6 +139,14 @@ class Serve(Bench):
                 self.assertLessEqual(drafted['drafted_per_step'], 6)
                 self.assertGreater(entries['serve/draft/k:2']['ideal_us'], 0)
                 self.assertIn('A step at K = 2:', printed)
+                # What is lost of the ideal is what a verified step takes beyond a plain one.
+                step, plain_us = entries['serve/step/k:2'], plain['profile_us']
+                draft_us = entries['serve/draft/k:2']['real_time']
+                self.assertAlmostEqual(2 * step['draft_cost'] * plain_us / draft_us, 1, places=6)
+                self.assertAlmostEqual(step['speedup'] / step['ideal_speedup'] /
+                                       ((plain_us + draft_us) / step['profile_us']), 1, places=6)
+                self.assertNotIn('speedup', plain)
+                self.assertIn('K = 2: c = ', printed)
 
     def test_what_cannot_be(self):
         self.refuses('nothing/config.json: cannot open', 1, 'serve', '--model', 'nothing')

@@ -83,6 +83,17 @@ TEST(Sweep, RefusingIsSaturation) {
   EXPECT_TRUE(is_saturated(load, 0));
 }
 
+TEST(Sweep, AnswersNeverComeWhereNothingIsMeasuredEither) {
+  LoadResult given_up = queue(5, 0.1, 1);
+  given_up.gave_up = true;
+  EXPECT_TRUE(is_saturated(given_up, 1e6));  // within the warm-up
+  LoadResult at_once{.load_end_s = 3};       // all due at the beginning
+  at_once.records.resize(20);
+  EXPECT_FALSE(is_saturated(at_once, 0));
+  for (RequestRecord& record : at_once.records) record.status = "RESOURCE_EXHAUSTED";
+  EXPECT_TRUE(is_saturated(at_once, 0));
+}
+
 TEST(Sweep, OfAlmostNothingSaysNothing) {
   EXPECT_FALSE(is_saturated({}, 0));
   EXPECT_FALSE(is_saturated({.load_end_s = 3}, 0));
@@ -176,6 +187,8 @@ TEST(Comparison, TellsRatiosToTheFirstArm) {
   EXPECT_NEAR(arms[1].tpot->ci95->low.p50, 0.5, 1e-9);  // it is the same for every answer
   EXPECT_NEAR(arms[1].tpot->ci95->high.p50, 0.5, 1e-9);
   EXPECT_LE(arms[1].e2e->p90, 0.5);  // they wait less for each other too
+  EXPECT_LE(arms[1].ttft->p90, 0.5);
+  EXPECT_NE(ratio_table(arms).find("K=4 / K=0, TTFT"), std::string::npos);
   EXPECT_NE(ratio_table(arms).find("K=4 / K=0, TPOT"), std::string::npos);
   EXPECT_NE(ratio_table(arms).find("0.500 (0.500 to 0.500)"), std::string::npos)
       << ratio_table(arms);
@@ -185,6 +198,10 @@ TEST(Comparison, TellsRatiosToTheFirstArm) {
   EXPECT_EQ(json["ratios"][0]["arm"], "K=4");
   EXPECT_EQ(json["ratios"][0]["to"], "K=0");
   EXPECT_NEAR(json["ratios"][0]["tpot_ms"]["p99"]["ratio"].get<double>(), 0.5, 1e-9);
+  EXPECT_TRUE(json["ratios"][0]["ttft_ms"].is_object());
+  EXPECT_EQ(json["arms"][1]["gave_up"], false);
+  arms[1].loads[1].gave_up = true;
+  EXPECT_EQ(to_json(arms)["arms"][1]["gave_up"], true);
 }
 
 TEST(Comparison, OfNothingIsNull) {
