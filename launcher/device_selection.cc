@@ -12,6 +12,7 @@
 #include "comm/self_communicator.h"
 #include "comm/world.h"
 #include "core/error.h"
+#include "core/host_name.h"
 #include "launcher/device_memory.h"
 #include "model/model_config.h"
 
@@ -121,7 +122,7 @@ LocalRank local_rank(int rank, const std::vector<std::vector<std::string>>& show
 
 LocalRank local_rank(const VisibleGpus& gpus, World& world) {
   std::vector<std::string> ids;
-  for (const CudaDevice& gpu : gpus.devices) ids.push_back(gpu.id);
+  for (const CudaDevice& gpu : gpus.devices) ids.push_back(host_name() + "/" + gpu.id);
   std::vector<std::vector<std::string>> shown;
   for (const std::string& of_rank : world.all_gather_strings(absl::StrJoin(ids, ","))) {
     shown.push_back(absl::StrSplit(of_rank, ',', absl::SkipEmpty()));

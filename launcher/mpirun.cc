@@ -20,6 +20,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "core/host_name.h"
 
 extern char** environ;
 
@@ -34,11 +35,7 @@ constexpr std::string_view kUnique = "XXXXXX";  // for mkdtemp
 // Of a scratch directory's name, before mkdtemp's characters. Whatever is named so may be removed:
 // nobody else names a directory like that. Other hosts' locks may not show on a file system that is
 // shared with them.
-std::string scratch_prefix() {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return std::string("outrider-launch-scratch-") + host + "-";
-}
+std::string scratch_prefix() { return "outrider-launch-scratch-" + host_name() + "-"; }
 
 // The child, in a process group of its own: the terminal's Ctrl-C reaches the launcher alone.
 [[noreturn]] void become_mpirun(const std::vector<std::string>& arguments,

@@ -20,6 +20,7 @@
 #include "comm/rank_hello.h"
 #include "comm/world.h"
 #include "core/error.h"
+#include "core/host_name.h"
 #include "core/version.h"
 #include "engine/engine.h"
 #include "engine/follower.h"
@@ -80,9 +81,7 @@ std::string draft_hashes(const EngineOptions& options) {
 }
 
 RankHello make_hello(const EngineOptions& options, const RankDevice& device) {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return {.host = host,
+  return {.host = host_name(),
           .version = std::string(kVersion) + " build " + build_id(),
           .instruction_set = device.backend->description(),
           .device = device.choice.name,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes what `serve --draft` takes of what is kept of a distilled draft: adds what it shares with its
-target, the embedding and the tokenizer.
+"""Makes what `serve --draft` takes of what is kept of a distilled draft: adds what it shares with
+its target, the embedding and the tokenizer.
 
     tools/complete_draft.py models/SmolLM2-135M-Instruct-draft --target DIR --output DRAFT
 
@@ -23,27 +23,56 @@ class DraftError(Exception):
     """The draft cannot be completed; the message is one line that names the file."""
 
 
+def read_json(path: Path, *fields: str) -> dict:
+    """An object that has the fields."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DraftError(f"{path}: {error}") from error
+    for field in fields:
+        if field not in value:
+            raise DraftError(f"{path}: {field} is missing")
+    return value
+
+
 def read_header(path: Path) -> tuple[dict, int]:
     """Of a safetensors file, and where its data begins."""
     with open(path, "rb") as file:
-        length = struct.unpack("<Q", file.read(8))[0]
-        return json.loads(file.read(length)), 8 + length
+        begin = file.read(8)
+        length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else 0
+        text = file.read(min(length, 1 << 26))
+    try:
+        return json.loads(text), 8 + length
+    except ValueError as error:
+        raise DraftError(f"{path}: is no safetensors file ({error})") from error
 
 
-def find_embedding(target: Path) -> tuple[Path, dict, int]:
-    """The file that holds it, its entry, and where its bytes begin."""
+def read_embedding(target: Path) -> tuple[Path, dict, bytes]:
+    """The file that holds it, its entry and its bytes."""
     for path in sorted(target.glob("*.safetensors")):
         header, data = read_header(path)
-        if EMBEDDING in header:
-            return path, header[EMBEDDING], data + header[EMBEDDING]["data_offsets"][0]
+        if EMBEDDING not in header:
+            continue
+        entry = header[EMBEDDING]
+        begin, end = entry["data_offsets"]
+        with open(path, "rb") as file:
+            file.seek(data + begin)
+            stored = file.read(end - begin)
+        if len(stored) < end - begin:
+            raise DraftError(f"{path}: ends within {EMBEDDING}")
+        return path, entry, stored
     raise DraftError(f"{target}: no file *.safetensors holds {EMBEDDING}")
 
 
 def complete(draft: Path, target: Path, output: Path) -> None:
     """Copies the draft to output, if it is not there, and adds the rest from its target."""
-    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
-    files = json.loads((draft / INDEX).read_text(encoding="utf-8"))["weight_map"]
-    source, entry, begin = find_embedding(target)
+    if output.resolve() == target.resolve():
+        raise DraftError(f"{output}: is the target; expected another directory")
+    config = read_json(draft / "config.json", "vocab_size", "hidden_size")
+    files = read_json(draft / INDEX, "weight_map")["weight_map"]
+    if EMBEDDING not in files:
+        raise DraftError(f"{draft / INDEX}: names no file for {EMBEDDING}")
+    source, entry, stored = read_embedding(target)
     expected = [config["vocab_size"], config["hidden_size"]]
     if entry["shape"] != expected:
         raise DraftError(f"{source}: {EMBEDDING} has shape {entry['shape']}; expected the draft's, "
@@ -52,14 +81,11 @@ def complete(draft: Path, target: Path, output: Path) -> None:
     if output.resolve() != draft.resolve():
         for name in {"config.json", INDEX, *files.values()} - {files[EMBEDDING]}:
             shutil.copyfile(draft / name, output / name)
-    size = entry["data_offsets"][1] - entry["data_offsets"][0]
-    header = {"__metadata__": {"format": "pt"}, EMBEDDING: entry | {"data_offsets": [0, size]}}
+    header = {"__metadata__": {"format": "pt"},
+              EMBEDDING: entry | {"data_offsets": [0, len(stored)]}}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)
-    with open(source, "rb") as stored, open(output / files[EMBEDDING], "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        stored.seek(begin)
-        file.write(stored.read(size))
+    (output / files[EMBEDDING]).write_bytes(struct.pack("<Q", len(text)) + text + stored)
     for name in SHARED_FILES:
         if (target / name).exists():
             shutil.copyfile(target / name, output / name)
@@ -69,15 +95,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("draft", type=Path, help="what `distill_draft.py export` wrote")
     parser.add_argument("--target", type=Path, required=True, metavar="DIR",
-                        help="the model that it was distilled from: what tools/fetch_model.py prints")
+                        help="the model that it was distilled from: what fetch_model.py prints")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     arguments = parser.parse_args()
     try:
         complete(arguments.draft, arguments.target, arguments.output)
-    except KeyError as error:
-        print(f"complete_draft: {arguments.draft}: no field {error}", file=sys.stderr)
-        return 1
-    except (DraftError, OSError, ValueError, struct.error) as error:
+    except (DraftError, OSError) as error:
         print(f"complete_draft: {error}", file=sys.stderr)
         return 1
     print(arguments.output)

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from complete_draft import complete
+from complete_draft import DraftError, complete
 from distill_data import Renderer, Shards, frequent_tokens, generate
 from distill_head import DraftHead, load_head, save_head, trained_tokens
 from distill_llama import Llama, RecipeError, load_target, save_trained
@@ -511,7 +511,7 @@ def main() -> int:
             raise RecipeError("--start-from takes an exported head: expected --kind head")
         open_work(arguments)
         arguments.run(arguments)
-    except (RecipeError, OSError) as error:
+    except (RecipeError, DraftError, OSError) as error:
         print(f"distill_draft: {error}", file=sys.stderr)
         return 1
     return 0

@@ -10,7 +10,7 @@ namespace outrider {
 struct CudaDevice {
   std::string name;    // "NVIDIA H200"
   int capability = 0;  // 90: compute capability 9.0
-  std::string id;      // the same in every process that is shown it; another for each MIG slice
+  std::string id;      // CUDA's UUID: the same in every process of the host that is shown it
 };
 
 constexpr int kMinCudaCapability = 80;  // the first with bf16

@@ -16,6 +16,7 @@
 #include <span>
 
 #include "core/error.h"
+#include "core/host_name.h"
 
 namespace outrider {
 namespace {
@@ -88,11 +89,10 @@ std::string make_control_secret() {
 
 std::string control_host(bool all_ranks_on_this_host) {
   if (all_ranks_on_this_host) return "127.0.0.1";
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
+  const std::string name = host_name();
   const std::vector<std::string> own = interface_hosts();
   if (own.empty()) {
-    throw Error("control channel: host " + std::string(name) +
+    throw Error("control channel: host " + name +
                 " has no IPv4 address that other hosts could reach");
   }
   // Many hosts name themselves 127.0.1.1 in /etc/hosts, or an address that they have no more.
@@ -100,7 +100,7 @@ std::string control_host(bool all_ranks_on_this_host) {
   hints.ai_family = AF_INET;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(name, nullptr, &hints, &found) == 0) {
+  if (getaddrinfo(name.c_str(), nullptr, &hints, &found) == 0) {
     const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> list(found, &freeaddrinfo);
     for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
       const std::string host = numeric_host(a->ai_addr);

@@ -1,6 +1,7 @@
 #include "engine/executor.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <limits>
 #include <numeric>
@@ -20,9 +21,8 @@ namespace outrider {
 namespace {
 
 constexpr int kCostRounds = 6;
-// Rows whose passes are measured, and from there on twice as many each time: on both sides of where
-// kernels pad to more or keep fewer rows in registers.
-constexpr int64_t kCostPoints[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33};
+// Up to where each number of rows is measured: kernels keep fewer rows in registers than they have.
+constexpr int64_t kEachRow = 9;
 // Which take so long that they are measured once: so they are no graph, as in steps with prompts.
 constexpr int64_t kManyCostRows = 64;
 constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
@@ -211,11 +211,16 @@ StepCosts Executor::measure_step_costs() {
   const int64_t most = std::min(
       {options_.max_rows, std::max(options_.prefill_chunk, kMaxDraftTokens + int64_t{2}), room});
   StepCosts costs;
-  for (const int64_t rows : kCostPoints) {
-    if (rows <= most) costs.steps.push_back({rows, kUnmeasured});
-  }
-  for (int64_t rows = kManyCostRows; rows <= most; rows *= 2) {
-    costs.steps.push_back({rows, kUnmeasured});
+  const auto pads_behind = [&](int64_t rows) {
+    return backend_.padded_rows(rows) == rows && backend_.padded_rows(rows + 1) > rows + 1;
+  };
+  for (int64_t rows = 1; rows <= most; ++rows) {
+    const bool at_a_jump =
+        rows <= kManyCostRows + 1 && (pads_behind(rows) || pads_behind(rows - 1));
+    if (rows <= kEachRow || rows == 12 || rows == 17 ||
+        std::has_single_bit(static_cast<uint64_t>(rows)) || at_a_jump) {
+      costs.steps.push_back({rows, kUnmeasured});
+    }
   }
   // Behind a long context: one row, and several.
   StepCosts::Point one{1, kUnmeasured}, several{std::min(kCostRows, most), kUnmeasured};

@@ -18,6 +18,8 @@ constexpr int64_t kPlainFirst = 3;
 constexpr int kPlainPatience = 4;  // prompts may stand in the way
 // A drafter that is not worth its time is tried again after so many steps.
 constexpr int64_t kTryEvery = 64;
+// A step that took more than so many times what drafting adds to it was held up by something else.
+constexpr double kMostOverrun = 4;
 // By its tokens: what a budget is counted in, and what it costs at least, of a plain step.
 constexpr int kBudgetTokens = 4;
 constexpr double kLeastCost = 0.02;
@@ -339,7 +341,7 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
   TimedStep timed;
   if (pricing_.known()) {
     const Account account = account_of(outcomes);
-    if (policy_.kind == LookaheadPolicy::Kind::adaptive) settle(account, prefill);
+    if (policy_.kind == LookaheadPolicy::Kind::adaptive) settle(account, prefill, durations);
     if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
       const bool plain = account.all.drafted_rows == 0;
@@ -362,14 +364,23 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
 }
 
 // Budgets gain by what plain steps take, and pay what drafting costs beyond its tokens' worth: by
-// prices, which follow what steps take. One step's time says little of its drafts, on a machine that
-// others use, or beside prompts.
-void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill) {
+// prices, which follow what steps take. One step's time says little of its drafts, on a machine
+// that others use, or beside prompts. But no step tells what feeding a cache costs: there it is the
+// time.
+void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill,
+                              const StepDurations& durations) {
   const double plain_ms = pricing_.step_ms(account.plain);
   const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
   std::array<double, kNumDrafterKinds> added = account.added_ms;
   added[static_cast<int>(DrafterKind::model)] +=
       pricing_.round_ms(DrafterKind::model, prefill.adaptive_draft);
+  double expected = 0;
+  for (const double ms : added) expected += ms;
+  double overrun = 0;  // of what drafting adds, beyond its price
+  if (prefill.target == 0 && prefill.adaptive_draft > 0 &&
+      prefill.draft == prefill.adaptive_draft) {
+    overrun = std::min(durations.ms - base_ms, kMostOverrun * expected) / expected - 1;
+  }
   const double token_ms =
       account.base.sequences == 0
           ? 0
@@ -383,7 +394,9 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
       drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
       if (account.rows[d] > 0) drafter.catching_up = -1;
     }
-    if (added[d] > 0) drafter.budget.charge(added[d] - account.accepted[d] * token_ms);
+    if (added[d] > 0) {
+      drafter.budget.charge((1 + overrun) * added[d] - account.accepted[d] * token_ms);
+    }
   }
 }
 

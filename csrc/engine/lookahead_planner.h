@@ -117,7 +117,7 @@ class LookaheadPlanner final : public LookaheadChooser {
 
   Account account_of(std::span<const LookaheadOutcome> outcomes) const;
   void learn(std::span<const LookaheadOutcome> outcomes);
-  void settle(const Account& account, const PrefillRows& prefill);
+  void settle(const Account& account, const PrefillRows& prefill, const StepDurations& durations);
 
   LookaheadPolicy policy_;
   StepPricing pricing_;

@@ -67,19 +67,17 @@ double StepPricing::row_context_ms(int64_t position) const {
 
 void StepPricing::observe(const DecodeShape& shape, double ms, double draft_ms) {
   fit_.observe(plain_table_ms(shape), added_table_ms(shape), ms - draft_ms);
-  // A drafter that was alone: whose time it was is known.
-  int alone = -1, drafters = 0;
+  // Where several drafted, each is taken to have had its share of the time.
+  const double expected = this->draft_ms(shape);
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     if (shape.drafting[d][0] == 0 || !tables_.draft[d].known()) continue;
-    alone = d;
-    ++drafters;
+    double rounds = 0;
+    for (const int n : shape.drafting[d]) {
+      if (n > 0) rounds += tables_.draft[d].rows_ms(n);
+    }
+    const double share = this->draft_ms(shape, static_cast<DrafterKind>(d)) / expected;
+    draft_fits_[d].observe(rounds, 0, share * draft_ms);
   }
-  if (drafters != 1) return;
-  double rounds = 0;
-  for (const int n : shape.drafting[alone]) {
-    if (n > 0) rounds += tables_.draft[alone].rows_ms(n);
-  }
-  draft_fits_[alone].observe(rounds, 0, draft_ms);
 }
 
 }  // namespace outrider

@@ -5,10 +5,10 @@
 namespace outrider {
 
 // It gains 1 % of the time that plain steps take, or would have taken, and pays what drafting takes
-// beyond what its tokens would have taken plainly; a step that gained pays back. It starts with, and
-// never holds more than, what 20 drafting steps cost beyond plain ones. So for any sequence of
-// steps, none of which is begun for more than what is left,
-//   Σ time ≤ 1.01 Σ tokens × plain time of a token + the start.
+// beyond what its tokens would have taken plainly; a step that gained pays back. It starts with,
+// and never holds more than, what 20 drafting steps cost beyond plain ones. So for any sequence of
+// steps, none of which is begun for more than what is left, and by the costs that it is told,
+//   Σ cost ≤ 1.01 Σ tokens × plain cost of a token + the start.
 class LossBudget {
  public:
   static constexpr double kShare = 0.01;

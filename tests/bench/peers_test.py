@@ -72,7 +72,7 @@ class Packages(unittest.TestCase):
         # -S: no package of this Python's own is found, whatever it has.
         done = subprocess.run([sys.executable, '-S', SOURCE / 'bench' / 'peers', '--help'],
                               capture_output=True, text=True, timeout=60, check=False)
-        self.assertEqual((done.returncode, done.stdout), (1, ''))
+        self.assertEqual((done.returncode, done.stdout), (2, ''))
         self.assertRegex(done.stderr, r'^peers: this Python has no package \w+; bench/setup_peers '
                                       r'makes one that has: .*\n$')
 

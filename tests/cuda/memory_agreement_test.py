@@ -1,5 +1,5 @@
-"""Ranks on GPUs with unlike room agree on the KV cache that all of them have room for; and each takes
-its own GPU where it is shown no other.
+"""Ranks on GPUs with unlike room agree on the KV cache that all of them have room for; and each
+takes its own GPU where it is shown no other.
 
 usage: memory_agreement_test.py OUTRIDER_EMU CHECKPOINT MPIRUN
 """
@@ -14,17 +14,19 @@ MIB = 1 << 20
 
 
 def tokens_of_cache(*free_bytes, gpus=lambda rank: {'DEVICES': 2}):
-    """That a server says its KV cache holds, of ranks with so much memory each. gpus: OUTRIDER_EMU_…
-    of a rank."""
+    """That a server says its KV cache holds, of ranks with so much memory each. gpus: a rank's
+    OUTRIDER_EMU_…"""
     command = [MPIRUN, '--allow-run-as-root', '--oversubscribe', '--bind-to', 'none']
     for i, free in enumerate(free_bytes):
         command += [':'] if i > 0 else []
         command += ['-np', '1', 'env', f'OUTRIDER_EMU_MEMORY_BYTES={free}',
-                    *(f'OUTRIDER_EMU_{name}={value}' for name, value in gpus(i).items()), PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--device', 'cuda',
+                    *(f'OUTRIDER_EMU_{name}={value}' for name, value in gpus(i).items()),
+                    PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--device', 'cuda',
                     '--max-sequences', '1024', '--prefill-beside', '16',
                     '--lookahead', 'fixed:4']
-    process = subprocess.Popen(['setpriv', '--pdeathsig', 'KILL', 'timeout', str(LIMIT_S), *command],
-                               stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        ['setpriv', '--pdeathsig', 'KILL', 'timeout', str(LIMIT_S), *command],
+        stderr=subprocess.PIPE, text=True)
     try:
         said = []
         for line in process.stderr:

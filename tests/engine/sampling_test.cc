@@ -221,15 +221,21 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
         "third token behind the second");
     expect_distribution(exact, of_arm.triples, "the three tokens");
 
-    // So many requests tell a bias of a hundredth.
+    // So many requests tell how often the likeliest token comes to a hundredth; a hundred times as
+    // many, to a thousandth.
+    const std::vector<double> first = merge(exact, kVocab, [](int a, int, int) { return a; });
+    const auto likeliest = static_cast<int>(std::ranges::max_element(first) - first.begin());
+    const auto is_likeliest = [likeliest](int a, int, int) { return a == likeliest ? 1 : 0; };
+    expect_cells(2, is_likeliest, "the likeliest first token");
     if (of_each_arm < kManyRequests) continue;
-    const auto first = [](int a, int, int) { return a; };
-    std::vector<double> biased = merge(exact, kVocab, first);
-    const auto most = std::max_element(biased.begin(), biased.end());
-    const auto other = most == biased.begin() ? biased.begin() + 1 : biased.begin();
-    *most -= 0.01;
-    *other += 0.01;
-    EXPECT_FALSE(g_test(biased, merge(of_arm.triples, kVocab, first)).fits());
+    const double bias =
+        0.01 * std::sqrt(static_cast<double>(kManyRequests) / static_cast<double>(of_each_arm));
+    for (const double sign : {-1.0, 1.0}) {
+      std::vector<double> biased = merge(exact, 2, is_likeliest);
+      biased[0] += sign * bias;
+      biased[1] -= sign * bias;
+      EXPECT_FALSE(g_test(biased, merge(of_arm.triples, 2, is_likeliest)).fits());
+    }
   }
 }
 

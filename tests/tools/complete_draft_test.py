@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE, PROGRAM, CHECKPOINT = (Path(argument) for argument in sys.argv[1:4])
 del sys.argv[1:]
 EMBEDDING = 'model.embed_tokens.weight'
-SCORED = 200  # tokens
+SCORED = 480  # tokens
 
 
 def tensors_of(path):
@@ -77,8 +77,8 @@ class CompleteDraft(unittest.TestCase):
         answers = {}
         for name, flags in (('plain', ['--mode', 'off']),
                             ('drafted', ['--draft', output, '--num-speculative-tokens', '4'])):
-            run = subprocess.run([PROGRAM, 'run', '--model', CHECKPOINT, '--temperature', '0', '--raw',
-                                  '--max-tokens', '24', '--ignore-eos', *flags, 'some words'],
+            run = subprocess.run([PROGRAM, 'run', '--model', CHECKPOINT, '--temperature', '0',
+                                  '--raw', '--max-tokens', '24', '--ignore-eos', *flags, 'words'],
                                  capture_output=True, text=True, timeout=60, check=False)
             self.assertEqual(run.returncode, 0, run.stderr)
             answers[name] = run.stdout
@@ -96,7 +96,15 @@ class CompleteDraft(unittest.TestCase):
         self.configure(hidden_size=32)
         refused(r"has shape \[512, 64\]; expected the draft's, \[512, 32\]")
         (self.draft / 'config.json').write_text('{}')
-        refused("no field 'vocab_size'")
+        refused('config.json: vocab_size is missing')
+        torn = self.root / 'torn'
+        torn.mkdir()
+        whole = (CHECKPOINT / 'model.safetensors').read_bytes()
+        data = 8 + struct.unpack('<Q', whole[:8])[0]
+        for length, why in ((4, 'is no safetensors file'), (data + 10, 'ends within')):
+            self.configure()
+            (torn / 'model.safetensors').write_bytes(whole[:length])
+            refused(f'model.safetensors: {why}', target=torn)
 
 
 if __name__ == '__main__':

@@ -1,8 +1,7 @@
 #include "testing/emu/device_memory.h"
 
-#include <signal.h>
+#include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -14,20 +13,12 @@
 
 #include "testing/emu/environment.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#else
-#define ASAN_POISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
-#define ASAN_UNPOISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
-#endif
-
 namespace emu {
 namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kAlignment = 256;  // of cudaMalloc
 constexpr unsigned char kPoisonByte = 0xff;
-constexpr unsigned char kFence = 0xa5;  // between an allocation's end and its last page's
 
 constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -70,45 +61,9 @@ void set_reachable(const Allocation& allocation, bool reachable) {
   }
 }
 
-#if !defined(__SANITIZE_ADDRESS__)
-struct sigaction previous_action;
-
-// Says what a fault in the device's memory is, and lets it happen again.
-void explain_fault(int, siginfo_t* info, void*) {
-  const auto* const at = static_cast<const std::byte*>(info->si_addr);
-  const auto explain = [at](const Allocation& allocation, const char* otherwise) {
-    if (at < allocation.mapping || at >= allocation.mapping + allocation.pages + 2 * kPage) return;
-    const bool inside = allocation.begin() <= at && at < allocation.end();
-    char text[256];
-    const int length = std::snprintf(
-        text, sizeof text, "emulator: %s: byte %td of an allocation of %zu bytes of the device\n",
-        inside ? otherwise : "out of bounds", at - allocation.begin(), allocation.bytes);
-    static_cast<void>(write(STDERR_FILENO, text, length) < 0);
-  };
-  for (const auto& [begin, allocation] : memory().device) {
-    explain(allocation, "host code touches device memory");
-  }
-  for (const Allocation& allocation : memory().freed) explain(allocation, "touched after its end");
-  sigaction(SIGSEGV, &previous_action, nullptr);
-}
-
-void explain_faults() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action = {};
-    action.sa_sigaction = &explain_fault;
-    action.sa_flags = SA_SIGINFO;
-    sigaction(SIGSEGV, &action, &previous_action);
-  });
-}
-#else
-void explain_faults() {}
-#endif
-
 }  // namespace
 
 void* allocate_device_memory(size_t bytes) {
-  explain_faults();
   Memory& m = memory();
   const std::lock_guard lock(m.mutex);
   if (bytes > device_memory_bytes() - m.used) return nullptr;
@@ -121,7 +76,6 @@ void* allocate_device_memory(size_t bytes) {
   // Where there are few pages, they are soon out of reach and in it again.
   madvise(allocation.mapping + kPage, allocation.pages, MADV_HUGEPAGE);
   std::memset(allocation.begin(), kPoisonByte, bytes);
-  std::memset(allocation.end(), kFence, allocation.fence());
   ASAN_POISON_MEMORY_REGION(allocation.mapping + kPage,
                             allocation.begin() - allocation.mapping - kPage);
   ASAN_POISON_MEMORY_REGION(allocation.end(), allocation.fence());
@@ -165,21 +119,6 @@ size_t device_memory_used() {
   Memory& m = memory();
   const std::lock_guard lock(m.mutex);
   return m.used;
-}
-
-std::string describe_overrun() {
-#if !defined(__SANITIZE_ADDRESS__)  // which sees it as it happens
-  static const std::vector<unsigned char> intact(kAlignment, kFence);
-  Memory& m = memory();
-  const std::lock_guard lock(m.mutex);
-  for (const auto& [begin, allocation] : m.device) {
-    if (std::memcmp(allocation.end(), intact.data(), allocation.fence()) != 0) {
-      return "out of bounds: written behind an allocation of " + std::to_string(allocation.bytes) +
-             " bytes";
-    }
-  }
-#endif
-  return "";
 }
 
 DeviceAccess::DeviceAccess() {

@@ -1,12 +1,11 @@
 // The device's memory: host memory that kernels may touch and the host may not.
 //
-// Each allocation ends at a page that nobody may touch, and begins full of poison. While nothing
-// runs on the device all of it is out of reach, so that host code which follows a device pointer
-// is seen. Thread-safe.
+// Each allocation ends at its last byte for AddressSanitizer, and at a page that nobody may touch;
+// it begins full of poison. While nothing runs on the device all of it is out of reach, so that
+// host code which follows a device pointer is seen. Thread-safe.
 #pragma once
 
 #include <cstddef>
-#include <string>
 
 namespace emu {
 
@@ -20,9 +19,6 @@ bool in_device_memory(const void* data, size_t bytes);
 
 size_t device_memory_bytes();  // of the device: OUTRIDER_EMU_MEMORY_BYTES, or 2 GiB
 size_t device_memory_used();
-
-// Where something wrote a little behind an allocation: says which. Empty if nothing has.
-std::string describe_overrun();
 
 // While there is one, the device's memory can be reached.
 class DeviceAccess {

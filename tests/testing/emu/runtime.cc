@@ -17,15 +17,18 @@
 #include "testing/emu/static_shared.h"
 #include "testing/emu/stream.h"
 
+#if defined(OUTRIDER_EMU_SANITIZED)
+// OpenMPI leaves memory behind, some of it by parts that it has unloaded before the end.
+extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
+#endif
+
 namespace {
 
 // The least that any device which Outrider supports lets a block have (8.6, 8.9, 12.0).
 constexpr int kMaxSharedBytes = 99 * 1024;
 constexpr int kNewestCapability = 121;  // that kernels were "built" for
 constexpr int kDefaultSharedBytes = 48 * 1024;
-constexpr size_t kFenceBytes = 64;  // behind a block's dynamic shared memory
 constexpr unsigned char kPoisonByte = 0xff;
-constexpr unsigned char kFence = 0xa5;
 
 int num_devices() {
   static const int devices = static_cast<int>(emu::environment_number("OUTRIDER_EMU_DEVICES", 1));
@@ -89,35 +92,16 @@ emu::BlockScheduler& scheduler() {
 class SharedMemory {
  public:
   explicit SharedMemory(size_t bytes) : bytes_(bytes) {
-    if (posix_memalign(&data_, 128, bytes + fence_bytes()) != 0) std::abort();
+    if (posix_memalign(&data_, 128, bytes) != 0) std::abort();
   }
   ~SharedMemory() { std::free(data_); }
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   void* data() const { return data_; }
-  void poison() {
-    std::memset(data_, kPoisonByte, bytes_);
-    std::memset(end(), kFence, fence_bytes());
-  }
-  bool overrun() const {
-    for (size_t i = 0; i < fence_bytes(); ++i) {
-      if (end()[i] != kFence) return true;
-    }
-    return false;
-  }
+  void poison() { std::memset(data_, kPoisonByte, bytes_); }
 
  private:
-  // AddressSanitizer has better ones.
-  static constexpr size_t fence_bytes() {
-#if defined(__SANITIZE_ADDRESS__)
-    return 0;
-#else
-    return kFenceBytes;
-#endif
-  }
-  unsigned char* end() const { return static_cast<unsigned char*>(data_) + bytes_; }
-
   size_t bytes_;
   void* data_ = nullptr;
 };
@@ -139,9 +123,8 @@ std::string run_grid(dim3 grid, dim3 block, size_t shared_bytes,
     emu::poison_static_shared();
     std::string failure = blocks.run(grid, block, index, shared.data(), shared_bytes, body);
     if (!failure.empty()) return failure;
-    if (shared.overrun()) return "out of bounds: written behind the dynamic shared memory";
   }
-  return emu::describe_overrun();
+  return "";
 }
 
 // Rows of bytes, one after the other.

@@ -1,0 +1,94 @@
+"""Latency against load, with speculation and without: `outrider loadtest --compare` at one rate
+after the other, and what docs/benchmarks/load.md says of it.
+
+A report is the `compare` of that command's JSON: arms[0] asks without drafts, arms[1] adaptively.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+
+from page import table
+
+ARMS = ('plain', 'adaptive')
+GOAL = 1.01  # a P99 with speculation over that without, at most
+
+
+def compare(program, port, rate, rounds, arguments, *flags):
+    """The report of one rate, requests a second. flags: more of loadtest's."""
+    with tempfile.NamedTemporaryFile(suffix='.json') as report:
+        done = subprocess.run(
+            [program, 'loadtest', '--port', str(port), '--compare', 'K=0,adaptive', '--rate',
+             str(rate), '--rounds', str(rounds), '--duration', str(arguments.duration), '--warmup',
+             str(arguments.warmup), '--temperature', '0', '--output-length',
+             f'fixed:{arguments.tokens}', '--ignore-eos', '--seed', str(arguments.seed),
+             '--report-every', '0', '--json', report.name, *flags],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode != 0:
+            said = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
+            sys.exit(f'reproduce: --rates {rate:g}: {said[-1]}')
+        return json.load(report)['compare']
+
+
+def milliseconds(summary, share):
+    value = summary[share]
+    return 'n/a' if value is None else f'{value:.1f}'
+
+
+def p99_ratio(report, what):
+    """That of adaptive to plain as (ratio, low, high); None where it, or its 95 % interval, is not
+    known."""
+    found = (report['ratios'][0][what] or {}).get('p99')
+    return (found['ratio'], *found['ci95']) if found and found['ci95'] else None
+
+
+def ratio_cell(ratio):
+    return 'n/a' if ratio is None else '{:.3f} ({:.3f}, {:.3f})'.format(*ratio)
+
+
+def load_table(rates, reports):
+    rows = []
+    for rate, report in zip(rates, reports, strict=True):
+        for name, arm in zip(ARMS, report['arms'], strict=True):
+            ratios = [ratio_cell(p99_ratio(report, what)) if name == 'adaptive' else ''
+                      for what in ('tpot_ms', 'e2e_ms')]
+            rows.append([f'{rate:g}', name, arm['requests'], arm['errors'],
+                         f'{arm["tokens_per_second"]:.1f}', milliseconds(arm['tpot_ms'], 'p50'),
+                         milliseconds(arm['tpot_ms'], 'p99'), milliseconds(arm['e2e_ms'], 'p99'),
+                         *ratios])
+    return table(['requests/s', 'arm', 'requests', 'errors', 'tokens/s', 'TPOT P50, ms',
+                  'TPOT P99, ms', 'end to end P99, ms', 'adaptive / plain, TPOT P99',
+                  'adaptive / plain, end to end P99'], rows)
+
+
+def verdict(reports):
+    """At how many rates the goal is shown, and at how many that it is missed."""
+    lines = []
+    for name, what in (('TPOT', 'tpot_ms'), ('End to end', 'e2e_ms')):
+        ratios = [ratio for report in reports if (ratio := p99_ratio(report, what))]
+        kept = sum(high <= GOAL for _, _, high in ratios)
+        missed = sum(low > GOAL for _, low, _ in ratios)
+        lines.append(f'- {name}: P99 with speculation at most {GOAL} of P99 without is shown at '
+                     f'{kept} of {len(reports)} rates, more than that at {missed}; neither at '
+                     f'{len(reports) - kept - missed}.\n')
+    return ''.join(lines)
+
+
+def draw(panel, reports):
+    """Throughput against the P99 of TPOT, a line an arm, with 95 % intervals. panel: Matplotlib's
+    Axes."""
+    for number, name in enumerate(ARMS):
+        arms = [report['arms'][number] for report in reports]
+        summaries = [arm['tpot_ms'] for arm in arms]
+        p99 = [summary['p99'] for summary in summaries]
+        ends = [(summary['ci95'] or {}).get('p99', [value, value])
+                for summary, value in zip(summaries, p99)]
+        panel.errorbar([arm['tokens_per_second'] for arm in arms], p99,
+                       [[max(0, value - low) for value, (low, _) in zip(p99, ends)],
+                        [max(0, high - value) for value, (_, high) in zip(p99, ends)]],
+                       fmt='o-', capsize=3, label=name)
+    panel.set(xlabel='tokens/s', ylabel='TPOT P99, ms')
+    panel.set_xlim(left=0)
+    panel.set_ylim(bottom=0)
+    panel.legend()
