@@ -78,7 +78,8 @@ class CompleteDraft(unittest.TestCase):
         for name, flags in (('plain', ['--mode', 'off']),
                             ('drafted', ['--draft', output, '--num-speculative-tokens', '4'])):
             run = subprocess.run([PROGRAM, 'run', '--model', CHECKPOINT, '--temperature', '0',
-                                  '--raw', '--max-tokens', '24', '--ignore-eos', *flags, 'words'],
+                                  '--raw', '--max-tokens', '24', '--ignore-eos', *flags,
+                                  'hello there you'],
                                  capture_output=True, text=True, timeout=60, check=False)
             self.assertEqual(run.returncode, 0, run.stderr)
             answers[name] = run.stdout
