@@ -13,6 +13,7 @@
 #include "launcher/number_checks.h"
 #include "model/checkpoint_hash.h"
 #include "model/draft_head.h"
+#include "spec/drafters.h"
 
 namespace outrider {
 namespace {
@@ -77,7 +78,9 @@ std::string DefaultDrafts::choose(EngineOptions& options) const {
                 ? "drafting with " + options.draft_head->string() + ", made for this model"
                 : "no draft head for this model in " + directory_;
   }
-  if (options.draft_head) check_head_files(options);
+  if (options.draft_head) {
+    check_head_files(*options.draft_head, options.model, options.model_hash);
+  }
   return found;
 }
 
@@ -88,8 +91,7 @@ void add_drafter_flag(CLI::App& command, EngineOptions& options) {
           [&options](const std::string& name) { options.drafter = drafter_from_name(name); },
           "Who drafts where a request names nobody (default: head with --draft-head or a head "
           "of --default-drafts, model with --draft, else prompt_lookup)")
-      ->check(CLI::IsMember(
-          {"bigram", "head", "model", "ngram", "prompt_lookup", "random", "unigram"}));
+      ->check(CLI::IsMember(drafter_names()));
 }
 
 void add_policy_flags(CLI::App& command, EngineOptions& options) {

@@ -2,10 +2,13 @@
 #include "launcher/request_flags.h"
 
 #include <absl/strings/numbers.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/string_view.h>
 
 #include <CLI/CLI.hpp>
+
+#include "spec/drafter_kind.h"
 
 namespace outrider {
 namespace {
@@ -111,8 +114,7 @@ void RequestFlags::add_choice_to(CLI::App& command) {
                   "How to speculate: rejection (default), coupled (default with --seed) or off")
       ->check(CLI::IsMember({"rejection", "coupled", "off"}));
   command.add_option("--drafter", drafter_,
-                     "Who drafts: bigram, head, model, ngram, prompt_lookup, random or "
-                     "unigram");
+                     "Who drafts: " + absl::StrJoin(drafter_names(), ", "));
   command.add_option("--num-speculative-tokens", num_speculative_tokens_,
                      "Draft exactly so many tokens a step, 0 … 15");
   command.add_option("--tpot-slo", tpot_slo_ms_,

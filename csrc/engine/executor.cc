@@ -12,7 +12,7 @@
 #include "engine/kv_pool.h"
 #include "engine/page_pool.h"
 #include "model/chat_template.h"
-#include "model/json_file.h"
+#include "model/checkpoint_hash.h"
 #include "model/shard.h"
 #include "model/weights.h"
 
@@ -35,28 +35,12 @@ std::function<void(double)> progress_of(const EngineOptions& options, const std:
   return [&options, what](double done) { options.progress(what, done); };
 }
 
-uint64_t chain(std::span<const int32_t> tokens, uint64_t seed) {
-  return digest(tokens.data(), tokens.size_bytes(), seed);
+DrafterFiles files_of(const EngineOptions& options) {
+  return {.model = options.draft, .head = options.draft_head, .counts = options.draft_counts};
 }
 
-// A draft whose token ids mean other text would draft nonsense at best; one of another size cannot
-// be verified.
-void check_same_vocabulary(const EngineOptions& options, const Tokenizer& tokenizer,
-                           const ModelConfig& target, const ModelConfig& draft) {
-  if (draft.vocab_size != target.vocab_size) {
-    throw Error(options.draft->string() + ": the draft's vocab_size is " +
-                std::to_string(draft.vocab_size) + ", expected the target's, " +
-                std::to_string(target.vocab_size));
-  }
-  const Tokenizer other = Tokenizer::load(*options.draft);
-  for (int32_t id = 0; id < std::min(tokenizer.vocab_size(), other.vocab_size()); ++id) {
-    if (other.token(id) != tokenizer.token(id) ||
-        other.is_special(id) != tokenizer.is_special(id)) {
-      throw Error(options.draft->string() + "/tokenizer.json: token " + std::to_string(id) +
-                  " is " + quote(other.token(id)) + ", expected the target's, " +
-                  quote(tokenizer.token(id)));
-    }
-  }
+uint64_t chain(std::span<const int32_t> tokens, uint64_t seed) {
+  return digest(tokens.data(), tokens.size_bytes(), seed);
 }
 
 // A trimmed head is a guess of which tokens come: a target must know them all.
@@ -66,37 +50,17 @@ void check_whole_head(const std::filesystem::path& directory, const ModelConfig&
               ": draft_token_ids is set; expected a whole LM head (only --draft may be trimmed)");
 }
 
-void check_drafter(const EngineOptions& options) {
-  const auto require = [&options](DrafterKind kind, bool given, const char* flag) {
-    if (options.drafter != kind || given) return;
-    throw Error("--drafter " + drafter_name(kind) + ": expected " + flag + ", found none");
-  };
-  require(DrafterKind::head, options.draft_head.has_value(), "--draft-head DIR");
-  require(DrafterKind::model, options.draft.has_value(), "--draft DIR");
-  for (const DrafterKind kind : {DrafterKind::bigram, DrafterKind::unigram}) {
-    require(kind, options.draft_counts.has_value(), "--draft-counts FILE");
-  }
-}
-
 // What the options ask of the model, whose weights nobody has read yet.
 void check_options(const EngineOptions& options, const ModelConfig& config, int num_ranks) {
   check_whole_head(options.model, config);
   Shard::of(config, 0, num_ranks);
   num_kv_pages(options, config, num_ranks);
-  check_drafter(options);
+  if (options.drafter) check_drafter(*options.drafter, files_of(options));
 }
 
 EngineOptions checked(EngineOptions options, int num_ranks) {
   check_options(options, ModelConfig::load(options.model), num_ranks);
   return options;
-}
-
-// The states of another model mean nothing to a head.
-void check_target(const std::filesystem::path& directory, const DraftHeadConfig& head,
-                  const std::string& model_hash) {
-  if (head.target.empty() || head.target == model_hash) return;
-  throw Error((directory / "config.json").string() + ": target is " + head.target +
-              "; expected the hash of --model, " + model_hash);
 }
 
 void check_tokenizer(const std::filesystem::path& directory, const Tokenizer& tokenizer,
@@ -118,16 +82,7 @@ void check_files(const EngineOptions& options, int num_ranks) {
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   check_tokenizer(options.model, tokenizer, config);
   ChatTemplate::load(options.model);
-  if (options.draft_counts) CountTables::load(*options.draft_counts, config.vocab_size);
-  if (!options.draft) return;
-  const ModelConfig draft = ModelConfig::load(*options.draft);
-  check_tensors(Checkpoint(*options.draft), draft);
-  check_same_vocabulary(options, tokenizer, config, draft);
-}
-
-void check_head_files(const EngineOptions& options) {
-  check_target(*options.draft_head, check_draft_head(*options.draft_head, options.model),
-               options.model_hash);
+  check_drafter_files(files_of(options), config, tokenizer);
 }
 
 Executor::Executor(EngineOptions options, Backend& backend, Communicator& communicator)
@@ -141,37 +96,14 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
       max_positions_(longest_context(target_.config(), options_.max_positions)),
       cache_(target_.make_kv_cache(num_kv_pages(options_, target_.config(), num_ranks_),
                                    options_.max_sequences)),
-      random_drafter_(backend, target_.config().vocab_size),
-      step_(backend, communicator, target_, cache_, options_.max_sequences, options_.max_rows),
       model_hash_(options_.model_hash.empty() ? checkpoint_hash(options_.model)
                                               : options_.model_hash),
+      drafters_(files_of(options_), {options_.model, model_hash_, target_.config(), tokenizer_},
+                {cache_.num_pages(), options_.max_sequences, options_.max_rows}, backend,
+                communicator, progress_of(options_, "draft")),
+      step_(backend, communicator, target_, cache_, options_.max_sequences, options_.max_rows),
       slots_(options_.max_sequences),
       token_digests_(options_.max_sequences, 0) {
-  backend.packed_memory();  // the target's, which differs from rank to rank
-  if (options_.draft) {
-    check_same_vocabulary(options_, tokenizer_, target_.config(),
-                          ModelConfig::load(*options_.draft));
-    model_drafter_ = std::make_unique<ModelDrafter>(*options_.draft, backend, cache_.num_pages(),
-                                                    options_.max_sequences, options_.max_rows,
-                                                    progress_of(options_, "draft"));
-    draft_hash_ = checkpoint_hash(*options_.draft);
-  }
-  if (options_.draft_head) {
-    head_drafter_ = std::make_unique<HeadDrafter>(*options_.draft_head, options_.model, backend,
-                                                  options_.max_sequences);
-    check_target(*options_.draft_head, head_drafter_->head().config(), model_hash_);
-    draft_hash_ += checkpoint_hash(*options_.draft_head);
-  }
-  for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
-  if (options_.draft_counts) {
-    const CountTables counts =
-        CountTables::load(*options_.draft_counts, target_.config().vocab_size);
-    unigram_drafter_ =
-        std::make_unique<TableDrafter>(counts.unigram, backend, options_.max_sequences);
-    bigram_drafter_ =
-        std::make_unique<TableDrafter>(counts.bigram, backend, options_.max_sequences);
-    draft_hash_ += file_hash(*options_.draft_counts);
-  }
   check_tokenizer(options_.model, tokenizer_, target_.config());
   for (SequenceState& slot : slots_) slot.tokens.reserve(max_positions_ + kMaxDraftTokens + 1);
   work_.reserve(slots_.size());
@@ -185,13 +117,13 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
 }
 
 int64_t Executor::num_draft_pages() const {
-  return model_drafter_ == nullptr ? 0 : model_drafter_->cache().num_pages();
+  ModelDrafter* const model = drafters_.model();
+  return model == nullptr ? 0 : model->cache().num_pages();
 }
 
 int64_t Executor::draft_weight_bytes() const {
-  if (default_drafter() == DrafterKind::model) return model_drafter_->weight_bytes();
-  if (default_drafter() == DrafterKind::head) return head_drafter_->head().weight_bytes();
-  return 0;
+  const LogitDrafter* const drafter = drafters_.find(default_drafter());
+  return drafter == nullptr ? 0 : drafter->weight_bytes();
 }
 
 // Of a pass over rows of slot 0 from `position` on, whatever they and the pages hold: nobody reads
@@ -249,11 +181,11 @@ StepCosts Executor::measure_step_costs() {
 
 // Of a round over so many sequences. Every rank drafts for itself, and all of them do it now.
 StepCosts Executor::measure_draft_costs(DrafterKind kind) {
-  LogitDrafter* const drafter = logit_drafter(kind);
+  LogitDrafter* const drafter = drafters_.find(kind);
   if (drafter == nullptr) return {};
   const auto share_pages = [&](bool given) {
     if (kind != DrafterKind::model) return;
-    KvCache& cache = model_drafter_->cache();
+    KvCache& cache = drafters_.model()->cache();
     for (int64_t slot = 0; slot < options_.max_sequences; ++slot) {
       const auto page = static_cast<int32_t>(slot % cache.num_pages());
       cache.set_pages(slot, 0, std::span(&page, given ? 1 : 0), stream_);
@@ -276,49 +208,20 @@ StepCosts Executor::measure_draft_costs(DrafterKind kind) {
   return costs;
 }
 
+std::vector<DrafterKind> Executor::drafters() const { return drafters_at_hand(files_of(options_)); }
+
 DrafterKind Executor::default_drafter() const {
-  return options_.drafter.value_or(options_.draft_head ? DrafterKind::head
-                                   : options_.draft    ? DrafterKind::model
-                                                       : DrafterKind::prompt_lookup);
-}
-
-std::vector<DrafterKind> Executor::drafters() const {
-  std::vector<DrafterKind> kinds = {DrafterKind::prompt_lookup, DrafterKind::ngram,
-                                    DrafterKind::random};
-  if (model_drafter_ != nullptr) kinds.push_back(DrafterKind::model);
-  if (head_drafter_ != nullptr) kinds.push_back(DrafterKind::head);
-  if (options_.draft_counts) kinds.insert(kinds.end(), {DrafterKind::bigram, DrafterKind::unigram});
-  return kinds;
-}
-
-LogitDrafter* Executor::logit_drafter(DrafterKind kind) {
-  switch (kind) {
-    case DrafterKind::model:
-      return model_drafter_.get();
-    case DrafterKind::random:
-      return &random_drafter_;
-    case DrafterKind::head:
-      return head_drafter_.get();
-    case DrafterKind::unigram:
-      return unigram_drafter_.get();
-    case DrafterKind::bigram:
-      return bigram_drafter_.get();
-    case DrafterKind::prompt_lookup:
-    case DrafterKind::ngram:
-    case DrafterKind::none:
-      return nullptr;
-  }
-  return nullptr;
+  return outrider::default_drafter(files_of(options_), options_.drafter);
 }
 
 int64_t Executor::max_draft_positions(DrafterKind kind) const {
-  return kind == DrafterKind::model ? std::min(max_positions_, model_drafter_->max_positions())
-                                    : max_positions_;
+  const LogitDrafter* const drafter = drafters_.find(kind);
+  return drafter == nullptr ? max_positions_ : std::min(max_positions_, drafter->max_positions());
 }
 
 std::string Executor::numerics_fingerprint() const {
   const std::string text = std::string(kVersion) + "|" + build_id() + "|" + model_hash_ + "|" +
-                           draft_hash_ + "|" + std::to_string(num_ranks_) + "|" +
+                           drafters_.hash() + "|" + std::to_string(num_ranks_) + "|" +
                            backend_.description() + "|bf16";
   char hex[17];
   std::snprintf(hex, sizeof hex, "%016llx",
@@ -337,14 +240,14 @@ std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
   const uint64_t agreed = digest(bytes.data(), bytes.size(), state_digest());
   // What stood in a page that is not the slot's any more is forgotten.
   for (const PageGrant& grant : plan.draft_pages) {
-    model_drafter_->truncate(grant.slot, grant.first * kPageTokens);
+    drafters_.model()->truncate(grant.slot, grant.first * kPageTokens);
   }
   for (const Admission& admission : plan.admitted) admit(admission);
   for (const PageGrant& grant : plan.target_pages) {
     cache_.set_pages(grant.slot, grant.first, grant.pages, stream_);
   }
   for (const PageGrant& grant : plan.draft_pages) {
-    model_drafter_->cache().set_pages(grant.slot, grant.first, grant.pages, stream_);
+    drafters_.model()->cache().set_pages(grant.slot, grant.first, grant.pages, stream_);
   }
 
   work_.clear();
@@ -385,7 +288,7 @@ void Executor::admit(const Admission& admission) {
   slot.choice = static_cast<uint32_t>(admission.choice);
   slot.top_logprobs = admission.top_logprobs;
   slot.top_prompt_logprobs = admission.top_prompt_logprobs;
-  slot.drafter = logit_drafter(admission.drafter);
+  slot.drafter = drafters_.find(admission.drafter);
   if (slot.drafter != nullptr) slot.drafter->admit(admission.slot, admission.num_draft_cached);
   token_digests_[admission.slot] = chain(slot.tokens, 0);
 }

@@ -18,10 +18,9 @@
 #include "engine/step_plan.h"
 #include "engine/step_pricing.h"
 #include "model/tokenizer.h"
-#include "spec/head_drafter.h"
+#include "spec/drafters.h"
 #include "spec/lookahead.h"
 #include "spec/speculative_step.h"
-#include "spec/table_drafter.h"
 
 namespace outrider {
 
@@ -50,8 +49,6 @@ struct EngineOptions {
 // of the model on so many ranks; of the draft head nothing. Throws Error as Executor and
 // ChatTemplate do; on rank 0 before anything is loaded, so that it is reported once.
 void check_files(const EngineOptions& options, int num_ranks);
-// The same of the draft head, which there is; model_hash is known.
-void check_head_files(const EngineOptions& options);
 
 class Executor {
  public:
@@ -90,8 +87,8 @@ class Executor {
   DrafterKind default_drafter() const;
 
   const std::string& model_hash() const { return model_hash_; }
-  // Of draft and draft head; empty: neither.
-  const std::string& draft_hash() const { return draft_hash_; }
+  // Of the drafters' files; empty: there are none.
+  const std::string& draft_hash() const { return drafters_.hash(); }
   // Of what decides the bits of an answer beside its request: build, weights of target and draft,
   // ranks, instruction set or device, KV dtype.
   std::string numerics_fingerprint() const;
@@ -103,7 +100,6 @@ class Executor {
   double measure_ms(int64_t rows, int64_t num_logits, int64_t position);
   StepCosts measure_step_costs();
   StepCosts measure_draft_costs(DrafterKind kind);
-  LogitDrafter* logit_drafter(DrafterKind kind);
 
   EngineOptions options_;
   Backend& backend_;
@@ -113,12 +109,9 @@ class Executor {
   Transformer target_;
   int64_t max_positions_;
   KvCache cache_;
-  std::unique_ptr<ModelDrafter> model_drafter_;                     // where there is a draft
-  std::unique_ptr<HeadDrafter> head_drafter_;                       // where there is a draft head
-  std::unique_ptr<TableDrafter> unigram_drafter_, bigram_drafter_;  // where there are counts
-  RandomDrafter random_drafter_;
+  std::string model_hash_;
+  Drafters drafters_;
   SpeculativeStep step_;
-  std::string model_hash_, draft_hash_;
   StepProgress* progress_ = nullptr;
   std::vector<SequenceState> slots_;
   std::vector<uint64_t> token_digests_;  // [slots]: of the tokens, chained as they come

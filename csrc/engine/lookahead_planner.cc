@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "core/error.h"
-#include "spec/drafter.h"
 
 namespace outrider {
 
@@ -23,10 +22,6 @@ constexpr double kMostOverrun = 4;
 // By its tokens: what a budget is counted in, and what it costs at least, of a plain step.
 constexpr int kBudgetTokens = 4;
 constexpr double kLeastCost = 0.02;
-
-CopiedDraft copied_draft(DrafterKind kind, std::span<const int32_t> tokens, int k) {
-  return kind == DrafterKind::ngram ? ngram(tokens, k) : prompt_lookup(tokens, k);
-}
 
 double accepted_of(const Hazard& hazard, int num_tokens) {
   double accepted = 0, all_before = 1;
@@ -165,7 +160,9 @@ void LookaheadPlanner::set_budgets(const DecodeShape& base) {
 }
 
 bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& choice) {
-  CopiedDraft draft = copied_draft(sequence.drafter, choice.tokens, choice.num_draft_tokens);
+  sequence.index.extend(choice.tokens);
+  CopiedDraft draft =
+      copied_draft(sequence.drafter, choice.tokens, sequence.index, choice.num_draft_tokens);
   sequence.proposed = std::move(draft.tokens);
   sequence.draft_class = std::clamp(draft.matched, 1, kClasses - 1);
   return !sequence.proposed.empty();

@@ -12,6 +12,7 @@
 #include "engine/scheduler.h"
 #include "engine/step_pricing.h"
 #include "spec/acceptance.h"
+#include "spec/copy_drafters.h"
 #include "spec/lookahead.h"
 #include "spec/loss_budget.h"
 #include "spec/speedup.h"
@@ -72,6 +73,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   struct Sequence {
     DraftingTerms terms;
     std::vector<AcceptanceCounts> counts;  // [kClasses]
+    TokenIndex index;  // where it copies: of its tokens
     // For the step that is planned:
     DrafterKind drafter;
     int draft_class = 0;

@@ -12,29 +12,11 @@
 #include <vector>
 
 #include "kernels/verify_types.h"
+#include "spec/drafter_kind.h"
 #include "spec/logit_editor.h"
 #include "spec/speedup.h"
 
 namespace outrider {
-
-enum class DrafterKind : int32_t {
-  none,
-  model,
-  random,
-  prompt_lookup,
-  head,
-  unigram,
-  bigram,
-  ngram
-};
-constexpr int kNumDrafterKinds = 8;
-
-// "model", "head", "bigram", "unigram", "random", "prompt_lookup", "ngram"; nullopt for any other
-// name.
-std::optional<DrafterKind> drafter_from_name(const std::string& name);
-std::string drafter_name(DrafterKind kind);
-// Proposes from the context, on rank 0's host: its drafts travel in the plan.
-bool drafts_by_copying(DrafterKind kind);
 
 // How an answer was made.
 enum class SpeculationMode : int32_t { greedy, rejection, coupled, off };

@@ -55,6 +55,12 @@ class LogitDrafter {
   // Forgets what it has seen of the slot from position `length` on.
   virtual void truncate(int64_t slot, int64_t length) = 0;
 
+  // Of its weights, what a round reads.
+  virtual int64_t weight_bytes() const { return 0; }
+
+  // The longest context in which it drafts.
+  virtual int64_t max_positions() const { return INT64_MAX; }
+
   // The target's state behind which the slot's last token was drawn: bf16 [1, hidden], what
   // entered its LM head. length: of the sequence, with that token.
   virtual void take_state(int64_t /*slot*/, int64_t /*length*/, TensorView /*state*/,
@@ -71,10 +77,10 @@ class ModelDrafter final : public LogitDrafter {
                int64_t num_slots, int64_t max_rows, const std::function<void(double)>& progress);
 
   const ModelConfig& config() const { return model_.config(); }
-  int64_t weight_bytes() const { return model_.weight_bytes(); }  // read once a pass
+  int64_t weight_bytes() const override { return model_.weight_bytes(); }
   KvCache& cache() { return cache_; }  // its pages must reach as far as what is fed
   void begin_step() override { rows_.begin_step(); }
-  int64_t max_positions() const { return model_.config().max_position_embeddings; }
+  int64_t max_positions() const override { return model_.config().max_position_embeddings; }
   int64_t num_seen(int64_t slot) const override { return seen_[slot]; }
   void admit(int64_t slot, int64_t num_cached) override { seen_[slot] = num_cached; }
   void prefill(std::span<const DraftContext> contexts, Stream& stream) override;
@@ -121,21 +127,5 @@ class RandomDrafter final : public LogitDrafter {
   TensorView logits_;  // of `prepare`
   Buffer zeros_;       // f32 [vocab_size]: equal logits, so that processors leave them uniform
 };
-
-// What a copy drafter proposes; its q is one-hot.
-struct CopiedDraft {
-  std::vector<int32_t> tokens;
-  int matched = 0;  // how many of the context's last tokens stood before the copied ones; 0: none
-};
-
-// `prompt_lookup`: copies what followed the latest earlier occurrence of the context's last tokens
-// (the longest match of at most 4; Leviathan et al. 2023, section 3.6), then that again. A copy
-// drafter: runs on rank 0's host. k tokens, or none where nothing matches.
-CopiedDraft prompt_lookup(std::span<const int32_t> tokens, int k);
-
-// `ngram`: what most often followed the context's last tokens in the context itself, of the longest
-// run of at most 3 tokens that came before; then the same behind that (Leviathan et al. 2023,
-// section 3.6). A copy drafter likewise. One look through the context for each token.
-CopiedDraft ngram(std::span<const int32_t> tokens, int k);
 
 }  // namespace outrider

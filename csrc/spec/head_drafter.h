@@ -20,6 +20,7 @@ class HeadDrafter final : public LogitDrafter {
               Backend& backend, int64_t num_slots);
 
   const DraftHead& head() const { return head_; }
+  int64_t weight_bytes() const override { return head_.weight_bytes(); }
 
   void begin_step() override {}
   int64_t num_seen(int64_t) const override { return INT64_MAX; }

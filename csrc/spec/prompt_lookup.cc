@@ -1,17 +1,20 @@
 #include <algorithm>
 
-#include "spec/drafter.h"
+#include "spec/copy_drafters.h"
 
 namespace outrider {
 
-CopiedDraft prompt_lookup(std::span<const int32_t> tokens, int k) {
+CopiedDraft prompt_lookup(std::span<const int32_t> tokens, const TokenIndex& index, int k) {
   constexpr int64_t kLongestMatch = 4;
   const auto length = static_cast<int64_t>(tokens.size());
+  if (length == 0) return {};
   int64_t best_match = 0, best_end = 0;
   // `end`: where an earlier occurrence of the last tokens would end. Latest first, so that a tie
   // goes to it.
-  for (int64_t end = length - 1; end > best_match && best_match < kLongestMatch; --end) {
-    int64_t match = 0;
+  for (int64_t at = index.before(length - 1); at >= best_match && best_match < kLongestMatch;
+       at = index.before(at)) {
+    const int64_t end = at + 1;
+    int64_t match = 1;
     while (match < std::min(end, kLongestMatch) &&
            tokens[end - 1 - match] == tokens[length - 1 - match]) {
       ++match;

@@ -435,7 +435,8 @@ TEST(Engine, RefusesAHeadOfAnotherModel) {
   const auto self = make_self_communicator();
   const std::vector<std::string> expected = {"config.json: target is 0123456789abcdef",
                                              options.model_hash};
-  expect_one_line_error(expected, [&] { check_head_files(options); });
+  expect_one_line_error(
+      expected, [&] { check_head_files(head.path(), options.model, options.model_hash); });
   expect_one_line_error(expected, [&] { Executor executor(options, *backend, *self); });
 }
 

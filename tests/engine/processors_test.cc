@@ -277,36 +277,50 @@ TEST(EngineProcessors, WhatIsMaskedIsNotProposed) {
   EXPECT_EQ(answers[2].completion->speculation.num_draft_tokens, 0);
 }
 
-// They are the model's own, of drafted and of extra tokens alike: those of the prompt that quotes
-// the answer.
+void expect_same(const TokenLogprobs& made, const TokenLogprobs& read) {
+  EXPECT_EQ(made.token.token, read.token.token);
+  EXPECT_EQ(made.token.logprob, read.token.logprob);
+  for (int j = 0; j < 3; ++j) {
+    EXPECT_EQ(made.top[j].token, read.top[j].token);
+    EXPECT_EQ(made.top[j].logprob, read.top[j].logprob);
+  }
+}
+
+// They are the model's own, of drafted and of extra tokens alike, whoever drafts: those of the
+// prompt that quotes the answer.
 TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
   for (const int ranks : {1, 3}) {
     for (const float temperature : {0.0f, 0.8f}) {
-      for (const int k : {0, 4}) {
-        Request request = with_everything(50, 2, 30, k, "model");
+      std::vector<Request> requests = {with_everything(50, 2, 30, 0, "random")};
+      for (const std::string drafter : kEveryDrafter) {
+        requests.push_back(with_everything(50, 2, 30, 4, drafter));
+      }
+      for (Request& request : requests) {
         request.sampling.temperature = temperature;
         request.sampling.min_p = 0.02f;
         request.sampling.seed = 5;
         request.sampling.logprobs = 3;
-        const auto answer = run_requests(tiny_options(), ranks, {request})[0];
-        ASSERT_EQ(answer.logprobs.size(), answer.token_ids.size());
-        Request quote = greedy_request(50, 2, 1, 0, "random");
-        quote.prompt.insert(quote.prompt.end(), answer.token_ids.begin(), answer.token_ids.end());
-        quote.sampling.prompt_logprobs = 3;
-        const auto quoted = run_requests(tiny_options(), ranks, {quote})[0];
-        int unlikely = 0;
+      }
+      const auto answers = run_requests(tiny_options(), ranks, requests);
+      const auto& plain = answers[0];
+      Request quote = greedy_request(50, 2, 1, 0, "random");
+      quote.prompt.insert(quote.prompt.end(), plain.token_ids.begin(), plain.token_ids.end());
+      quote.sampling.prompt_logprobs = 3;
+      const auto quoted = run_requests(tiny_options(), ranks, {quote})[0];
+      ASSERT_EQ(plain.logprobs.size(), plain.token_ids.size());
+      int unlikely = 0;
+      for (size_t i = 0; i < plain.logprobs.size(); ++i) {
+        EXPECT_EQ(plain.logprobs[i].token.token, plain.token_ids[i]);
+        unlikely += plain.token_ids[i] != plain.logprobs[i].top[0].token ? 1 : 0;
+      }
+      EXPECT_GT(unlikely, 0);  // the edits decided
+      for (const auto& answer : answers) {
+        SCOPED_TRACE(drafter_name(answer.completion->speculation.drafter));
+        ASSERT_EQ(answer.logprobs.size(), plain.logprobs.size());
         for (size_t i = 0; i < answer.logprobs.size(); ++i) {
-          const TokenLogprobs& made = answer.logprobs[i];
-          const TokenLogprobs& read = quoted.prompt_logprobs[request.prompt.size() - 1 + i];
-          EXPECT_EQ(made.token.token, answer.token_ids[i]);
-          EXPECT_EQ(made.token.logprob, read.token.logprob) << i;
-          for (int j = 0; j < 3; ++j) {
-            EXPECT_EQ(made.top[j].token, read.top[j].token);
-            EXPECT_EQ(made.top[j].logprob, read.top[j].logprob);
-          }
-          unlikely += made.token.token != made.top[0].token ? 1 : 0;
+          expect_same(answer.logprobs[i],
+                      quoted.prompt_logprobs[requests[0].prompt.size() - 1 + i]);
         }
-        EXPECT_GT(unlikely, 0);  // the edits decided
       }
     }
   }

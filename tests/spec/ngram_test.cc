@@ -3,12 +3,18 @@
 #include <map>
 #include <random>
 
-#include "spec/drafter.h"
+#include "spec/copy_drafters.h"
 
 namespace outrider {
 namespace {
 
 using Tokens = std::vector<int32_t>;
+
+CopiedDraft ngram(const Tokens& tokens, int k) {
+  TokenIndex index;
+  index.extend(tokens);
+  return outrider::ngram(tokens, index, k);
+}
 
 TEST(Ngram, TakesWhatFollowedMostOften) {
   // "1 2" was followed by 8, 9, 8.

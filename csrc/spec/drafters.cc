@@ -1,0 +1,141 @@
+#include "spec/drafters.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "model/checkpoint_hash.h"
+#include "model/draft_head.h"
+#include "model/json_file.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
+#include "spec/head_drafter.h"
+#include "spec/table_drafter.h"
+
+namespace outrider {
+
+namespace {
+
+struct DrafterSource {
+  const std::optional<std::filesystem::path>* file = nullptr;  // null: it needs none
+  const char* flag = "";                                       // by which a server is given it
+};
+
+DrafterSource source_of(DrafterKind kind, const DrafterFiles& files) {
+  switch (kind) {
+    case DrafterKind::model:
+      return {&files.model, "--draft DIR"};
+    case DrafterKind::head:
+      return {&files.head, "--draft-head DIR"};
+    case DrafterKind::bigram:
+    case DrafterKind::unigram:
+      return {&files.counts, "--draft-counts FILE"};
+    case DrafterKind::none:
+    case DrafterKind::prompt_lookup:
+    case DrafterKind::ngram:
+    case DrafterKind::random:
+      return {};
+  }
+  return {};
+}
+
+bool at_hand(DrafterKind kind, const DrafterFiles& files) {
+  const DrafterSource source = source_of(kind, files);
+  return source.file == nullptr || source.file->has_value();
+}
+
+// A draft whose token ids mean other text would draft nonsense at best; one of another size cannot
+// be verified.
+void check_same_vocabulary(const std::filesystem::path& directory, const Tokenizer& tokenizer,
+                           const ModelConfig& target, const ModelConfig& draft) {
+  if (draft.vocab_size != target.vocab_size) {
+    throw Error(directory.string() + ": the draft's vocab_size is " +
+                std::to_string(draft.vocab_size) + ", expected the target's, " +
+                std::to_string(target.vocab_size));
+  }
+  const Tokenizer other = Tokenizer::load(directory);
+  for (int32_t id = 0; id < std::min(tokenizer.vocab_size(), other.vocab_size()); ++id) {
+    if (other.token(id) != tokenizer.token(id) ||
+        other.is_special(id) != tokenizer.is_special(id)) {
+      throw Error(directory.string() + "/tokenizer.json: token " + std::to_string(id) + " is " +
+                  quote(other.token(id)) + ", expected the target's, " +
+                  quote(tokenizer.token(id)));
+    }
+  }
+}
+
+// The states of another model mean nothing to a head.
+void check_head_target(const std::filesystem::path& directory, const DraftHeadConfig& head,
+                       const std::string& target_hash) {
+  if (head.target.empty() || head.target == target_hash) return;
+  throw Error((directory / "config.json").string() + ": target is " + head.target +
+              "; expected the hash of --model, " + target_hash);
+}
+
+}  // namespace
+
+std::vector<DrafterKind> drafters_at_hand(const DrafterFiles& files) {
+  std::vector<DrafterKind> kinds;
+  for (int d = 1; d < kNumDrafterKinds; ++d) {
+    const auto kind = static_cast<DrafterKind>(d);
+    if (at_hand(kind, files)) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+DrafterKind default_drafter(const DrafterFiles& files, std::optional<DrafterKind> chosen) {
+  if (chosen) return *chosen;
+  for (const DrafterKind kind : {DrafterKind::head, DrafterKind::model}) {
+    if (at_hand(kind, files)) return kind;
+  }
+  return DrafterKind::prompt_lookup;
+}
+
+void check_drafter(DrafterKind kind, const DrafterFiles& files) {
+  if (at_hand(kind, files)) return;
+  throw Error("--drafter " + drafter_name(kind) + ": expected " + source_of(kind, files).flag +
+              ", found none");
+}
+
+void check_drafter_files(const DrafterFiles& files, const ModelConfig& target,
+                         const Tokenizer& tokenizer) {
+  if (files.counts) CountTables::load(*files.counts, target.vocab_size);
+  if (!files.model) return;
+  const ModelConfig draft = ModelConfig::load(*files.model);
+  check_tensors(Checkpoint(*files.model), draft);
+  check_same_vocabulary(*files.model, tokenizer, target, draft);
+}
+
+void check_head_files(const std::filesystem::path& head, const std::filesystem::path& target,
+                      const std::string& target_hash) {
+  check_head_target(head, check_draft_head(head, target), target_hash);
+}
+
+Drafters::Drafters(const DrafterFiles& files, const DrafterTarget& target,
+                   const DrafterSizes& sizes, Backend& backend, Communicator& communicator,
+                   const std::function<void(double)>& progress) {
+  const int64_t vocab_size = target.config.vocab_size;
+  backend.packed_memory();  // the target's, which differs from rank to rank
+  make<RandomDrafter>(DrafterKind::random, backend, vocab_size);
+  if (files.model) {
+    check_same_vocabulary(*files.model, target.tokenizer, target.config,
+                          ModelConfig::load(*files.model));
+    model_ = &make<ModelDrafter>(DrafterKind::model, *files.model, backend, sizes.num_pages,
+                                 sizes.num_slots, sizes.max_rows, progress);
+    hash_ += checkpoint_hash(*files.model);
+  }
+  if (files.head) {
+    const auto& made = make<HeadDrafter>(DrafterKind::head, *files.head, target.directory, backend,
+                                         sizes.num_slots);
+    check_head_target(*files.head, made.head().config(), target.hash);
+    hash_ += checkpoint_hash(*files.head);
+  }
+  for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
+  if (files.counts) {
+    const CountTables counts = CountTables::load(*files.counts, vocab_size);
+    make<TableDrafter>(DrafterKind::unigram, counts.unigram, backend, sizes.num_slots);
+    make<TableDrafter>(DrafterKind::bigram, counts.bigram, backend, sizes.num_slots);
+    hash_ += file_hash(*files.counts);
+  }
+}
+
+}  // namespace outrider
