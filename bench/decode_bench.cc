@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "bench/bandwidth.h"
@@ -15,6 +16,7 @@
 #include "model/transformer.h"
 #include "spec/batch_builder.h"
 #include "spec/drafter.h"
+#include "spec/head_drafter.h"
 #include "spec/verifier.h"
 
 namespace outrider {
@@ -57,9 +59,13 @@ class DecodeBench {
         verifier_(backend_, communicator, vocab_, target_.shard().vocab.begin,
                   target_.shard().vocab.size(), kMaxRows, 1) {
     if (options.draft) {
-      drafter_.emplace(*options.draft, backend_, context_ / kPageTokens + 1, 1, kMaxRows,
-                       std::function<void(double)>());
-      drafter_->cache().deal_pages(stream_);
+      auto model =
+          std::make_unique<ModelDrafter>(*options.draft, backend_, context_ / kPageTokens + 1, 1,
+                                         kMaxRows, std::function<void(double)>());
+      model->cache().deal_pages(stream_);
+      drafter_ = std::move(model);
+    } else if (options.draft_head) {
+      drafter_ = std::make_unique<HeadDrafter>(*options.draft_head, options.model, backend_, 1);
     }
     cache_.deal_pages(stream_);
     std::mt19937 random(1);
@@ -95,7 +101,7 @@ class DecodeBench {
   DecodeBench& operator=(const DecodeBench&) = delete;
 
   const Transformer& target() const { return target_; }
-  bool has_draft() const { return drafter_.has_value(); }
+  bool has_draft() const { return drafter_ != nullptr; }
 
   // Each returns seconds of one, begun by all ranks together.
 
@@ -120,10 +126,11 @@ class DecodeBench {
   double all_reduce(int64_t rows) {
     return time(0, [&] { enqueue_sum(rows); });
   }
-  // One drafted token on a warm cache.
+  // One drafted token, on a warm cache where there is one.
   double draft_step() {
     const DraftContext context{.slot = 0, .tokens = std::span(tokens_).first(context_)};
     drafter_->begin_step();
+    drafter_->take_state(0, context_, target_.final_states(1, 1), stream_);
     const uint64_t key =
         drafter_->prepare({&context, 1}, draft_logits_.view(DType::f32, {1, vocab_}), stream_);
     const double seconds = time(key, [&] { drafter_->enqueue(stream_); });
@@ -199,7 +206,7 @@ class DecodeBench {
   Buffer logits_, draft_logits_, partial_;
   Buffer drafted_, q_;  // i32, RowDistribution [kMaxRows]
   Verifier verifier_;
-  std::optional<ModelDrafter> drafter_;
+  std::unique_ptr<LogitDrafter> drafter_;
   std::vector<int32_t> tokens_;
 };
 

@@ -172,9 +172,14 @@ void add_decode_command(CLI::App& bench, Action& action) {
       ->add_option("--model", options->model,
                    "A Hugging Face directory, or a shape file, for random weights")
       ->required();
-  decode->add_option_function<std::string>(
+  CLI::Option* draft = decode->add_option_function<std::string>(
       "--draft", [options](const std::string& path) { options->draft = path; },
       "A draft model's directory");
+  decode
+      ->add_option_function<std::string>(
+          "--draft-head", [options](const std::string& path) { options->draft_head = path; },
+          "The directory of a draft head made for this model")
+      ->excludes(draft);
   on->add_to(*decode);
   decode->add_option("--context", options->context, "Tokens in the cache (default 256)")
       ->check(CLI::Range(1, 1 << 20));

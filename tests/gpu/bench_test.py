@@ -2,7 +2,7 @@
 """`outrider bench` with --device cuda, on the emulator: what it measures is there; nothing is said
 of how fast it is.
 
-    bench_test.py OUTRIDER_EMU SHAPE CHECKPOINT DRAFT
+    bench_test.py OUTRIDER_EMU SHAPE CHECKPOINT DRAFT HEAD
 """
 
 import json
@@ -12,7 +12,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-PROGRAM, SHAPE, CHECKPOINT, DRAFT = sys.argv[1:5]
+PROGRAM, SHAPE, CHECKPOINT, DRAFT, HEAD = sys.argv[1:6]
 del sys.argv[1:]
 
 
@@ -55,11 +55,15 @@ class Bench(unittest.TestCase):
         self.assertAlmostEqual(five["flops"] / one["flops"], 8, delta=1)
         self.assertIn("| 5 |", done.stdout)
 
-    def test_decode_of_a_checkpoint_with_a_draft(self):
-        done, report = bench("decode", "--model", CHECKPOINT, "--draft", DRAFT, "--context", 20)
-        self.check(done, report)
-        self.assertEqual(names(report)[-1], "decode/draft")
-        self.assertIn("c = t_draft / t_target", done.stdout)
+    def test_decode_of_a_checkpoint_with_what_drafts(self):
+        for flag, directory in (("--draft", DRAFT), ("--draft-head", HEAD)):
+            with self.subTest(flag=flag):
+                done, report = bench("decode", "--model", CHECKPOINT, flag, directory, "--context",
+                                     20)
+                self.check(done, report)
+                self.assertEqual(names(report)[-1], "decode/draft")
+                self.assertGreater(report["benchmarks"][-1]["real_time"], 0)
+                self.assertIn("c = t_draft / t_target", done.stdout)
 
     def test_operations_of_a_shape(self):
         done, report = bench("op", "--shape", SHAPE, "--contexts", 20)
