@@ -17,10 +17,11 @@ GOAL = 1.01  # a P99 with speculation over that without, at most
 
 def compare(program, port, rate, rounds, arguments, *flags):
     """The report of one rate, requests a second. flags: more of loadtest's."""
+    duration = arguments.requests / (rounds * rate) + arguments.warmup  # of a turn, s
     with tempfile.NamedTemporaryFile(suffix='.json') as report:
         done = subprocess.run(
             [program, 'loadtest', '--port', str(port), '--compare', 'K=0,adaptive', '--rate',
-             str(rate), '--rounds', str(rounds), '--duration', str(arguments.duration), '--warmup',
+             str(rate), '--rounds', str(rounds), '--duration', f'{duration:g}', '--warmup',
              str(arguments.warmup), '--temperature', '0', '--output-length',
              f'fixed:{arguments.tokens}', '--ignore-eos', '--seed', str(arguments.seed),
              '--report-every', '0', '--json', report.name, *flags],

@@ -1,35 +1,19 @@
-#!/usr/bin/env python3
-"""What each drafter brings: for every drafter, way of sampling and kind of text the acceptance, the
-predicted and measured speed-up, the time of a token, and the best fixed K beside what is adapted.
-Prints a Markdown table.
+"""Requests that differ in what drafts alone, and what their answers say of it."""
 
-    bench/speculation.py --program build/cpu/bin/outrider --model DIR [--serve 'FLAGS'] [DRAFTER…]
-
-DRAFTER: one that the server offers, or `default`, which is what a request gets that names none;
-all of them unless told. The best fixed K of `default` is that of any drafter. Starts a server of
-its own with --serve's flags, asks it each prompt of speculation_prompts.jsonl, one after the other,
-once by each arm (no speculation, K fixed, K adapted) in an order drawn anew for each, and leaves
-out the arms of a first prompt, by which the server learns. Needs the packages of
-tools/requirements-test.txt.
-docs/benchmarks/speculation.md has results, and what they mean.
-"""
-
-import argparse
 import collections
 import json
-import random
-import statistics
 import time
 import typing
 from pathlib import Path
 
-from serving import Server, header, pb, percentile, row
+from serving import pb
 
 SAMPLING = {'greedy': {'temperature': 0}, 'T 0.8, top-p 0.95': {'temperature': 0.8, 'top_p': 0.95},
             'T 1': {'temperature': 1}}
 KINDS = {'chat': 'chat', 'code': 'code', 'summary': 'summarising', 'copy': 'copying edits'}
-ADAPTIVE = -1
-DEFAULT = 'default'  # no drafter is named
+ADAPTIVE = -1  # as K
+DEFAULT = 'default'  # as a drafter: none is named
+PLAIN = ('', 0)  # a request without drafts, as (drafter, K)
 
 
 class Prompt(typing.NamedTuple):
@@ -52,6 +36,11 @@ def chat_request(text, speculation, sampling, tokens):
         messages=pb.Chat(messages=[pb.ChatMessage(role='user', content=text)]),
         speculation=pb.SpeculationParams(**speculation),
         sampling_params=pb.SamplingParams(max_tokens=tokens, ignore_eos=True, **sampling))
+
+
+def speculation_params(drafter, k):
+    params = {} if k == ADAPTIVE else {'num_speculative_tokens': k}
+    return params if drafter in ('', DEFAULT) else params | {'drafter': drafter}
 
 
 class Arm:
@@ -97,75 +86,3 @@ class Arm:
 
     def mean_lookahead(self):
         return sum(k * n for k, n in self.steps.items()) / self.steps.total()
-
-
-def measure(stub, prompts, drafters, sampling, arguments, order):
-    """Arms by (drafter, K); the plain one by ('', 0)."""
-    kinds = [('', 0)] + [(drafter, k) for drafter in drafters
-                         for k in (*(arguments.fixed if drafter != DEFAULT else ()), ADAPTIVE)]
-    arms = {kind: Arm() for kind in kinds}
-    for prompt in prompts:
-        for drafter, k in order.sample(kinds, len(kinds)):
-            speculation = {} if k == ADAPTIVE else {'num_speculative_tokens': k}
-            if drafter not in ('', DEFAULT):
-                speculation['drafter'] = drafter
-            arms[drafter, k].ask(
-                stub, chat_request(prompt.text, speculation, sampling, arguments.tokens))
-    return arms
-
-
-def print_rows(name, kind, drafter, arms):
-    plain, adaptive = arms['', 0].ms(), arms[drafter, ADAPTIVE]
-    fixed = [key for key in arms if key[1] > 0 and drafter in (key[0], DEFAULT)]
-    best = min(fixed, key=lambda key: arms[key].ms(), default=None)
-    of_best = f'{plain / arms[best].ms():.2f} ({best[1]})' if best else ''
-    to_best = f'{arms[best].ms() / adaptive.ms():.2f}' if best else ''
-    every = [arm for (of, _), arm in arms.items() if of == drafter]
-    drafted = sum(arm.alpha_weight for arm in every)
-    alpha = sum(arm.alpha_sum for arm in every) / max(drafted, 1)
-    times = sorted(adaptive.token_ms)
-    row(drafter, name, kind, f'{alpha:.2f}', f'{adaptive.cost:.3f}',
-        f'{adaptive.tokens_a_step():.2f}', f'{adaptive.mean_lookahead():.1f}',
-        f'{statistics.mean(adaptive.predicted):.2f}', f'{plain / adaptive.ms():.2f}',
-        of_best, to_best,
-        ' / '.join(f'{percentile(times, share):.1f}' for share in (0.5, 0.9, 0.99)))
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split('\n\n', maxsplit=1)[0])
-    parser.add_argument('drafters', nargs='*', metavar='DRAFTER')
-    parser.add_argument('--program', required=True)
-    parser.add_argument('--model', required=True)
-    parser.add_argument('--ranks', type=int, default=2)
-    parser.add_argument('--serve', default='', help='more flags of serve, in one word')
-    parser.add_argument('--fixed', type=int, nargs='+', default=[1, 2, 4, 8], metavar='K')
-    parser.add_argument('--tokens', type=int, default=65, help='of an answer')
-    parser.add_argument('--prompts', type=int, default=4, help='of a kind')
-    parser.add_argument('--seed', type=int, default=0, help='of the order')
-    arguments = parser.parse_args()
-    prompts = read_prompts()
-    order = random.Random(arguments.seed)
-    with Server(arguments.program, arguments.model, arguments.ranks,
-                arguments.serve.split()) as server:
-        offered = list(server.stub.GetServerInfo(pb.GetServerInfoRequest()).drafters)
-        offered.append(DEFAULT)
-        drafters = arguments.drafters or offered
-        for drafter in drafters:
-            if drafter not in offered:
-                parser.error(f'the server has no drafter {drafter}; expected {", ".join(offered)}')
-        header('drafter', 'sampling', 'text', 'alpha', 'c', 'tokens a step', 'K', 'predicted',
-               'measured', 'best fixed (K)', 'adaptive / best', 'ms a token, P50 / P90 / P99')
-        measure(server.stub, prompts['chat'][:1], drafters, SAMPLING['greedy'], arguments, order)
-        for name, sampling in SAMPLING.items():
-            for kind, label in KINDS.items():
-                arms = measure(server.stub, prompts[kind][:arguments.prompts], drafters, sampling,
-                               arguments, order)
-                plain = sorted(arms['', 0].token_ms)
-                row('none', name, label, '', '', '1.00', '', '', '1.00', '', '', ' / '.join(
-                    f'{percentile(plain, share):.1f}' for share in (0.5, 0.9, 0.99)))
-                for drafter in drafters:
-                    print_rows(name, label, drafter, arms)
-
-
-if __name__ == '__main__':
-    main()

@@ -17,6 +17,8 @@ sys.path.append(str(SOURCE / 'bench'))
 
 from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
+from lookahead import Prices, Step, lookahead_text, read_steps  # noqa: E402
+from speculation import ADAPTIVE, DEFAULT, PLAIN, chat_request, speculation_params  # noqa: E402
 from serving import Server  # noqa: E402
 
 
@@ -51,12 +53,11 @@ class BadValues(unittest.TestCase):
                                       ('--most', '-1', 'of 1 to 15'),
                                       ('--most', '16', 'of 1 to 15'),
                                       ('--rates', '0', 'above 0'),
-                                      ('--duration', 'nan', 'above 0')):
+                                      ('--requests', '0', 'of at least 1'),
+                                      ('--warmup', 'nan', 'above 0')):
             with self.subTest(flag=flag, value=value):
                 self.assert_refused(f'argument {flag}: expected a number {expected}, found {value}',
                                     'figure1', flag, value)
-        self.assert_refused('--warmup 7: leaves nothing of --duration 7', 'load', '--warmup', '7',
-                            '--duration', '7')
 
     def test_a_missing_program_or_model_is_named(self):
         self.assert_refused(f'--program {self.folder}: no program there; expected the built one',
@@ -128,7 +129,7 @@ class Load(unittest.TestCase):
         self.assertIn('is shown at 0 of 4 rates, more than that at 0; neither at 4.', unknown)
 
     def test_the_report_is_that_of_loadtest(self):
-        asked = argparse.Namespace(duration=1.0, warmup=0.1, tokens=32, seed=0)
+        asked = argparse.Namespace(requests=40, warmup=0.1, tokens=32, seed=0)
         with Server(PROGRAM, CHECKPOINT, 1, []) as server:
             found = compare(PROGRAM, server.port, 20.0, 2, asked, '--raw')
             with self.assertRaises(SystemExit) as raised:  # it has no chat template
@@ -140,6 +141,53 @@ class Load(unittest.TestCase):
             number = r' [0-9.]+ \|'
             ratio = r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|' if name == 'adaptive' else r'  \|'
             self.assertRegex(row, rf'^\| 20 \| {name} \|{number} 0 \|{4 * number}{2 * ratio}$')
+
+
+def step(drafted, accepted, draft_ms=0.0):
+    return Step(drafted, accepted, draft_ms, 10 + drafted)
+
+
+class Lookahead(unittest.TestCase):
+    def test_steps_are_those_that_decode_one_answer(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = Path(folder.name) / 'trace.json'
+        with Server(PROGRAM, CHECKPOINT, 1, ['--trace', path]) as server:
+            for drafter, k in (PLAIN, ('prompt_lookup', 3), ('random', 2)):
+                request = chat_request('', speculation_params(drafter, k), {'temperature': 0}, 33)
+                request.text = 'ab ab ab'  # it has no chat template
+                answer = server.stub.GenerateOnce(request)
+                self.assertEqual(len(answer.token_ids), 33)
+        plain, copied, guessed = read_steps(path.read_text(encoding='utf-8').splitlines())
+        self.assertEqual([(s.drafted, s.accepted) for s in plain], [(0, 0)] * 32)
+        for steps, most in ((plain, 0), (copied, 3), (guessed, 2)):
+            self.assertEqual(sum(s.accepted + 1 for s in steps), 32)
+            self.assertEqual(max(s.drafted for s in steps), most)
+            self.assertTrue(all(s.draft_ms >= 0 and s.rest_ms > 0 for s in steps))
+
+    def test_a_step_has_the_median_price_of_its_kind(self):
+        held_up = Step(2, 0, 3.0, 400.0)
+        prices = Prices({PLAIN: [step(0, 0)] * 3, ('head', 2): [step(2, 1, 2.0)] * 2 + [held_up],
+                         (DEFAULT, ADAPTIVE): [step(2, 2), step(2, 2), step(2, 0, 2.5)]})
+        self.assertEqual(prices.ms('head', held_up), 14)
+        self.assertEqual(prices.ms(DEFAULT, step(2, 2)), 12)  # copied
+        self.assertEqual(prices.ms(DEFAULT, step(2, 0, 2.5)), 14.5)
+        self.assertEqual(prices.informed_ms('head', step(2, 1, 2.0)), 11 + 1)
+        self.assertEqual(prices.informed_ms('head', held_up), 10)
+
+    def test_adapted_is_beside_the_best_fixed_of_its_text(self):
+        arms = {PLAIN: [step(0, 0)] * 6, ('head', 1): [step(1, 1, 1.0)] * 3,
+                ('head', 2): [step(2, 1, 2.0)] * 3,
+                ('head', ADAPTIVE): [step(1, 1, 1.0)] * 2 + [step(0, 0)] * 2,
+                (DEFAULT, ADAPTIVE): [step(2, 2)] * 2}
+        lines = lookahead_text({('greedy', 'chat'): arms}, ['head']).splitlines()
+        # Plain 60 ms; K = 1: 36; K = 2: 42; adapted 44; informed: 1 of 2 drafted, 36.
+        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.36 | 0.818 | 1.67 | '
+                                   '10.0 / 6.0 / 10.0 |')
+        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.50 | 1.500 | 1.67 '
+                                   '| 10.0 / 6.0 / 4.0 |')
+        self.assertIn('- head: adaptive is 0.818 of the best fixed K in the mean, 0.818 at least; '
+                      '0.98 or more in 0 of 1 cells.', lines)
 
 
 if __name__ == '__main__':
