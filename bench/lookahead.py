@@ -2,8 +2,9 @@
 
 All arms of a prompt give the same answer, greedy or by a seed, so they differ in their steps alone.
 A step is priced at the median of what such steps took in the whole run, from the server's trace:
-the share of the drafter by drafter and number of tokens, the rest by the number of rows. So what
-the machine does beside moves all arms alike.
+the share of the drafter by drafter and number of tokens, the rest by the number of rows, both by
+the way of sampling. So what the machine does beside moves all arms alike. Steps that prefill a
+prompt are left out.
 """
 
 import bisect
@@ -18,9 +19,12 @@ import numpy as np
 from page import table
 from speculation import ADAPTIVE, DEFAULT, PLAIN
 
-# A step that spends less on drafting, as a share of a plain one, has copied or not drafted.
-LEAST_DRAFTING = 0.02
+COPYING = ('prompt_lookup', 'ngram')
+# A step that spends less on drafting, as a share of a plain one, has copied: of requests that name
+# no drafter, whose steps draw or copy.
+LEAST_DRAWING = 0.03
 CLOSE = 0.98  # of the best fixed K's speed, at least
+SLOWER = 0.99  # of the speed without drafts, at least
 
 
 class Step(typing.NamedTuple):
@@ -59,45 +63,43 @@ def read_steps(lines):
 
 
 class Prices:
-    """arms: {(drafter, K): [Step]}."""
+    """Of one way of sampling."""
 
-    def __init__(self, arms):
+    def __init__(self, arms, default):
+        """arms: {(drafter, K): [Step]}. default: who draws for requests that name no drafter."""
         rest, draft = collections.defaultdict(list), collections.defaultdict(list)
-        for step in itertools.chain.from_iterable(arms.values()):
-            rest[step.drafted].append(step.rest_ms)
-        plain = statistics.median(rest[0])
-        self._least_drafting = LEAST_DRAFTING * plain
         for (drafter, _), steps in arms.items():
             for step in steps:
-                if self._draws(step):
+                rest[step.drafted].append(step.rest_ms)
+                if drafter not in ('', DEFAULT, *COPYING):
                     draft[drafter, step.drafted].append(step.draft_ms)
+        self._default = default
         self._rest = {k: statistics.median(of_k) for k, of_k in rest.items()}
         self._draft = collections.defaultdict(dict)
         for (drafter, k), of_k in draft.items():
-            self._draft[drafter][k] = statistics.median(of_k)
+            # Steps that draft nothing feed a cache or do not: no one of them is like the others.
+            self._draft[drafter][k] = statistics.median(of_k) if k else statistics.mean(of_k)
 
-    def _draws(self, step):
-        return step.draft_ms > self._least_drafting
+    def _drawing_ms(self, drafter, step, k):
+        """What drawing k tokens takes in such a step."""
+        if drafter == DEFAULT and step.draft_ms > LEAST_DRAWING * self._rest[0] and k > 0:
+            drafter = self._default
+        known = self._draft[drafter]
+        return np.interp(k, sorted(known), [known[k] for k in sorted(known)]) if known else 0.0
 
     def ms(self, drafter, step):
-        drawn = self._draft[drafter][step.drafted] if self._draws(step) else 0
-        return self._rest[step.drafted] + drawn
-
-    def text(self):
-        rows = sorted(self._rest)
-        return table(['K', *rows], [
-            ['a step without its drafting, ms', *(f'{self._rest[k]:.2f}' for k in rows)],
-            *([drafter, *(f'{of_k[k]:.2f}' if k in of_k else '' for k in rows)]
-              for drafter, of_k in self._draft.items())])
+        return self._rest[step.drafted] + self._drawing_ms(drafter, step, step.drafted)
 
     def informed_ms(self, drafter, step):
         """What it had taken to draft what was accepted and no more."""
-        drawn = 0
-        if self._draws(step) and step.accepted > 0:
-            known = {0: 0, **{k: ms for k, ms in self._draft[drafter].items() if k > 0}}
-            drawn = np.interp(step.accepted, sorted(known), [known[k] for k in sorted(known)])
         rows = sorted(self._rest)
-        return np.interp(step.accepted, rows, [self._rest[k] for k in rows]) + drawn
+        rest = np.interp(step.accepted, rows, [self._rest[k] for k in rows])
+        return rest + (self._drawing_ms(drafter, step, step.accepted) if step.accepted else 0.0)
+
+    def rows(self):
+        """[k, a step without its drafting, then {drafter: of its drafting}]"""
+        return [(k, self._rest[k], {drafter: known[k] for drafter, known in self._draft.items()
+                                    if k in known}) for k in sorted(self._rest)]
 
 
 class Figures(typing.NamedTuple):
@@ -131,7 +133,7 @@ class Lookahead(typing.NamedTuple):
 def lookahead_of(arms, prices, drafter):
     """arms: {(drafter, K): [Step]}."""
     def priced(key, price=prices.ms):
-        return figures(arms[key], lambda step: price(drafter, step))
+        return figures(arms[key], lambda step: price(key[0], step))
     ks = sorted(k for of, k in arms if of == drafter and k > 0)
     return Lookahead({0: priced(PLAIN), **{k: priced((drafter, k)) for k in ks}},
                      priced((drafter, ADAPTIVE)), priced((drafter, ks[-1]), prices.informed_ms))
@@ -143,34 +145,50 @@ def beside_best(adaptive, others):
                      adaptive, min(other.oracle for other in others))
 
 
-def lookahead_text(cells, drafters):
-    """cells: {(sampling, text): {(drafter, K): [Step]}}: without drafts, of each of drafters with K
-    fixed and adapted, and perhaps of requests that name none."""
-    every = collections.defaultdict(list)
-    for arms in cells.values():
+def prices_by_sampling(cells, default):
+    samplings = collections.defaultdict(lambda: collections.defaultdict(list))
+    for (sampling, _), arms in cells.items():
         for key, steps in arms.items():
-            every[key] += steps
-    prices = Prices(every)
-    rows, shares = [], collections.defaultdict(list)
+            samplings[sampling][key] += steps
+    return {sampling: Prices(arms, default) for sampling, arms in samplings.items()}
+
+
+def summary(drafter, founds):
+    """founds: [Lookahead], of all cells."""
+    to_best = [of.to_best() for of in founds]
+    to_plain = [of.fixed[0].ms / of.adaptive.ms for of in founds]
+    return (f'- {drafter}: adapted, {statistics.mean(to_best):.3f} of the best fixed K in the mean '
+            f'of {len(founds)} cells, {min(to_best):.3f} at least, {CLOSE} or more in '
+            f'{sum(share >= CLOSE for share in to_best)}; {min(to_plain):.3f} of no drafts at '
+            f'least, {SLOWER} or more in {sum(share >= SLOWER for share in to_plain)}.\n')
+
+
+def lookahead_text(cells, drafters, default):
+    """cells: {(sampling, text): {(drafter, K): [Step]}}: without drafts, of each of drafters with K
+    fixed and adapted, and perhaps of requests that name none. default: who draws for those."""
+    prices = prices_by_sampling(cells, default)
+    rows, founds = [], collections.defaultdict(list)
     for (sampling, text), arms in cells.items():
-        found = {drafter: lookahead_of(arms, prices, drafter) for drafter in drafters}
+        found = {drafter: lookahead_of(arms, prices[sampling], drafter) for drafter in drafters}
         if (DEFAULT, ADAPTIVE) in arms:
-            adaptive = figures(arms[DEFAULT, ADAPTIVE], lambda step: prices.ms(DEFAULT, step))
+            adaptive = figures(arms[DEFAULT, ADAPTIVE],
+                               lambda step, of=prices[sampling]: of.ms(DEFAULT, step))
             found[DEFAULT] = beside_best(adaptive, list(found.values()))
         for drafter, of in found.items():
             plain, *fixed = of.fixed.values()
-            shares[drafter].append(of.to_best())
-            rows.append([drafter, sampling, text,
-                         *(f'{plain.ms / arm.ms:.2f}' for arm in (*fixed, of.adaptive)),
-                         f'{of.to_best():.3f}', f'{plain.ms / of.oracle.ms:.2f}',
+            founds[drafter].append(of)
+            rows.append([drafter, sampling, text, *(f'{plain.ms / arm.ms:.2f}' for arm in fixed),
+                         f'{plain.ms / of.adaptive.ms:.3f}', f'{of.to_best():.3f}',
+                         f'{plain.ms / of.oracle.ms:.2f}',
                          ' / '.join(f'{arm.p99:.1f}' for arm in (plain, of.best(), of.adaptive))])
-    ks = [k for k in found[drafters[0]].fixed if k > 0]
+    ks = [k for k in founds[drafters[0]][0].fixed if k > 0]
+    priced = [[sampling, k, f'{rest:.2f}', *(f'{draft[of]:.2f}' if of in draft else ''
+                                             for of in drafters if of not in COPYING)]
+              for sampling, of_sampling in prices.items() for k, rest, draft in of_sampling.rows()]
     return (table(['drafter', 'sampling', 'text', *(f'K = {k}' for k in ks), 'adaptive',
                    'adaptive / best fixed', 'oracle',
-                   'ms a token, P99: none / best fixed / adaptive'], rows)
-            + '\n' + ''.join(
-                f'- {drafter}: adaptive is {statistics.mean(of):.3f} of the best fixed K in the '
-                f'mean, {min(of):.3f} at least; {CLOSE} or more in '
-                f'{sum(share >= CLOSE for share in of)} of {len(of)} cells.\n'
-                for drafter, of in shares.items())
-            + '\n' + prices.text())
+                   'ms a token, P99: none / best fixed / adaptive'], rows) + '\n'
+            + ''.join(itertools.starmap(summary, founds.items()))
+            + '\nThe prices, ms of a step that drafts K tokens for one sequence:\n\n'
+            + table(['sampling', 'K', 'without its drafting',
+                     *(of for of in drafters if of not in COPYING)], priced))

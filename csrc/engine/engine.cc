@@ -203,8 +203,11 @@ void Engine::start(Submission& submission) {
     }
     const int64_t id = next_id_++;
     ++progress->sequences_left;
+    std::optional<OutputStream> text;
+    if (!sampling.stop.empty()) text = *submission.output;
     sequences_.emplace(id, Sequence{.answer = std::move(answer),
                                     .end = *submission.end,
+                                    .text = std::move(text),
                                     .rules = settings.rules,
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
@@ -357,16 +360,21 @@ void Engine::apply(const SlotOutcome& outcome) {
   sequence.has_state = true;
   const Verdict& verdict = outcome.verdict;
   const auto tokens = state.last(verdict.num_accepted + 1);
-  for (size_t i = 0; i < tokens.size() && !item.end; ++i) {
+  bool ended = false;
+  for (size_t i = 0; i < tokens.size() && !ended; ++i) {
     item.tokens.push_back(tokens[i]);
     item.end = sequence.end.push(tokens[i]);
+    ended = item.end.has_value();
+    if (sequence.text && !ended) {
+      ended = !sequence.text->push(tokens[i], TokenOrigin::plain, std::nullopt);
+      sequence.text->take();
+    }
     if (outcome.logprobs.empty()) continue;
     const LogprobRow& row = outcome.logprobs[i];
     const bool extra = static_cast<int>(i) == verdict.num_accepted;
     item.logprobs.push_back(
         to_logprobs(row, tokens[i], extra ? verdict.extra_logit : row.token_logit));
   }
-  const bool ended = item.end.has_value();
   item.copied = drafts_by_copying(lookahead_.drafter_now(id));
   const Completion& completion = sequence.answer->completion;
   item.drafts = {
@@ -388,7 +396,7 @@ void Engine::apply(const SlotOutcome& outcome) {
   }
   delivered_.push_back(std::move(item));
 
-  scheduler_.commit(id, tokens);
+  scheduler_.commit(id, tokens.first(num_emitted));
   if (ended) end_sequence(id, true);
 }
 

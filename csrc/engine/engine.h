@@ -75,6 +75,8 @@ class Engine {
   struct Sequence {
     std::shared_ptr<Answer> answer;
     TokenEnd end;
+    std::optional<OutputStream> text;  // where there are stop strings: to end with the step that
+                                       // makes one, as delivery does
     LogitRules rules;
     int64_t next_prompt_row = 0;  // whose log-probabilities were not delivered yet
     int32_t top_logprobs = -1, top_prompt_logprobs = 0;

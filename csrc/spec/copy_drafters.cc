@@ -6,6 +6,7 @@ namespace outrider {
 
 void TokenIndex::extend(std::span<const int32_t> tokens) {
   CHECK(tokens.size() >= before_.size());
+  before_.reserve(tokens.size());
   for (size_t i = before_.size(); i < tokens.size(); ++i) {
     const auto [at, is_new] = last_.try_emplace(tokens[i], -1);
     before_.push_back(at->second);
@@ -20,8 +21,10 @@ int64_t TokenIndex::last(int32_t token) const {
 
 CopiedDraft copied_draft(DrafterKind kind, std::span<const int32_t> tokens, const TokenIndex& index,
                          int k) {
-  CHECK(drafts_by_copying(kind) && index.size() == static_cast<int64_t>(tokens.size()));
-  return kind == DrafterKind::ngram ? ngram(tokens, index, k) : prompt_lookup(tokens, index, k);
+  CHECK(index.size() == static_cast<int64_t>(tokens.size()));
+  if (kind == DrafterKind::ngram) return ngram(tokens, index, k);
+  CHECK(kind == DrafterKind::prompt_lookup);
+  return prompt_lookup(tokens, index, k);
 }
 
 }  // namespace outrider

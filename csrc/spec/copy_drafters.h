@@ -33,8 +33,8 @@ struct CopiedDraft {
   int matched = 0;  // how many of the context's last tokens stood before the copied ones; 0: none
 };
 
-// Of all: k tokens, or none where nothing matches; index: of `tokens`.
-
+// Each gives k tokens, or none where nothing matches. index: of `tokens`.
+//
 // `prompt_lookup`: copies what followed the latest earlier occurrence of the context's last tokens
 // (the longest match of at most 4; Leviathan et al. 2023, section 3.6), then that again.
 CopiedDraft prompt_lookup(std::span<const int32_t> tokens, const TokenIndex& index, int k);

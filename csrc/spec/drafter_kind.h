@@ -18,7 +18,7 @@ enum class DrafterKind : int32_t {
   bigram,
   unigram
 };
-constexpr int kNumDrafterKinds = 8;
+constexpr int kNumDrafterKinds = static_cast<int>(DrafterKind::unigram) + 1;
 
 // "none" for none.
 std::string drafter_name(DrafterKind kind);

@@ -1,6 +1,7 @@
 #include "spec/drafters.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "model/checkpoint_hash.h"
@@ -114,26 +115,34 @@ Drafters::Drafters(const DrafterFiles& files, const DrafterTarget& target,
                    const DrafterSizes& sizes, Backend& backend, Communicator& communicator,
                    const std::function<void(double)>& progress) {
   const int64_t vocab_size = target.config.vocab_size;
+  const auto made = [this](DrafterKind kind) -> std::unique_ptr<LogitDrafter>& {
+    return made_[static_cast<int>(kind)];
+  };
   backend.packed_memory();  // the target's, which differs from rank to rank
-  make<RandomDrafter>(DrafterKind::random, backend, vocab_size);
+  made(DrafterKind::random) = std::make_unique<RandomDrafter>(backend, vocab_size);
   if (files.model) {
     check_same_vocabulary(*files.model, target.tokenizer, target.config,
                           ModelConfig::load(*files.model));
-    model_ = &make<ModelDrafter>(DrafterKind::model, *files.model, backend, sizes.num_pages,
-                                 sizes.num_slots, sizes.max_rows, progress);
+    auto model = std::make_unique<ModelDrafter>(*files.model, backend, sizes.num_pages,
+                                                sizes.num_slots, sizes.max_rows, progress);
+    model_ = model.get();
+    made(DrafterKind::model) = std::move(model);
     hash_ += checkpoint_hash(*files.model);
   }
   if (files.head) {
-    const auto& made = make<HeadDrafter>(DrafterKind::head, *files.head, target.directory, backend,
-                                         sizes.num_slots);
-    check_head_target(*files.head, made.head().config(), target.hash);
+    auto head =
+        std::make_unique<HeadDrafter>(*files.head, target.directory, backend, sizes.num_slots);
+    check_head_target(*files.head, head->head().config(), target.hash);
+    made(DrafterKind::head) = std::move(head);
     hash_ += checkpoint_hash(*files.head);
   }
   for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
   if (files.counts) {
     const CountTables counts = CountTables::load(*files.counts, vocab_size);
-    make<TableDrafter>(DrafterKind::unigram, counts.unigram, backend, sizes.num_slots);
-    make<TableDrafter>(DrafterKind::bigram, counts.bigram, backend, sizes.num_slots);
+    made(DrafterKind::unigram) =
+        std::make_unique<TableDrafter>(counts.unigram, backend, sizes.num_slots);
+    made(DrafterKind::bigram) =
+        std::make_unique<TableDrafter>(counts.bigram, backend, sizes.num_slots);
     hash_ += file_hash(*files.counts);
   }
 }

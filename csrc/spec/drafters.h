@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -65,21 +64,13 @@ class Drafters {
            const std::function<void(double)>& progress);
 
   // Null: it copies, or is not at hand.
-  LogitDrafter* find(DrafterKind kind) const { return made_[static_cast<int>(kind)].get(); }
+  LogitDrafter* find(DrafterKind kind) const { return made_.at(static_cast<int>(kind)).get(); }
   // `model`, or null.
   ModelDrafter* model() const { return model_; }
   // Of the files; empty: none were given.
   const std::string& hash() const { return hash_; }
 
  private:
-  template <typename D, typename... Arguments>
-  D& make(DrafterKind kind, Arguments&&... arguments) {
-    auto drafter = std::make_unique<D>(std::forward<Arguments>(arguments)...);
-    D& made = *drafter;
-    made_[static_cast<int>(kind)] = std::move(drafter);
-    return made;
-  }
-
   std::array<std::unique_ptr<LogitDrafter>, kNumDrafterKinds> made_;  // by DrafterKind
   ModelDrafter* model_ = nullptr;
   std::string hash_;

@@ -161,33 +161,49 @@ class Lookahead(unittest.TestCase):
         plain, copied, guessed = read_steps(path.read_text(encoding='utf-8').splitlines())
         self.assertEqual([(s.drafted, s.accepted) for s in plain], [(0, 0)] * 32)
         for steps, most in ((plain, 0), (copied, 3), (guessed, 2)):
-            self.assertEqual(sum(s.accepted + 1 for s in steps), 32)
+            self.assertLessEqual(sum(s.accepted + 1 for s in steps), 32)
+            self.assertGreater(len(steps), 6)
             self.assertEqual(max(s.drafted for s in steps), most)
             self.assertTrue(all(s.draft_ms >= 0 and s.rest_ms > 0 for s in steps))
 
     def test_a_step_has_the_median_price_of_its_kind(self):
         held_up = Step(2, 0, 3.0, 400.0)
         prices = Prices({PLAIN: [step(0, 0)] * 3, ('head', 2): [step(2, 1, 2.0)] * 2 + [held_up],
-                         (DEFAULT, ADAPTIVE): [step(2, 2), step(2, 2), step(2, 0, 2.5)]})
+                         ('head', ADAPTIVE): [step(0, 0, 1.0), step(0, 0)],
+                         ('ngram', 2): [step(2, 2, 5.0)],
+                         (DEFAULT, ADAPTIVE): [step(2, 2), step(2, 0, 2.5)]}, 'head')
+        self.assertEqual(prices.ms('', step(0, 0, 5.0)), 10)  # held up
         self.assertEqual(prices.ms('head', held_up), 14)
+        self.assertEqual(prices.ms('head', step(0, 0)), 10.5)  # in the mean
+        self.assertEqual(prices.ms('ngram', step(2, 2, 5.0)), 12)
         self.assertEqual(prices.ms(DEFAULT, step(2, 2)), 12)  # copied
-        self.assertEqual(prices.ms(DEFAULT, step(2, 0, 2.5)), 14.5)
-        self.assertEqual(prices.informed_ms('head', step(2, 1, 2.0)), 11 + 1)
+        self.assertEqual(prices.ms(DEFAULT, step(2, 0, 2.5)), 14)  # drawn, by the head
+        self.assertEqual(prices.informed_ms('head', step(2, 1, 2.0)), 11 + 1.25)
         self.assertEqual(prices.informed_ms('head', held_up), 10)
+
+    def test_ways_of_sampling_have_prices_of_their_own(self):
+        arms = {PLAIN: [step(0, 0)], ('head', 1): [step(1, 1, 1.0)],
+                ('head', ADAPTIVE): [step(1, 1, 1.0)]}
+        slow = {key: [Step(s.drafted, s.accepted, 2 * s.draft_ms, 2 * s.rest_ms) for s in steps]
+                for key, steps in arms.items()}
+        lines = lookahead_text({('greedy', 'chat'): arms, ('T 1', 'chat'): slow}, ['head'], 'head')
+        self.assertIn('| greedy | 1 | 11.00 | 1.00 |', lines.splitlines())
+        self.assertIn('| T 1 | 1 | 22.00 | 2.00 |', lines.splitlines())
 
     def test_adapted_is_beside_the_best_fixed_of_its_text(self):
         arms = {PLAIN: [step(0, 0)] * 6, ('head', 1): [step(1, 1, 1.0)] * 3,
                 ('head', 2): [step(2, 1, 2.0)] * 3,
                 ('head', ADAPTIVE): [step(1, 1, 1.0)] * 2 + [step(0, 0)] * 2,
                 (DEFAULT, ADAPTIVE): [step(2, 2)] * 2}
-        lines = lookahead_text({('greedy', 'chat'): arms}, ['head']).splitlines()
+        lines = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head').splitlines()
         # Plain 60 ms; K = 1: 36; K = 2: 42; adapted 44; informed: 1 of 2 drafted, 36.
-        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.36 | 0.818 | 1.67 | '
+        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | 0.818 | 1.67 | '
                                    '10.0 / 6.0 / 10.0 |')
-        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.50 | 1.500 | 1.67 '
+        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.500 | 1.500 | 1.67 '
                                    '| 10.0 / 6.0 / 4.0 |')
-        self.assertIn('- head: adaptive is 0.818 of the best fixed K in the mean, 0.818 at least; '
-                      '0.98 or more in 0 of 1 cells.', lines)
+        self.assertIn('- head: adapted, 0.818 of the best fixed K in the mean of 1 cells, 0.818 at '
+                      'least, 0.98 or more in 0; 1.364 of no drafts at least, 0.99 or more in 1.',
+                      lines)
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 // Coupled answers, bit for bit: one distinct output for a prompt and seed within one number of
 // ranks, whatever drafts, how much, beside whom, after a preemption, or continued.
+#include <absl/strings/str_replace.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "model/tokenizer.h"
 #include "testing/checkpoints.h"
 #include "testing/engine_harness.h"
 #include "testing/every_drafter.h"
@@ -24,7 +26,7 @@ int num_prompts() {
   return wanted == nullptr ? 6 : std::atoi(wanted);
 }
 
-// Small models, or one that tests/run -L long names with its head.
+// Small models, or one that tests/run -L long names with what drafts for it.
 std::vector<std::string> models() {
   const char* const named = std::getenv("OUTRIDER_COUPLED_MODEL");
   return named == nullptr ? std::vector<std::string>{"tiny", "tiny-v64"}
@@ -40,20 +42,33 @@ EngineOptions options_of(const std::string& model) {
     options = with_every_drafter(options);
   } else {
     options.model = model;
-    options.draft = model;
+    options.draft = std::getenv("OUTRIDER_COUPLED_DRAFT");
     options.draft_head = std::getenv("OUTRIDER_COUPLED_HEAD");
-    options.draft_counts =
-        counts_file(static_cast<int>(ModelConfig::load(options.model).vocab_size));
+    options.draft_counts = std::getenv("OUTRIDER_COUPLED_COUNTS");
   }
   options.prefill_beside = 8;
   return options;
 }
-EngineOptions tiny_options() { return options_of("tiny"); }
+EngineOptions first_options() { return options_of(models().front()); }
+
+// Tokens, or text for a model that was trained.
+std::vector<int32_t> prompt_of(int prompt, const Request& request) {
+  if (models().front().starts_with("tiny")) return request.prompt;
+  static const Tokenizer tokenizer = Tokenizer::load(models().front());
+  const std::string texts[] = {"Write a short poem about the number %d.",
+                               "def multiply_by_%d(x):\n    \"\"\"",
+                               "In the year 18%d a railway was built between the two towns, and in "
+                               "the year 18%d, which few remember, the",
+                               "%d, 2, 3, 4, 5, 6, 7, %d, 2, 3, 4, 5, 6, 7, %d, 2, 3, 4, 5,"};
+  return tokenizer.encode(
+      absl::StrReplaceAll(texts[prompt % 4], {{"%d", std::to_string(10 + prompt)}}));
+}
 
 // Plain, by candidates, and with a nucleus that candidates seldom cover, so that rows are gathered.
 Request seeded_request(int prompt) {
   const int lengths[] = {1, 17, 40, 130};
   Request request = greedy_request(lengths[prompt % 4], prompt, 12 + 5 * (prompt % 3), 0, "model");
+  request.prompt = prompt_of(prompt, request);
   request.sampling.temperature = prompt % 2 == 0 ? 0.9f : 0.4f;
   request.sampling.top_k = prompt % 3 == 1 ? 20 : 0;
   request.sampling.top_p = prompt % 3 == 2 ? 0.9f : 1.0f;
@@ -114,7 +129,7 @@ class Coupled : public testing::TestWithParam<int> {
       plain.back().speculation = {};
       plain.back().speculation.off = true;
     }
-    EngineOptions options = tiny_options();
+    EngineOptions options = first_options();
     options.max_sequences = 1;
     std::vector<Tokens> tokens;
     for (const auto& answer : run_requests(options, ranks(), plain)) {
@@ -146,6 +161,7 @@ TEST_P(Coupled, OneOutputForEveryDrafterKAndCompany) {
       EngineOptions options = options_of(model);
       options.max_sequences = together;
       options.prefix_cache = together > 1;
+      options.prefill_chunk = together > 1 ? 7 : 64;
       const auto answers = run_requests(options, ranks(), requests);
       for (int i = 0; i < prompts; ++i) {
         outputs[i].merge(distinct(answers, i * ways, (i + 1) * ways, &counts));
@@ -164,7 +180,7 @@ TEST_P(Coupled, OneOutputForEveryDrafterKAndCompany) {
 
 // Pages for about three of them: the others are preempted, and computed again.
 TEST_P(Coupled, OneOutputAfterPreemption) {
-  EngineOptions options = tiny_options();
+  EngineOptions options = first_options();
   options.max_positions = 400;
   options.kv_cache_tokens = 448;
   options.prefix_cache = false;
@@ -207,7 +223,7 @@ TEST_P(Coupled, ContinuedBehindWhatWasEmitted) {
       of.push_back(i / kEveryDrafter.size());
     }
   }
-  const auto answers = run_requests(tiny_options(), ranks(), rest);
+  const auto answers = run_requests(first_options(), ranks(), rest);
   for (size_t i = 0; i < rest.size(); ++i) {
     Tokens joined = rest[i].emitted;
     joined.insert(joined.end(), answers[i].token_ids.begin(), answers[i].token_ids.end());
@@ -232,15 +248,19 @@ TEST(CoupledMode, IsWhatASeedAsksFor) {
   request.speculation = {};
   request.speculation.off = true;
   EXPECT_EQ(verify_mode(request), VerifyMode::coupled);
-  request.sampling.temperature = 0;
-  EXPECT_EQ(verify_mode(request), VerifyMode::greedy);
+  request.sampling.temperature = 1e-5f;
+  EXPECT_EQ(verify_mode(request), VerifyMode::coupled);
+  for (const float temperature : {9.9e-6f, 0.0f}) {
+    request.sampling.temperature = temperature;
+    EXPECT_EQ(verify_mode(request), VerifyMode::greedy);
+  }
 
   std::vector<Request> requests(3, seeded_request(0));
   requests[0].speculation.num_speculative_tokens = 2;
   requests[1].speculation.num_speculative_tokens = 2;
   requests[1].speculation.mode = VerifyMode::rejection;
   requests[2].speculation.off = true;
-  const auto answers = run_requests(tiny_options(), 1, requests);
+  const auto answers = run_requests(options_of("tiny"), 1, requests);
   EXPECT_EQ(answers[0].completion->mode, SpeculationMode::coupled);
   EXPECT_EQ(answers[1].completion->mode, SpeculationMode::rejection);
   EXPECT_EQ(answers[2].completion->mode, SpeculationMode::off);
@@ -257,11 +277,11 @@ TEST(CoupledMode, RepeatsWithTheSeedThatWasReturned) {
   request.sampling.seed.reset();
   request.speculation.mode = VerifyMode::coupled;
   request.speculation.num_speculative_tokens = 4;
-  const auto first = run_requests(tiny_options(), 1, {request})[0];
+  const auto first = run_requests(options_of("tiny"), 1, {request})[0];
   request.sampling.seed = first.completion->seed;
   request.speculation = {};
   request.speculation.num_speculative_tokens = 1;
-  EXPECT_EQ(run_requests(tiny_options(), 1, {request})[0].token_ids, first.token_ids);
+  EXPECT_EQ(run_requests(options_of("tiny"), 1, {request})[0].token_ids, first.token_ids);
 }
 
 // Choices draw by themselves, each the same for every K.
@@ -270,7 +290,7 @@ TEST(CoupledMode, ChoicesHaveNoiseOfTheirOwn) {
   request.sampling.n = 4;
   std::vector<Request> requests(2, request);
   requests[1].speculation.num_speculative_tokens = 5;
-  const auto answers = run_requests(tiny_options(), 2, requests);
+  const auto answers = run_requests(options_of("tiny"), 2, requests);
   EXPECT_EQ(answers[0].choices, answers[1].choices);
   std::set<Tokens> outputs;
   for (const auto& [index, tokens] : answers[0].choices) outputs.insert(tokens);

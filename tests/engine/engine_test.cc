@@ -236,6 +236,31 @@ TEST(Engine, CountsNoDraftsBehindAnEnd) {
   }
 }
 
+// Nor behind a stop string, which the answer's text has, not its tokens.
+TEST(Engine, CountsNoDraftsBehindAStopString) {
+  EngineOptions options = tiny_options();
+  options.draft = options.model;
+  Request request = greedy_request(20, 2, 40, 8, "model");
+  const auto whole = run_requests(options, 1, {request})[0];
+  ASSERT_EQ(whole.token_ids.size(), 40u);
+  ASSERT_GT(whole.text.size(), 20u);
+  size_t begin = 5;
+  while (!is_valid_utf8(whole.text.substr(begin, 3))) ++begin;
+  request.sampling.stop = {whole.text.substr(begin, 3)};
+  EngineStats stats;
+  const auto answer = run_requests(options, 1, {request}, {}, &stats)[0];
+  ASSERT_TRUE(answer.completion) << answer.status;
+  const auto length = static_cast<int64_t>(answer.token_ids.size());
+  ASSERT_LT(length, 40);
+  ASSERT_NE(length % 9, 0);  // amid a block: the first step makes a token, the others up to nine
+  const SpeculationStats& own = answer.completion->speculation;
+  const DrafterReport& drafter = stats.drafters[static_cast<int>(DrafterKind::model)];
+  EXPECT_GT(own.num_draft_tokens, 0);
+  EXPECT_EQ(drafter.num_draft_tokens, own.num_draft_tokens);
+  EXPECT_EQ(drafter.num_accepted_draft_tokens, own.num_accepted_draft_tokens);
+  EXPECT_EQ(drafter.num_accepted_draft_tokens, own.num_draft_tokens);  // the draft is the target
+}
+
 // Every text that the answer holds, as a stop string: the answer ends before its first occurrence,
 // wherever that lies among tokens and blocks.
 TEST(Engine, StopsAtAStringInsideAnAcceptedBlock) {
@@ -435,8 +460,8 @@ TEST(Engine, RefusesAHeadOfAnotherModel) {
   const auto self = make_self_communicator();
   const std::vector<std::string> expected = {"config.json: target is 0123456789abcdef",
                                              options.model_hash};
-  expect_one_line_error(
-      expected, [&] { check_head_files(head.path(), options.model, options.model_hash); });
+  expect_one_line_error(expected,
+                        [&] { check_head_files(head.path(), options.model, options.model_hash); });
   expect_one_line_error(expected, [&] { Executor executor(options, *backend, *self); });
 }
 

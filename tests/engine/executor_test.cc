@@ -5,11 +5,15 @@
 #include <immintrin.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <set>
+#include <string>
 
 #include "comm/self_communicator.h"
 #include "comm/thread_communicator.h"
 #include "testing/checkpoints.h"
+#include "testing/every_drafter.h"
 
 namespace outrider {
 namespace {
@@ -124,6 +128,23 @@ TEST(Executor, TheFingerprintNamesModelDraftAndRanks) {
   EXPECT_EQ(a->numerics_fingerprint(), same->numerics_fingerprint());
   EXPECT_NE(a->numerics_fingerprint(), b->numerics_fingerprint());
   EXPECT_NE(b->numerics_fingerprint(), c->numerics_fingerprint());
+}
+
+TEST(Executor, TheFingerprintNamesEveryDraftersFilesAndTheInstructionSet) {
+  const auto fingerprint_of = [](const EngineOptions& options) {
+    return One(options)->numerics_fingerprint();
+  };
+  EngineOptions plain{.model = test_checkpoint("tiny")};
+  EngineOptions with_head = plain, with_counts = plain;
+  with_head.draft_head = test_checkpoint("tiny-head");
+  with_counts.draft_counts =
+      counts_file(static_cast<int>(ModelConfig::load(plain.model).vocab_size));
+  std::set<std::string> all{fingerprint_of(plain), fingerprint_of(with_head),
+                            fingerprint_of(with_counts)};
+  setenv("OUTRIDER_CPU_ISA", "scalar", 1);
+  all.insert(fingerprint_of(plain));
+  unsetenv("OUTRIDER_CPU_ISA");
+  EXPECT_EQ(all.size(), 4u);
 }
 
 // More logits than tokens (a padded embedding) is ordinary; more tokens than logits is not.

@@ -325,50 +325,80 @@ TEST_F(OneSequence, AnObjectiveBoundsTheStep) {
   EXPECT_EQ(choose(planner, {1}, kMaxDraftTokens), 2);
 }
 
+// A text that grows, as a sequence's does, and of whose end much, little or nothing stood before.
+class GrowingText {
+ public:
+  enum class End { none, likely, unlikely };
+
+  const std::vector<int32_t>& grow(End end) {
+    if (end == End::likely) {  // seven new tokens, and the first four of them again
+      first_ = next_;
+      for (int i = 0; i < 7; ++i) tokens_.push_back(next_++);
+      for (int i = 0; i < 4; ++i) tokens_.push_back(first_ + i);
+    } else {
+      tokens_.push_back(next_++);
+      if (end == End::unlikely) tokens_.push_back(first_ + 4);  // behind another token than before
+    }
+    return tokens_;
+  }
+  // Nine tokens behind a likely end.
+  std::vector<int32_t> copied() const {
+    std::vector<int32_t> tokens;
+    for (const int i : {4, 5, 6, 0, 1, 2, 3, 4, 5}) tokens.push_back(first_ + i);
+    return tokens;
+  }
+
+ private:
+  std::vector<int32_t> tokens_;
+  int32_t next_ = 1, first_ = 0;
+};
+
 TEST_F(OneSequence, ACopyIsJudgedByWhatMatched) {
   LookaheadTables known = tables();
   LookaheadPlanner planner(adaptive(), known);
   planner.add(kId, {.drafter = DrafterKind::prompt_lookup});
-  const std::vector<int32_t> none = {1, 2, 3, 4}, likely = {1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4},
-                             unlikely = {9, 5, 6, 7, 8, 9};
+  GrowingText text;
+  using End = GrowingText::End;
   for (int i = 0; i < 300; ++i) {
-    EXPECT_EQ(choose(planner, none, kMaxDraftTokens), 0);
+    EXPECT_EQ(choose(planner, text.grow(End::none), kMaxDraftTokens), 0);
     observe(planner, 0, 0, 10, 0);
-    for (const auto* tokens : {&likely, &unlikely}) {
-      const int k = choose(planner, *tokens, kMaxDraftTokens);
-      observe(planner, k, tokens == &likely ? k : 0, 10 + 0.2 * k, 0);
+    for (const End end : {End::likely, End::unlikely}) {
+      const int k = choose(planner, text.grow(end), kMaxDraftTokens);
+      observe(planner, k, end == End::likely ? k : 0, 10 + 0.2 * k, 0);
     }
   }
   observe(planner, 0, 0, 10, 0);  // no plain step is due
+  const auto& likely = text.grow(End::likely);
   EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), kMaxDraftTokens);
-  EXPECT_EQ(planner.propose(kId, likely, 9), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(planner.propose(kId, likely, 9), text.copied());
   observe(planner, 0, 0, 10, 0);
-  EXPECT_EQ(choose(planner, unlikely, kMaxDraftTokens), 0);
+  EXPECT_EQ(choose(planner, text.grow(End::unlikely), kMaxDraftTokens), 0);
 }
 
 TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
   LookaheadPlanner planner(adaptive(), tables(3));  // dear rows: what is unlikely never pays
   planner.add(kId, {.drafter = kModel, .may_copy = true});
-  const std::vector<int32_t> none = {1, 2, 3, 4}, likely = {1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4},
-                             unlikely = {9, 5, 6, 7, 8, 9};
+  GrowingText text;
+  using End = GrowingText::End;
   int tried = 0;
   for (int i = 0; i < 400; ++i) {
-    for (const auto* tokens : {&none, &likely, &unlikely}) {
-      const int k = choose(planner, *tokens, kMaxDraftTokens);
+    for (const End end : {End::none, End::likely, End::unlikely}) {
+      const int k = choose(planner, text.grow(end), kMaxDraftTokens);
       const bool copies = planner.drafter_now(kId) == DrafterKind::prompt_lookup;
-      if (tokens == &none) {
+      if (end == End::none) {
         EXPECT_FALSE(copies);
       }
-      if (tokens == &unlikely && i > 200) tried += copies && k > 0;
-      const int accepted = copies ? (tokens == &likely ? k : 0) : std::min(k, i % 2);
+      if (end == End::unlikely && i > 200) tried += copies && k > 0;
+      const int accepted = copies ? (end == End::likely ? k : 0) : std::min(k, i % 2);
       observe(planner, k, accepted, 10 + (copies ? 3 : 4) * k, copies ? 0 : k);
     }
   }
   EXPECT_GE(tried, 1);  // texts change
   EXPECT_LE(tried, 10);
+  const auto& likely = text.grow(End::likely);
   EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), kMaxDraftTokens);
   EXPECT_EQ(planner.drafter_now(kId), DrafterKind::prompt_lookup);
-  EXPECT_EQ(planner.propose(kId, likely, 9), (std::vector<int32_t>{5, 6, 7, 1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(planner.propose(kId, likely, 9), text.copied());
   observe(planner, 7, 7, 10 + 3 * 7, 0);
   const auto reports = planner.reports();
   EXPECT_GT(reports[static_cast<int>(DrafterKind::prompt_lookup)].num_drafts, 300);

@@ -314,7 +314,9 @@ TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
         unlikely += plain.token_ids[i] != plain.logprobs[i].top[0].token ? 1 : 0;
       }
       EXPECT_GT(unlikely, 0);  // the edits decided
+      int64_t accepted = 0;
       for (const auto& answer : answers) {
+        accepted += answer.completion->speculation.num_accepted_draft_tokens;
         SCOPED_TRACE(drafter_name(answer.completion->speculation.drafter));
         ASSERT_EQ(answer.logprobs.size(), plain.logprobs.size());
         for (size_t i = 0; i < answer.logprobs.size(); ++i) {
@@ -322,6 +324,7 @@ TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
                       quoted.prompt_logprobs[requests[0].prompt.size() - 1 + i]);
         }
       }
+      EXPECT_GT(accepted, 0);
     }
   }
 }

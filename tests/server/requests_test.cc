@@ -94,6 +94,32 @@ TEST(Requests, LenienceIsToldWithWhatItDid) {
   EXPECT_GT(lenient.complete.speculation().alpha(), exact.complete.speculation().alpha());
 }
 
+// What the theory says of an answer, and whether its objective was met, as clients hear it.
+TEST(Requests, AnswersTellWhatSpeculationBrought) {
+  RunningServer server;
+  v1::GenerateRequest request = greedy("one two three one two three one two", 40);
+  speculation(request).set_drafter("random");
+  speculation(request).set_num_speculative_tokens(3);
+  const auto plain = generate(server.port(), request).complete.speculation();
+  EXPECT_FALSE(plain.has_tpot_slo_ms());
+  EXPECT_FALSE(plain.tpot_slo_missed());
+  EXPECT_GT(plain.predicted_speedup(), 0);
+  EXPECT_LT(plain.predicted_speedup(), 1);  // it guesses nothing, and its rows are not free
+  EXPECT_GT(plain.measured_speedup(), 0);
+  EXPECT_NE(plain.measured_speedup(), 1);
+  EXPECT_GT(plain.draft_cost(), 0);
+  ASSERT_EQ(plain.steps_by_lookahead_size(), 16);
+  EXPECT_GT(plain.steps_by_lookahead(3), 30);
+  for (const double objective : {1e-3, 1e6}) {
+    speculation(request).set_tpot_slo_ms(objective);
+    const Heard heard = generate(server.port(), request);
+    ASSERT_TRUE(heard.status.ok()) << heard.status.error_message();
+    EXPECT_EQ(heard.complete.speculation().tpot_slo_ms(), objective);
+    EXPECT_EQ(heard.complete.speculation().tpot_slo_missed(), objective < 1);
+    EXPECT_EQ(heard.complete.completion_tokens(), 40);
+  }
+}
+
 TEST(Requests, LogprobsComeWithTheirTokens) {
   RunningServer server;
   v1::GenerateRequest request = greedy("The quick brown fox", 10);

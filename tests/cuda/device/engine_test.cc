@@ -73,6 +73,11 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
         }
       }
     }
+    if (draft == std::string("tiny-draft")) {
+      for (const char* const drafter : {"bigram", "unigram", "ngram"}) {
+        requests.push_back(greedy_request(40, 40, 12, 3, drafter));
+      }
+    }
     collect(requests, with_draft);
     collect({requests[0]}, with_draft);   // alone
     collect({requests[17]}, with_draft);  // the long prompt, K = 8, the model's drafts
@@ -241,8 +246,10 @@ TEST(CudaEngine, SampledAnswersRepeat) {
 TEST(CudaEngine, CoupledDoesNotDependOnSpeculation) {
   for (const bool filtered : {false, true}) {
     std::vector<Request> requests;
-    for (const std::string drafter : {"model", "random", "prompt_lookup"}) {
+    for (const std::string drafter :
+         {"model", "random", "prompt_lookup", "head", "bigram", "unigram", "ngram"}) {
       for (const int k : {0, 1, 5}) {
+        if (k != 5 && drafter != "model" && drafter != "random") continue;
         Request request = greedy_request(20, 3, 16, k, drafter);
         request.sampling.temperature = 0.9f;
         request.sampling.top_k = filtered ? 50 : 0;
@@ -261,6 +268,29 @@ TEST(CudaEngine, CoupledDoesNotDependOnSpeculation) {
     EXPECT_GT(accepted, 10);
     EXPECT_EQ(answers[0].token_ids, run_requests(options("tiny"), 1, {requests[0]})[0].token_ids);
   }
+}
+
+// Costs are measured on the device, and K follows them: whatever it comes to, nothing shows.
+TEST(CudaEngine, AdaptiveAnswersAreThePlainOnes) {
+  EngineOptions adaptive = options("tiny");
+  adaptive.prefill_beside = 0;
+  adaptive.lookahead = *parse_lookahead("adaptive");
+  adaptive.max_rows = 18;
+  adaptive.max_sequences = 2;
+  adaptive.prefill_chunk = 8;
+  adaptive.max_positions = 64;
+  std::vector<Request> requests;
+  for (const std::string drafter : {"model", "head"}) {
+    requests.push_back(greedy_request(20, 3, 16, 0, drafter));
+    requests.push_back(requests.back());
+    requests.back().speculation.num_speculative_tokens.reset();
+  }
+  const auto answers = run(adaptive, requests);
+  for (const CollectedAnswer& answer : answers) {
+    ASSERT_TRUE(answer.completion) << answer.status;
+    EXPECT_EQ(answer.token_ids, answers[0].token_ids);
+  }
+  EXPECT_GT(answers[1].completion->speculation.draft_cost, 0);
 }
 
 // Every token the CPU's, as long as no logits tie within what the two sides' rounding differs by:

@@ -1,0 +1,124 @@
+// The drafters that a server has, from the files that it was given.
+#include "spec/drafters.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "comm/self_communicator.h"
+#include "model/checkpoint_hash.h"
+#include "model/transformer.h"
+#include "testing/checkpoints.h"
+#include "testing/count_file.h"
+#include "testing/one_line_error.h"
+#include "testing/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+// One rank, which notes what memory it is told to share.
+class NotingCommunicator final : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void all_reduce_sum(TensorView x, Stream& stream) override { self_->all_reduce_sum(x, stream); }
+  void all_gather(TensorView mine, TensorView all, Stream& stream) override {
+    self_->all_gather(mine, all, stream);
+  }
+  void broadcast(TensorView x, int root, Stream& stream) override {
+    self_->broadcast(x, root, stream);
+  }
+  bool share(std::span<std::byte> memory) override {
+    shared.push_back(memory);
+    return false;
+  }
+
+  std::vector<std::span<std::byte>> shared;
+
+ private:
+  std::unique_ptr<Communicator> self_ = make_self_communicator();
+};
+
+class DraftersTest : public testing::Test {
+ protected:
+  DraftersTest() { counts_.write("counts.safetensors", some_counts(512)); }
+
+  Drafters make(const DrafterFiles& files) {
+    return Drafters(files, {directory_, hash_, config_, tokenizer_}, {32, 4, 64}, *backend_,
+                    communicator_, {});
+  }
+
+  const std::filesystem::path directory_ = test_checkpoint("tiny");
+  const std::string hash_ = checkpoint_hash(directory_);
+  const ModelConfig config_ = ModelConfig::load(directory_);
+  const Tokenizer tokenizer_ = Tokenizer::load(directory_);
+  const std::unique_ptr<Backend> backend_ = make_cpu_backend();
+  TemporaryDirectory counts_;
+  NotingCommunicator communicator_;
+  const DrafterFiles every_file_{.model = test_checkpoint("tiny-draft"),
+                                 .head = test_checkpoint("tiny-head"),
+                                 .counts = counts_.path() / "counts.safetensors"};
+};
+
+TEST_F(DraftersTest, AreThoseWhoseFilesAreThere) {
+  const auto names = [](const DrafterFiles& files) {
+    std::vector<std::string> names;
+    for (const DrafterKind kind : drafters_at_hand(files)) names.push_back(drafter_name(kind));
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  EXPECT_EQ(names({}), (std::vector<std::string>{"ngram", "prompt_lookup", "random"}));
+  EXPECT_EQ(names(every_file_), drafter_names());
+
+  for (const DrafterFiles& files : {DrafterFiles{}, every_file_}) {
+    const Drafters drafters = make(files);
+    for (const DrafterKind kind : drafters_at_hand(files)) {
+      EXPECT_EQ(drafters.find(kind) == nullptr, drafts_by_copying(kind)) << drafter_name(kind);
+    }
+    EXPECT_EQ(drafters.find(DrafterKind::none), nullptr);
+    EXPECT_EQ(drafters.model(), drafters.find(DrafterKind::model));
+    EXPECT_EQ(drafters.hash().empty(), !files.model);
+  }
+}
+
+TEST_F(DraftersTest, WithoutItsFileADrafterIsRefusedByItsFlag) {
+  for (const auto& [name, flag] :
+       {std::pair("model", "--draft DIR"), std::pair("head", "--draft-head DIR"),
+        std::pair("bigram", "--draft-counts FILE"), std::pair("unigram", "--draft-counts FILE")}) {
+    const DrafterKind kind = *drafter_from_name(name);
+    expect_one_line_error({std::string("--drafter ") + name, flag},
+                          [&] { check_drafter(kind, {}); });
+    EXPECT_NO_THROW(check_drafter(kind, every_file_));
+  }
+  EXPECT_NO_THROW(check_drafter(DrafterKind::random, {}));
+}
+
+TEST_F(DraftersTest, TheDefaultIsTheLikeliestToPay) {
+  DrafterFiles files = every_file_;
+  EXPECT_EQ(default_drafter(files, DrafterKind::random), DrafterKind::random);
+  EXPECT_EQ(default_drafter(files, {}), DrafterKind::head);
+  files.head.reset();
+  EXPECT_EQ(default_drafter(files, {}), DrafterKind::model);
+  files.model.reset();
+  EXPECT_EQ(default_drafter(files, {}), DrafterKind::prompt_lookup);
+}
+
+// Ranks keep one copy of what all of them read alike, and of nothing else.
+TEST_F(DraftersTest, TheirWeightsAreSharedAndNotTheTargets) {
+  const Transformer target(directory_, *backend_, communicator_, 16, 64, {});
+  const Drafters drafters = make(every_file_);
+  size_t shared = 0;
+  for (const auto memory : communicator_.shared) shared += memory.size();
+  const int64_t weights = drafters.find(DrafterKind::model)->weight_bytes() +
+                          drafters.find(DrafterKind::head)->weight_bytes();
+  EXPECT_GT(weights, 0);
+  EXPECT_GE(static_cast<int64_t>(shared), weights);
+
+  communicator_.shared.clear();
+  make({});
+  EXPECT_TRUE(communicator_.shared.empty());
+}
+
+}  // namespace
+}  // namespace outrider
