@@ -144,7 +144,9 @@ DeviceChoice choose_device(const DeviceOptions& options, LocalRank local, const 
     return cpu(why_not);
   }
   const int gpu = local.rank % static_cast<int>(gpus.devices.size());
-  return {gpu, gpus.devices[gpu].name, "on " + describe(gpu, gpus.devices[gpu])};
+  const CudaDevice& device = gpus.devices[gpu];
+  // Its number says little where each rank is shown a GPU of its own.
+  return {gpu, device.name, absl::StrFormat("on %s, UUID %s", describe(gpu, device), device.id)};
 }
 
 RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine,

@@ -57,7 +57,7 @@ LocalRank local_rank(const VisibleGpus& gpus, World& world);
 struct DeviceChoice {
   std::optional<int> gpu;  // none: the CPU
   std::string name;        // of the GPU's model, or "cpu"
-  std::string reason;      // for people: "on GPU 0 (NVIDIA H200)", "on the CPU: …"
+  std::string reason;      // for people: "on GPU 0 (NVIDIA H200), UUID …", "on the CPU: …"
 };
 
 // A GPU for each of the ranks that are shown the same ones, unless they share. Throws Error where

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/error.h"
+
 namespace outrider {
 
 namespace {
@@ -87,6 +89,7 @@ void Delivery::deliver(Delivered& item) {
     const auto end = last ? item.end : std::nullopt;
     if (!answer.output.push(token, origin, end, std::move(logprobs))) break;
   }
+  CHECK(!item.last || answer.output.finished());  // the engine makes no more
   if (num_emitted > 0) {
     if (answer.completion.completion_tokens == 0) answer.first_token = item.at;
     answer.last_token = item.at;

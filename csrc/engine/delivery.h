@@ -1,5 +1,5 @@
 // Delivery: the thread between the engine's, which makes tokens, and the clients' sinks. It
-// detokenises, looks for stop strings and hands on, so that none of that delays a step.
+// detokenises, cuts at stop strings and hands on, so that none of that delays a step.
 #pragma once
 
 #include <absl/status/status.h>
@@ -37,8 +37,7 @@ struct RequestProgress {
   Digest128 digest;         // the quarantine's, where there is one
 };
 
-// One answer of a request. Made by the engine, which reads `over` from then on; all else is the
-// delivery's.
+// One answer of a request. Made by the engine, the delivery's from then on.
 struct Answer {
   Answer(std::shared_ptr<RequestProgress> request, OutputStream output)
       : request(std::move(request)), output(std::move(output)) {}
@@ -49,7 +48,7 @@ struct Answer {
   bool stream_stats = false;
   EngineClock::time_point received;
   EngineClock::time_point started, first_token, last_token;
-  std::atomic<bool> over = false;  // it has ended, by a stop string perhaps that only delivery sees
+  bool over = false;
 };
 
 // What a step, or the end of it all, brought for one answer.
@@ -58,7 +57,8 @@ struct Delivered {
   EngineClock::time_point at = EngineClock::now();
   std::vector<TokenLogprobs> prompt_logprobs;
   std::vector<int32_t> tokens;          // the accepted drafts, then the extra token; up to the end
-  std::optional<FinishReason> end;      // with the last of them
+  std::optional<FinishReason> end;      // with the last of them, by the tokens alone
+  bool last = false;                    // the answer ends with them, by that or by its text
   std::vector<TokenLogprobs> logprobs;  // for each token, where wanted
   bool copied = false;                  // by a copy drafter, what was drafted
   VerifiedDrafts drafts;

@@ -242,7 +242,7 @@ void Engine::drop_ended() {
   for (auto& [id, sequence] : sequences_) {
     Answer& answer = *sequence.answer;
     const bool cancelled = answer.request->sink->cancelled();
-    if (!cancelled && !answer.over && !answer.request->over) continue;
+    if (!cancelled && !answer.request->over) continue;
     if (cancelled) {
       Delivered end{.answer = sequence.answer};
       if (answer.request->begun) {
@@ -289,12 +289,12 @@ void Engine::step() {
                        .executed = executed,
                        .num_prompt_rows = scheduler_.prefill_rows().target};
   for (const SlotOutcome& outcome : executor_.execute(bytes)) {
-    if (outcome.decoded) {
-      ++record.num_decoding;
-      record.num_drafted += outcome.num_drafted;
-      record.num_tokens += outcome.verdict.num_accepted + 1;
-    }
+    const size_t num_before = decoded_.size();
     apply(outcome);
+    if (decoded_.size() == num_before) continue;
+    ++record.num_decoding;
+    record.num_drafted += outcome.num_drafted;
+    record.num_tokens += decoded_.back().num_emitted;
   }
   account_for_step(std::chrono::duration<double, std::milli>(EngineClock::now() - begin).count());
   record.end = EngineClock::now();
@@ -384,6 +384,7 @@ void Engine::apply(const SlotOutcome& outcome) {
       .shift_sum = verdict.shift_sum,
       .alpha_rows = verdict.alpha_rows,
       .alpha_counts = completion.mode != SpeculationMode::rejection && completion.lenience == 1};
+  item.last = ended;
   const auto num_emitted = static_cast<int>(item.tokens.size());
   decoded_.push_back({.id = id,
                       .position = static_cast<int64_t>(state.size()) - verdict.num_accepted - 1,

@@ -89,7 +89,7 @@ class Engine {
   // What was submitted since the last call, in order.
   void take_submissions();
   void start(Submission& submission);
-  // Sequences whose clients are gone, or whose stop string delivery has found.
+  // Sequences whose clients are gone, or whose request has failed.
   void drop_ended();
   // well: with an answer.
   void end_sequence(int64_t id, bool well);

@@ -122,6 +122,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
          .max_tokens = most,
          .row_ms = pricing_.row_context_ms(static_cast<int64_t>(choice.tokens.size())),
          .hazard = hazard_of_sequence(sequence)});
+    sequence.judged = true;
     places_.push_back(i);
     most_drafted += most;
   }
@@ -172,8 +173,8 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
 // copy that this refuses is tried every so often.
 void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice) {
   const LossBudget& copying = of(DrafterKind::prompt_lookup).budget;
-  if (choice.num_draft_tokens == 0 || (copying.has_started() && copying.left_ms() == 0)) return;
   sequence.draft_class = 0;
+  if (choice.num_draft_tokens == 0 || (copying.has_started() && copying.left_ms() == 0)) return;
   const double drawn = hazard_of_sequence(sequence)[0];
   sequence.drafter = DrafterKind::prompt_lookup;
   if (find_proposal(sequence, choice)) {
@@ -252,7 +253,7 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
 
 bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   if (policy_.kind != LookaheadPolicy::Kind::adaptive) return true;
-  const Sequence& sequence = sequences_.at(catch_up.id);
+  Sequence& sequence = sequences_.at(catch_up.id);
   const DrafterKind kind = sequence.terms.drafter;
   Drafter& drafter = of(kind);
   DecodeShape base = last_base_;
@@ -282,6 +283,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   const double steps =
       static_cast<double>(catch_up.tokens_left) / (1 + choice.tokens - costs_.tokens);
   if (gained * steps <= cost) {
+    sequence.judged = true;
     if (drafter.idle_steps < kTryEvery && !drafter.try_again) return false;
     if (drafter.catching_up < 0) drafter.catching_up = catch_up.id;
     if (drafter.catching_up != catch_up.id) return false;
@@ -317,6 +319,7 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(
       continue;
     }
     ++account.sequences[d];
+    account.may_copy += sequence.terms.may_copy && sequence.drafter == sequence.terms.drafter;
     account.rows[d] += outcome.drafts.num_drafted;
     account.accepted[d] += accepted;
     num_adaptive_rows += outcome.drafts.num_drafted;
@@ -382,6 +385,11 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
       account.base.sequences == 0
           ? 0
           : base_ms / static_cast<double>(account.base.sequences + account.accepted_exact);
+  // Who may copy and cannot, since copying has nothing left, earns for it.
+  LossBudget& copying = of(DrafterKind::prompt_lookup).budget;
+  if (account.may_copy > 0 && copying.has_started() && copying.left_ms() == 0) {
+    copying.earn(plain_ms * account.may_copy / static_cast<double>(account.plain.sequences));
+  }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     Drafter& drafter = drafters_[d];
     if (!drafter.budget.has_started()) continue;
@@ -399,8 +407,12 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
 
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   for (const LookaheadOutcome& outcome : outcomes) {
-    if (outcome.drafts.num_drafted == 0) continue;
     Sequence& sequence = sequences_.at(outcome.id);
+    const bool judged = std::exchange(sequence.judged, false);
+    if (outcome.drafts.num_drafted == 0) {
+      if (judged) sequence.counts[sequence.draft_class].age();
+      continue;
+    }
     Drafter& drafter = of(sequence.drafter);
     const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
     const int i = sequence.draft_class;

@@ -73,11 +73,12 @@ class LookaheadPlanner final : public LookaheadChooser {
   struct Sequence {
     DraftingTerms terms;
     std::vector<AcceptanceCounts> counts;  // [kClasses]
-    TokenIndex index;  // where it copies: of its tokens
+    TokenIndex index;                      // where it copies: of its tokens
     // For the step that is planned:
     DrafterKind drafter;
     int draft_class = 0;
     bool tries_copy = false;  // though less likely than what it would draw
+    bool judged = false;      // by what is known of its drafts, which may have spoken against them
     std::vector<int32_t> proposed;
   };
   struct Drafter {
@@ -102,6 +103,7 @@ class LookaheadPlanner final : public LookaheadChooser {
     std::array<int, kNumDrafterKinds> rows{};         // that they drafted
     std::array<int, kNumDrafterKinds> accepted{};     // … and emitted
     int accepted_exact = 0;
+    int may_copy = 0;  // of the adaptive ones, those that drew or drafted nothing
   };
 
   Drafter& of(DrafterKind kind) { return drafters_[static_cast<int>(kind)]; }

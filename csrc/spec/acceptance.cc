@@ -12,6 +12,7 @@ namespace {
 constexpr double kFirstGuess = 0.6, kFirstGuessWeight = 2;
 // Observations that a guess from the position before, or from the server, is worth.
 constexpr double kInheritedWeight = 2, kServerWeight = 8;
+constexpr double kKept = 0.99;  // of what is known, by a step without drafts
 
 double posterior(double accepted, double reached, double guess, double weight) {
   return (accepted + weight * guess) / (reached + weight);
@@ -39,6 +40,13 @@ void AcceptanceCounts::observe(int num_drafted, int num_accepted) {
     }
     reached_[i] += 1;
     accepted_[i] += i < num_accepted;
+  }
+}
+
+void AcceptanceCounts::age() {
+  for (int i = 0; i < kMaxDraftTokens; ++i) {
+    reached_[i] *= kKept;
+    accepted_[i] *= kKept;
   }
 }
 

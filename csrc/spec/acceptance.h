@@ -34,6 +34,9 @@ class AcceptanceCounts {
 
   // A step verified num_drafted tokens and kept num_accepted: nothing is learnt behind a refusal.
   void observe(int num_drafted, int num_accepted);
+  // A step drafted nothing because of what is known here: that counts less from now on, or bad luck
+  // would never be found out.
+  void age();
 
   double reached(int position) const { return reached_[position]; }
   double accepted(int position) const { return accepted_[position]; }

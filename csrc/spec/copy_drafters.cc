@@ -6,7 +6,6 @@ namespace outrider {
 
 void TokenIndex::extend(std::span<const int32_t> tokens) {
   CHECK(tokens.size() >= before_.size());
-  before_.reserve(tokens.size());
   for (size_t i = before_.size(); i < tokens.size(); ++i) {
     const auto [at, is_new] = last_.try_emplace(tokens[i], -1);
     before_.push_back(at->second);

@@ -245,20 +245,55 @@ TEST(Engine, CountsNoDraftsBehindAStopString) {
   ASSERT_EQ(whole.token_ids.size(), 40u);
   ASSERT_GT(whole.text.size(), 20u);
   size_t begin = 5;
-  while (!is_valid_utf8(whole.text.substr(begin, 3))) ++begin;
-  request.sampling.stop = {whole.text.substr(begin, 3)};
+  while (begin + 3 < whole.text.size() && !is_valid_utf8(whole.text.substr(begin, 3))) ++begin;
+  const std::string stop = whole.text.substr(begin, 3);
+  request.sampling.stop = {stop};
   EngineStats stats;
   const auto answer = run_requests(options, 1, {request}, {}, &stats)[0];
   ASSERT_TRUE(answer.completion) << answer.status;
   const auto length = static_cast<int64_t>(answer.token_ids.size());
   ASSERT_LT(length, 40);
-  ASSERT_NE(length % 9, 0);  // amid a block: the first step makes a token, the others up to nine
+  ASSERT_NE(length % 9, 0);  // amid a block of nine
+  EXPECT_EQ(answer.completion->finish_reason, FinishReason::stop);
+  EXPECT_EQ(answer.text, whole.text.substr(0, whole.text.find(stop)));
   const SpeculationStats& own = answer.completion->speculation;
   const DrafterReport& drafter = stats.drafters[static_cast<int>(DrafterKind::model)];
   EXPECT_GT(own.num_draft_tokens, 0);
   EXPECT_EQ(drafter.num_draft_tokens, own.num_draft_tokens);
   EXPECT_EQ(drafter.num_accepted_draft_tokens, own.num_accepted_draft_tokens);
   EXPECT_EQ(drafter.num_accepted_draft_tokens, own.num_draft_tokens);  // the draft is the target
+}
+
+// The engine and what delivers agree on where a text ends: an answer that goes on behind any of its
+// tokens, several answers at once, and a stop string that comes with the last token there may be.
+TEST(Engine, StopsAtTheSameStringWhereverItWentOn) {
+  EngineOptions options = tiny_options();
+  Request request = greedy_request(20, 2, 40, 3, "prompt_lookup");
+  const auto whole = run_requests(options, 1, {request})[0];
+  size_t begin = whole.text.size() / 2;
+  while (begin + 4 < whole.text.size() && !is_valid_utf8(whole.text.substr(begin, 4))) ++begin;
+  request.sampling.stop = {whole.text.substr(begin, 4)};
+  const auto stopped = run_requests(options, 1, {request})[0];
+  ASSERT_EQ(stopped.completion->finish_reason, FinishReason::stop);
+  const size_t length = stopped.token_ids.size();
+  ASSERT_GT(length, 4u);
+  std::vector<Request> requests;
+  for (size_t have = 1; have < length; ++have) {
+    requests.push_back(request);
+    requests.back().emitted.assign(stopped.token_ids.begin(),
+                                   stopped.token_ids.begin() + static_cast<int64_t>(have));
+  }
+  requests.push_back(request);
+  requests.back().sampling.max_tokens = static_cast<int32_t>(length);
+  const auto answers = run_requests(options, 1, requests);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    ASSERT_TRUE(answers[i].completion) << answers[i].status;
+    EXPECT_EQ(answers[i].completion->finish_reason, FinishReason::stop) << i;
+    EXPECT_EQ(requests[i].emitted.size() + answers[i].token_ids.size(), length) << i;
+  }
+  request.sampling.n = 3;
+  const auto several = run_requests(options, 1, {request})[0];
+  ASSERT_TRUE(several.completion) << several.status;
 }
 
 // Every text that the answer holds, as a stop string: the answer ends before its first occurrence,

@@ -359,7 +359,7 @@ TEST_F(OneSequence, ACopyIsJudgedByWhatMatched) {
   planner.add(kId, {.drafter = DrafterKind::prompt_lookup});
   GrowingText text;
   using End = GrowingText::End;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     EXPECT_EQ(choose(planner, text.grow(End::none), kMaxDraftTokens), 0);
     observe(planner, 0, 0, 10, 0);
     for (const End end : {End::likely, End::unlikely}) {
@@ -405,6 +405,96 @@ TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
   EXPECT_GT(reports[static_cast<int>(kModel)].num_drafts, 100);
 }
 
+// Drafts that cost more than was thought leave copying in debt: those who may copy pay that off, or
+// nobody would ever copy again.
+TEST_F(OneSequence, CopyingEarnsWhileItMayNot) {
+  LookaheadPlanner planner(adaptive(), tables(3));
+  planner.add(kId, {.drafter = kModel, .may_copy = true});
+  GrowingText text;
+  const auto copies = [&] {
+    choose(planner, text.grow(GrowingText::End::likely), kMaxDraftTokens);
+    return planner.drafter_now(kId) == DrafterKind::prompt_lookup;
+  };
+  const auto left = [&] {
+    return planner.reports()[static_cast<int>(DrafterKind::prompt_lookup)].budget_ms;
+  };
+  for (int i = 0; i < 5; ++i) {
+    copies();
+    observe(planner, 0, 0, 10, 0);
+  }
+  ASSERT_TRUE(copies());
+  while (left() > 0) {  // steps that nobody would have allowed
+    observe(planner, kMaxDraftTokens, 0, 10 + 3 * kMaxDraftTokens, 0);
+  }
+  int steps = 0;
+  while (steps < 5000 && !copies()) {
+    observe(planner, 0, 0, 10, 0);
+    ++steps;
+  }
+  EXPECT_GT(steps, 0);
+  EXPECT_LT(steps, 5000);
+}
+
+// One sequence for which nothing is accepted, beside one for which four of five are.
+TEST(LookaheadPlanner, AHopelessSequenceInGoodCompanyIsSeldomDraftedFor) {
+  LookaheadTables known = tables();
+  known.draft[static_cast<int>(kModel)].steps = {{1, 1}, {101, 101}};  // no round is shared
+  LookaheadPlanner planner(adaptive(), known);
+  planner.add(1, {.drafter = kModel});
+  planner.add(2, {.drafter = kModel});
+  const std::vector<int32_t> tokens = {1};
+  int64_t steps = 0, wasted = 0;
+  for (int i = 0; i < 5000; ++i) {
+    std::vector<DecodeChoice> both;
+    for (const int64_t id : {1, 2}) {
+      both.push_back({.id = id, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens});
+    }
+    planner.choose(both);
+    std::vector<LookaheadOutcome> outcomes;
+    double ms = 10, draft_ms = 0;
+    for (const DecodeChoice& choice : both) {
+      const int k = choice.num_draft_tokens;
+      const int accepted = choice.id == 1 ? std::min(k, i % 5) : 0;
+      outcomes.push_back({.id = choice.id,
+                          .position = 1,
+                          .drafts = {.num_drafted = k, .num_accepted = accepted},
+                          .num_emitted = accepted + 1});
+      ms += 1.2 * k;
+      draft_ms += k;
+    }
+    planner.observe(outcomes, {}, {ms, draft_ms});
+    if (i < 500) continue;
+    ++steps;
+    wasted += both[1].num_draft_tokens;
+  }
+  EXPECT_GT(wasted, 0);
+  EXPECT_LT(static_cast<double>(wasted), 0.15 * static_cast<double>(steps));
+}
+
+// A drafter that is right a third of the time pays, and misses ten times in a row now and then: the
+// sequence that met with it is drafted for again.
+TEST_F(OneSequence, BadLuckIsForgotten) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, {.drafter = kModel});
+  int step = 0;
+  const auto take = [&](bool lucky) {
+    const int k = choose(planner, {1}, kMaxDraftTokens);
+    const int accepted = lucky && ++step % 3 == 0 ? std::min(k, 1) : 0;
+    observe(planner, k, accepted, 10 + 1.2 * k, k);
+    return k;
+  };
+  for (int i = 0; i < 300; ++i) take(true);
+  planner.remove(kId);
+  planner.observe({}, {}, {});
+  planner.add(kId, {.drafter = kModel});  // it begins anew, the server does not
+  int refused = 0;
+  for (int idle = 0; idle < 3; ++refused) idle = take(false) == 0 ? idle + 1 : 0;
+  EXPECT_LT(refused, 40);
+  int drafting = 0;
+  for (int i = 0; i < 300; ++i) drafting += take(true) > 0;
+  EXPECT_GT(drafting, 150);
+}
+
 TEST_F(OneSequence, CatchUpsOfAStepShareTheBudget) {
   LookaheadPlanner planner(adaptive(), tables());
   int fed = 0;
@@ -433,6 +523,9 @@ TEST_F(OneSequence, ADrafterInDisgraceIsNotFed) {
   EXPECT_FALSE(planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 1}));
   EXPECT_FALSE(planner.may_catch_up({.id = kId, .rows = 1'000'000, .tokens_left = 1'000'000}));
   run(planner, {1}, 500, false);
+  int k = 0;
+  while ((k = choose(planner, {1}, kMaxDraftTokens)) == 0) observe(planner, 0, 0, 10, 0);
+  observe(planner, k, 0, 10 + 1.2 * k, k);  // a try has just failed
   int fed = 0;
   for (int i = 0; i < 300; ++i) {
     fed += planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 500});

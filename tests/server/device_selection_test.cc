@@ -37,7 +37,7 @@ TEST(DeviceSelection, AGpuForEachRankOfAHost) {
     const DeviceChoice choice = choose_device(asked_for(device), {1, 2}, kTwoGpus);
     EXPECT_EQ(choice.gpu, 1);
     EXPECT_EQ(choice.name, "two");
-    EXPECT_EQ(choice.reason, "on GPU 1 (two)");
+    EXPECT_EQ(choice.reason, "on GPU 1 (two), UUID b");
   }
   EXPECT_FALSE(choose_device(asked_for(Device::cpu), {0, 1}, kTwoGpus).gpu);
 }

@@ -106,7 +106,6 @@ TEST_F(DraftersTest, TheDefaultIsTheLikeliestToPay) {
 
 // Ranks keep one copy of what all of them read alike, and of nothing else.
 TEST_F(DraftersTest, TheirWeightsAreSharedAndNotTheTargets) {
-  const Transformer target(directory_, *backend_, communicator_, 16, 64, {});
   const Drafters drafters = make(every_file_);
   size_t shared = 0;
   for (const auto memory : communicator_.shared) shared += memory.size();
@@ -116,6 +115,7 @@ TEST_F(DraftersTest, TheirWeightsAreSharedAndNotTheTargets) {
   EXPECT_GE(static_cast<int64_t>(shared), weights);
 
   communicator_.shared.clear();
+  const Transformer target(directory_, *backend_, communicator_, 16, 64, {});
   make({});
   EXPECT_TRUE(communicator_.shared.empty());
 }
