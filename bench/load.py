@@ -13,11 +13,13 @@ from page import table
 
 ARMS = ('plain', 'adaptive')
 GOAL = 1.01  # a P99 with speculation over that without, at most
+LEAST_TURN_S = 8  # or queues would not be long enough to be those of a rate
 
 
 def compare(program, port, rate, rounds, arguments, *flags):
     """The report of one rate, requests a second. flags: more of loadtest's."""
-    duration = arguments.requests / (rounds * rate) + arguments.warmup  # of a turn, s
+    measured = max(arguments.requests / (rounds * rate), LEAST_TURN_S)  # of a turn
+    duration = measured + arguments.warmup
     with tempfile.NamedTemporaryFile(suffix='.json') as report:
         done = subprocess.run(
             [program, 'loadtest', '--port', str(port), '--compare', 'K=0,adaptive', '--rate',

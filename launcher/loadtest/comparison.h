@@ -30,7 +30,7 @@ struct ArmResult {
   Arm arm;
   std::vector<LoadResult> loads;  // one a round
   LoadReport report;
-  // This arm to the first one; questions are drawn, and each brings what both arms said to it.
+  // This arm to the first one; questions or rounds are drawn, and each brings what both arms said.
   // Nothing for the first arm itself, and where one of the two measured nothing.
   std::optional<Ratios> ttft, tpot, e2e;
 

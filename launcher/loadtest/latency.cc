@@ -21,8 +21,7 @@ std::optional<double> parse_time_ms(absl::string_view text) {
   return in_ms ? value : kMsPerSecond * value;
 }
 
-void add_latencies(const RequestRecord& record, LatencySamples& samples) {
-  const int64_t unit = record.question;
+void add_latencies(const RequestRecord& record, int64_t unit, LatencySamples& samples) {
   samples.send_delay.add(kMsPerSecond * (record.sent_s - record.due_s), unit);
   if (!record.ok()) return;
   const Latency latency = latency_of(record);
@@ -60,9 +59,11 @@ bool is_measured(const RequestRecord& record, double warmup_s) {
 
 LatencySamples latency_samples(const std::vector<LoadResult>& loads, double warmup_s) {
   LatencySamples samples;
-  for (const LoadResult& load : loads) {
-    for (const RequestRecord& record : load.records) {
-      if (is_measured(record, warmup_s)) add_latencies(record, samples);
+  for (size_t i = 0; i < loads.size(); ++i) {
+    for (const RequestRecord& record : loads[i].records) {
+      if (!is_measured(record, warmup_s)) continue;
+      const bool by_load = loads.size() >= kLeastTurns;
+      add_latencies(record, by_load ? static_cast<int64_t>(i) : record.question, samples);
     }
   }
   return samples;

@@ -1,6 +1,7 @@
 // What one request waited for, from its record.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +21,10 @@ struct Latency {
 };
 Latency latency_of(const RequestRecord& record);
 
-// Of many; the unit of a sample is its request's question.
+// Of many; the unit of a sample is its request's question or, of so many loads and more, its load:
+// what disturbs a machine for a while makes many answers slow, so that they are no independent
+// ones.
+constexpr size_t kLeastTurns = 10;
 struct LatencySamples {
   Samples ttft, tpot, e2e;  // as above
   Samples itl;              // between neighbouring chunks with tokens

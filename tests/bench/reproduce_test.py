@@ -15,6 +15,7 @@ CHECKPOINT, PROGRAM = Path(sys.argv.pop()), sys.argv.pop()
 SOURCE = Path(sys.argv.pop())
 sys.path.append(str(SOURCE / 'bench'))
 
+import load  # noqa: E402
 from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import Prices, Step, lookahead_text, read_steps  # noqa: E402
@@ -129,6 +130,8 @@ class Load(unittest.TestCase):
         self.assertIn('is shown at 0 of 4 rates, more than that at 0; neither at 4.', unknown)
 
     def test_the_report_is_that_of_loadtest(self):
+        self.addCleanup(setattr, load, 'LEAST_TURN_S', load.LEAST_TURN_S)
+        load.LEAST_TURN_S = 0.5
         asked = argparse.Namespace(requests=40, warmup=0.1, tokens=32, seed=0)
         with Server(PROGRAM, CHECKPOINT, 1, []) as server:
             found = compare(PROGRAM, server.port, 20.0, 2, asked, '--raw')

@@ -204,6 +204,26 @@ TEST(Comparison, TellsRatiosToTheFirstArm) {
   EXPECT_EQ(to_json(arms)["arms"][1]["gave_up"], true);
 }
 
+// One turn of twelve was disturbed: all its answers are slow, and they are one event, not many.
+TEST(Comparison, DrawsTurnsWhereThereAreMany) {
+  const auto high_p99 = [](int rounds) {
+    std::vector<ArmResult> arms = {{.arm = {0}}, {.arm = {}}};
+    for (int round = 0; round < rounds; ++round) {
+      for (ArmResult& arm : arms) {
+        const bool disturbed = &arm == &arms[1] && round == 1;
+        LoadResult load = queue(1, disturbed ? 0.4 : 0.1, 7);
+        for (RequestRecord& record : load.records) record.question += 1000 * round;
+        arm.loads.push_back(load);
+      }
+    }
+    evaluate(arms, {});
+    EXPECT_GT(arms[1].tpot->p99, 3.9);
+    return arms[1].tpot->ci95->low.p99;
+  };
+  EXPECT_GT(high_p99(static_cast<int>(kLeastTurns) - 1), 3.9);  // questions: surely slower
+  EXPECT_LT(high_p99(static_cast<int>(kLeastTurns)), 1.1);      // turns: perhaps not
+}
+
 TEST(Comparison, OfNothingIsNull) {
   std::vector<ArmResult> arms = {arm(0, 0.2), {.arm = {}, .loads = {{.load_end_s = 1}}}};
   evaluate(arms, {});
