@@ -14,7 +14,7 @@ namespace outrider {
 struct DecodeBenchOptions {
   std::filesystem::path model;  // a Hugging Face directory, or a shape file
   std::optional<std::filesystem::path> draft, draft_head;  // one of them at most
-  int64_t context = 256;  // tokens in the cache before the rows
+  int64_t context = 256;                                   // tokens in the cache before the rows
   // Of a step, each at most 16; the first is what the others are compared with.
   std::vector<int64_t> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16};
   int repeats = 15;                     // rounds over all row counts; medians are printed

@@ -113,8 +113,7 @@ void RequestFlags::add_choice_to(CLI::App& command) {
       .add_option("--mode", mode_,
                   "How to speculate: rejection (default), coupled (default with --seed) or off")
       ->check(CLI::IsMember({"rejection", "coupled", "off"}));
-  command.add_option("--drafter", drafter_,
-                     "Who drafts: " + absl::StrJoin(drafter_names(), ", "));
+  command.add_option("--drafter", drafter_, "Who drafts: " + absl::StrJoin(drafter_names(), ", "));
   command.add_option("--num-speculative-tokens", num_speculative_tokens_,
                      "Draft exactly so many tokens a step, 0 … 15");
   command.add_option("--tpot-slo", tpot_slo_ms_,
