@@ -8,23 +8,11 @@
 #include <numeric>
 #include <random>
 
+#include "lookahead_tables.h"
 #include "spec/theory.h"
 
 namespace outrider {
 namespace {
-
-constexpr auto kRandom = DrafterKind::random;
-constexpr auto kModel = DrafterKind::model;
-
-// A pass of one row takes 10 ms, a further row 0.2, a round 1.
-LookaheadTables tables(double row_ms = 0.2, double round_ms = 1) {
-  LookaheadTables tables;
-  tables.target.steps = {{1, 10}, {101, 10 + 100 * row_ms}};
-  for (const DrafterKind kind : {kRandom, kModel}) {
-    tables.draft[static_cast<int>(kind)].steps = {{1, round_ms}, {101, round_ms + 1}};
-  }
-  return tables;
-}
 
 class SimulatedServer {
  public:
@@ -119,8 +107,6 @@ SimulatedServer::Accepts with_probability(double alpha) {
   auto random = std::make_shared<std::mt19937_64>(5);
   return [=](int64_t, int, int) { return std::uniform_real_distribution()(*random) < alpha; };
 }
-
-LookaheadPolicy adaptive() { return {}; }
 
 constexpr int64_t kSteps = 20'000, kLongRun = 100'000;
 
@@ -251,190 +237,6 @@ TEST(LookaheadPlanner, TablesGoByTheBatch) {
   }
 }
 
-class OneSequence : public ::testing::Test {
- protected:
-  static constexpr int64_t kId = 3;
-
-  int choose(LookaheadPlanner& planner, const std::vector<int32_t>& tokens, int most) {
-    std::vector<DecodeChoice> one = {{.id = kId, .tokens = tokens, .num_draft_tokens = most}};
-    planner.choose(one);
-    return one[0].num_draft_tokens;
-  }
-  void observe(LookaheadPlanner& planner, int drafted, int accepted, double ms, double draft_ms,
-               const PrefillRows& prefill = {}) {
-    const LookaheadOutcome outcome{.id = kId,
-                                   .position = 1,
-                                   .drafts = {.num_drafted = drafted, .num_accepted = accepted},
-                                   .num_emitted = accepted + 1};
-    planner.observe(std::span(&outcome, 1), prefill, {ms, draft_ms});
-  }
-  // Steps of this length, with all or none of the drafts accepted.
-  void run(LookaheadPlanner& planner, const std::vector<int32_t>& tokens, int steps,
-           bool accepted) {
-    for (int i = 0; i < steps; ++i) {
-      const int k = choose(planner, tokens, kMaxDraftTokens);
-      observe(planner, k, accepted ? k : 0, 10 + 0.2 * k + k, k);
-    }
-  }
-};
-
-// Feeding the drafter's cache costs the budget of those who left K to the server. Whoever named K
-// has asked for it.
-TEST_F(OneSequence, FeedingADraftersCacheIsChargedToWhomItIsFedFor) {
-  const auto left_after = [&](const PrefillRows& prefill) {
-    LookaheadPlanner planner(adaptive(), tables());
-    planner.add(kId, {.drafter = kModel});
-    choose(planner, {1}, kMaxDraftTokens);  // budgets begin
-    observe(planner, 0, 0, 10, 0);
-    observe(planner, 0, 0, 10, 0, prefill);
-    return planner.reports()[static_cast<int>(kModel)].budget_ms;
-  };
-  const double untouched = left_after({.target = 64});
-  EXPECT_GT(untouched, 0);
-  EXPECT_EQ(left_after({.target = 64, .draft = 64}), untouched);
-  EXPECT_LT(left_after({.target = 64, .draft = 64, .adaptive_draft = 8}), untouched);
-}
-
-// Drafts are refused while somebody else uses the machine: they cost what they always do.
-TEST_F(OneSequence, WhatHoldsUpAStepIsNotChargedToItsDrafts) {
-  const auto left_after = [&](double slower, const PrefillRows& prefill) {
-    LookaheadPlanner planner(adaptive(), tables());
-    planner.add(kId, {.drafter = kModel});
-    run(planner, {1}, 200, true);
-    for (int i = 0; i < 5; ++i) {
-      const int k = choose(planner, {1}, kMaxDraftTokens);
-      EXPECT_GT(k, 0);
-      observe(planner, k, 0, slower * (10 + 1.2 * k), k, prefill);
-    }
-    return planner.reports()[static_cast<int>(kModel)].budget_ms;
-  };
-  const double alone = left_after(1, {});
-  EXPECT_GT(alone, 0);
-  EXPECT_NEAR(left_after(3, {}) / alone, 1, 0.25);  // prices follow, by and by
-  EXPECT_NEAR(left_after(3, {.draft = 200}) / alone, 1, 0.05);
-}
-
-TEST_F(OneSequence, AnObjectiveBoundsTheStep) {
-  LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, {.drafter = kModel, .max_step_ms = 13});
-  for (int i = 0; i < 300; ++i) {
-    const int k = choose(planner, {1}, kMaxDraftTokens);
-    EXPECT_LE(k, 2);  // 10 + 2.4 ms
-    observe(planner, k, k, 10 + 1.2 * k, k);
-  }
-  EXPECT_EQ(choose(planner, {1}, kMaxDraftTokens), 2);
-}
-
-// A text that grows, as a sequence's does, and of whose end much, little or nothing stood before.
-class GrowingText {
- public:
-  enum class End { none, likely, unlikely };
-
-  const std::vector<int32_t>& grow(End end) {
-    if (end == End::likely) {  // seven new tokens, and the first four of them again
-      first_ = next_;
-      for (int i = 0; i < 7; ++i) tokens_.push_back(next_++);
-      for (int i = 0; i < 4; ++i) tokens_.push_back(first_ + i);
-    } else {
-      tokens_.push_back(next_++);
-      if (end == End::unlikely) tokens_.push_back(first_ + 4);  // behind another token than before
-    }
-    return tokens_;
-  }
-  // Nine tokens behind a likely end.
-  std::vector<int32_t> copied() const {
-    std::vector<int32_t> tokens;
-    for (const int i : {4, 5, 6, 0, 1, 2, 3, 4, 5}) tokens.push_back(first_ + i);
-    return tokens;
-  }
-
- private:
-  std::vector<int32_t> tokens_;
-  int32_t next_ = 1, first_ = 0;
-};
-
-TEST_F(OneSequence, ACopyIsJudgedByWhatMatched) {
-  LookaheadTables known = tables();
-  LookaheadPlanner planner(adaptive(), known);
-  planner.add(kId, {.drafter = DrafterKind::prompt_lookup});
-  GrowingText text;
-  using End = GrowingText::End;
-  for (int i = 0; i < 1000; ++i) {
-    EXPECT_EQ(choose(planner, text.grow(End::none), kMaxDraftTokens), 0);
-    observe(planner, 0, 0, 10, 0);
-    for (const End end : {End::likely, End::unlikely}) {
-      const int k = choose(planner, text.grow(end), kMaxDraftTokens);
-      observe(planner, k, end == End::likely ? k : 0, 10 + 0.2 * k, 0);
-    }
-  }
-  observe(planner, 0, 0, 10, 0);  // no plain step is due
-  const auto& likely = text.grow(End::likely);
-  EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), kMaxDraftTokens);
-  EXPECT_EQ(planner.propose(kId, likely, 9), text.copied());
-  observe(planner, 0, 0, 10, 0);
-  EXPECT_EQ(choose(planner, text.grow(End::unlikely), kMaxDraftTokens), 0);
-}
-
-TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
-  LookaheadPlanner planner(adaptive(), tables(3));  // dear rows: what is unlikely never pays
-  planner.add(kId, {.drafter = kModel, .may_copy = true});
-  GrowingText text;
-  using End = GrowingText::End;
-  int tried = 0;
-  for (int i = 0; i < 400; ++i) {
-    for (const End end : {End::none, End::likely, End::unlikely}) {
-      const int k = choose(planner, text.grow(end), kMaxDraftTokens);
-      const bool copies = planner.drafter_now(kId) == DrafterKind::prompt_lookup;
-      if (end == End::none) {
-        EXPECT_FALSE(copies);
-      }
-      if (end == End::unlikely && i > 200) tried += copies && k > 0;
-      const int accepted = copies ? (end == End::likely ? k : 0) : std::min(k, i % 2);
-      observe(planner, k, accepted, 10 + (copies ? 3 : 4) * k, copies ? 0 : k);
-    }
-  }
-  EXPECT_GE(tried, 1);  // texts change
-  EXPECT_LE(tried, 10);
-  const auto& likely = text.grow(End::likely);
-  EXPECT_EQ(choose(planner, likely, kMaxDraftTokens), kMaxDraftTokens);
-  EXPECT_EQ(planner.drafter_now(kId), DrafterKind::prompt_lookup);
-  EXPECT_EQ(planner.propose(kId, likely, 9), text.copied());
-  observe(planner, 7, 7, 10 + 3 * 7, 0);
-  const auto reports = planner.reports();
-  EXPECT_GT(reports[static_cast<int>(DrafterKind::prompt_lookup)].num_drafts, 300);
-  EXPECT_GT(reports[static_cast<int>(kModel)].num_drafts, 100);
-}
-
-// Drafts that cost more than was thought leave copying in debt: those who may copy pay that off, or
-// nobody would ever copy again.
-TEST_F(OneSequence, CopyingEarnsWhileItMayNot) {
-  LookaheadPlanner planner(adaptive(), tables(3));
-  planner.add(kId, {.drafter = kModel, .may_copy = true});
-  GrowingText text;
-  const auto copies = [&] {
-    choose(planner, text.grow(GrowingText::End::likely), kMaxDraftTokens);
-    return planner.drafter_now(kId) == DrafterKind::prompt_lookup;
-  };
-  const auto left = [&] {
-    return planner.reports()[static_cast<int>(DrafterKind::prompt_lookup)].budget_ms;
-  };
-  for (int i = 0; i < 5; ++i) {
-    copies();
-    observe(planner, 0, 0, 10, 0);
-  }
-  ASSERT_TRUE(copies());
-  while (left() > 0) {  // steps that nobody would have allowed
-    observe(planner, kMaxDraftTokens, 0, 10 + 3 * kMaxDraftTokens, 0);
-  }
-  int steps = 0;
-  while (steps < 5000 && !copies()) {
-    observe(planner, 0, 0, 10, 0);
-    ++steps;
-  }
-  EXPECT_GT(steps, 0);
-  EXPECT_LT(steps, 5000);
-}
-
 // One sequence for which nothing is accepted, beside one for which four of five are.
 TEST(LookaheadPlanner, AHopelessSequenceInGoodCompanyIsSeldomDraftedFor) {
   LookaheadTables known = tables();
@@ -469,98 +271,6 @@ TEST(LookaheadPlanner, AHopelessSequenceInGoodCompanyIsSeldomDraftedFor) {
   }
   EXPECT_GT(wasted, 0);
   EXPECT_LT(static_cast<double>(wasted), 0.15 * static_cast<double>(steps));
-}
-
-// A drafter that is right a third of the time pays, and misses ten times in a row now and then: the
-// sequence that met with it is drafted for again.
-TEST_F(OneSequence, BadLuckIsForgotten) {
-  LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, {.drafter = kModel});
-  int step = 0;
-  const auto take = [&](bool lucky) {
-    const int k = choose(planner, {1}, kMaxDraftTokens);
-    const int accepted = lucky && ++step % 3 == 0 ? std::min(k, 1) : 0;
-    observe(planner, k, accepted, 10 + 1.2 * k, k);
-    return k;
-  };
-  for (int i = 0; i < 300; ++i) take(true);
-  planner.remove(kId);
-  planner.observe({}, {}, {});
-  planner.add(kId, {.drafter = kModel});  // it begins anew, the server does not
-  int refused = 0;
-  for (int idle = 0; idle < 3; ++refused) idle = take(false) == 0 ? idle + 1 : 0;
-  EXPECT_LT(refused, 40);
-  int drafting = 0;
-  for (int i = 0; i < 300; ++i) drafting += take(true) > 0;
-  EXPECT_GT(drafting, 150);
-}
-
-TEST_F(OneSequence, CatchUpsOfAStepShareTheBudget) {
-  LookaheadPlanner planner(adaptive(), tables());
-  int fed = 0;
-  for (int64_t id = 0; id < 100; ++id) {
-    planner.add(id, {.drafter = kModel});
-    fed += planner.may_catch_up({.id = id, .rows = 300, .tokens_left = 500});
-  }
-  EXPECT_GT(fed, 0);
-  EXPECT_LT(fed, 50);
-}
-
-TEST_F(OneSequence, AProposalIsOfItsOwnStep) {
-  LookaheadPlanner planner(*parse_lookahead("fixed:3"), {});
-  planner.add(kId, {.drafter = DrafterKind::prompt_lookup});
-  const std::vector<int32_t> first = {1, 2, 3, 1}, second = {1, 2, 3, 1, 7, 2};
-  EXPECT_EQ(planner.propose(kId, first, 2), (std::vector<int32_t>{2, 3}));
-  observe(planner, 2, 0, 10, 0);
-  EXPECT_EQ(planner.propose(kId, second, 2), (std::vector<int32_t>{3, 1}));
-}
-
-TEST_F(OneSequence, ADrafterInDisgraceIsNotFed) {
-  LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, {.drafter = kModel});
-  EXPECT_TRUE(planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 500}));
-  // Neither where hardly anything is left to draft for, nor beyond what may be lost.
-  EXPECT_FALSE(planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 1}));
-  EXPECT_FALSE(planner.may_catch_up({.id = kId, .rows = 1'000'000, .tokens_left = 1'000'000}));
-  run(planner, {1}, 500, false);
-  int k = 0;
-  while ((k = choose(planner, {1}, kMaxDraftTokens)) == 0) observe(planner, 0, 0, 10, 0);
-  observe(planner, k, 0, 10 + 1.2 * k, k);  // a try has just failed
-  int fed = 0;
-  for (int i = 0; i < 300; ++i) {
-    fed += planner.may_catch_up({.id = kId, .rows = 50, .tokens_left = 500});
-    EXPECT_EQ(choose(planner, {1}, 0), 0);  // its cache is behind
-    observe(planner, 0, 0, 10, 0);
-  }
-  EXPECT_GT(fed, 0);  // for a try
-  EXPECT_LT(fed, 280);
-}
-
-TEST_F(OneSequence, AnAnswerMayEndInTheStep) {
-  LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, {.drafter = kRandom});
-  const int k = choose(planner, {1}, 4);
-  planner.remove(kId);
-  observe(planner, k, 0, 10, 0);
-  planner.add(kId + 1, {.drafter = kRandom});
-  const std::vector<int32_t> tokens = {1};
-  std::vector<DecodeChoice> one = {{.id = kId + 1, .tokens = tokens, .num_draft_tokens = 4}};
-  planner.choose(one);
-}
-
-TEST_F(OneSequence, ASpikeIsNotTheDraftersFault) {
-  LookaheadPlanner planner(adaptive(), tables());
-  planner.add(kId, {.drafter = kRandom});
-  run(planner, {1}, 200, true);
-  const int k = choose(planner, {1}, 8);
-  observe(planner, k, k, 2000, k);
-  int drafted = 0;
-  for (int i = 0; i < 8; ++i) {
-    const int again = choose(planner, {1}, 8);
-    observe(planner, again, again, 10 + 1.2 * again, again);
-    drafted += again;
-  }
-  EXPECT_GT(drafted, 0);
 }
 
 }  // namespace
