@@ -22,6 +22,10 @@ constexpr double kMostOverrun = 4;
 // By its tokens: what a budget is counted in, and what it costs at least, of a plain step.
 constexpr int kBudgetTokens = 4;
 constexpr double kLeastCost = 0.02;
+// Tokens that were hoped for, before it is held against a sequence that fewer came.
+constexpr double kHopeWeight = 4;
+// Of what came of such hopes, by a step with drafts, and by one without where nothing is owed.
+constexpr double kHopeKept = 0.95, kIdleHopeKept = 0.98;
 
 double accepted_of(const Hazard& hazard, int num_tokens) {
   double accepted = 0, all_before = 1;
@@ -101,12 +105,17 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
   const bool plain = wants_plain_step();
 
   candidates_.clear();
-  places_.clear();
   int64_t most_drafted = 0;
-  for (size_t i = 0; i < step.size(); ++i) {
-    DecodeChoice& choice = step[i];
-    if (choice.exact) continue;
+  for (DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
+    LookaheadSequence& candidate = candidates_.emplace_back();
+    candidate.drafter = static_cast<int>(sequence.drafter);
+    if (step.size() > 1) {  // or it waits for nobody
+      candidate.spare_ms = std::max(sequence.spare_ms, 0.0);
+      candidate.trust =
+          std::min((sequence.came + kHopeWeight) / (sequence.hoped + kHopeWeight), 1.0);
+    }
+    if (choice.exact) continue;
     int most = std::exchange(choice.num_draft_tokens, 0);
     // A drafter whose budget is spent is not even asked.
     if (most == 0 || plain || of(sequence.drafter).budget.left_ms() == 0) continue;
@@ -117,25 +126,23 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
       choice.num_draft_tokens = 0;
       if (most == 0) continue;
     }
-    candidates_.push_back(
-        {.drafter = static_cast<int>(sequence.drafter),
-         .max_tokens = most,
-         .row_ms = pricing_.row_context_ms(static_cast<int64_t>(choice.tokens.size())),
-         .hazard = hazard_of_sequence(sequence)});
+    candidate.max_tokens = most;
+    candidate.row_ms = pricing_.row_context_ms(static_cast<int64_t>(choice.tokens.size()));
+    candidate.hazard = hazard_of_sequence(sequence);
     sequence.judged = true;
-    places_.push_back(i);
     most_drafted += most;
   }
-  if (plain || candidates_.empty()) return;
+  if (most_drafted == 0) return;
   fill_costs(base, most_drafted);
-  chosen_.assign(candidates_.size(), 0);
+  chosen_.assign(step.size(), 0);
   const LookaheadChoice& choice = search_.choose(candidates_, costs_, chosen_);
   int64_t num_drafted = 0;
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    step[places_[i]].num_draft_tokens = chosen_[i];
+  for (size_t i = 0; i < step.size(); ++i) {
+    if (step[i].exact) continue;
+    step[i].num_draft_tokens = chosen_[i];
     num_drafted += chosen_[i];
   }
-  try_others(step, num_drafted, choice.ms);
+  try_others(step, num_drafted, choice);
 }
 
 // What a plain step takes is known from plain steps alone.
@@ -217,7 +224,9 @@ void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted)
 
 // One token each of a copy that is to be tried, and of the likeliest sequence of a drafter that has
 // been idle: texts change.
-void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_drafted, double ms) {
+void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_drafted,
+                                  const LookaheadChoice& choice) {
+  double ms = choice.ms;
   const auto try_one = [&](size_t i) {
     if (num_drafted + 1 >= static_cast<int64_t>(costs_.step_ms.size())) return false;
     const auto kind = static_cast<DrafterKind>(candidates_[i].drafter);
@@ -225,28 +234,27 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
                          candidates_[i].row_ms + pricing_.round_ms(kind, 1);
     if (added > of(kind).budget.left_ms()) return false;
     if (costs_.step_ms[0] <= costs_.max_ms && ms + added > costs_.max_ms) return false;
-    step[places_[i]].num_draft_tokens = chosen_[i] = 1;
+    if (ms + added > choice.patience_ms) return false;
+    step[i].num_draft_tokens = chosen_[i] = 1;
     ++num_drafted;
     ms += added;
     return true;
   };
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    if (chosen_[i] == 0 && sequences_.at(step[places_[i]].id).tries_copy) try_one(i);
+  for (size_t i = 0; i < step.size(); ++i) {
+    if (chosen_[i] == 0 && sequences_.at(step[i].id).tries_copy) try_one(i);
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     Drafter& drafter = drafters_[d];
     if (!drafter.try_again && drafter.idle_steps < kTryEvery) continue;
-    size_t best = candidates_.size();
+    size_t best = step.size();
     bool drafts = false;
-    for (size_t i = 0; i < candidates_.size(); ++i) {
-      if (candidates_[i].drafter != d) continue;
+    for (size_t i = 0; i < step.size(); ++i) {
+      if (candidates_[i].drafter != d || candidates_[i].max_tokens == 0) continue;
       drafts |= chosen_[i] > 0;
-      if (best == candidates_.size() || candidates_[i].hazard[0] > candidates_[best].hazard[0]) {
-        best = i;
-      }
+      if (best == step.size() || candidates_[i].hazard[0] > candidates_[best].hazard[0]) best = i;
     }
-    if (drafts || best == candidates_.size() || !try_one(best)) continue;
-    drafter.tried = step[places_[best]].id;
+    if (drafts || best == step.size() || !try_one(best)) continue;
+    drafter.tried = step[best].id;
     drafter.try_again = false;
   }
 }
@@ -341,7 +349,10 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
   TimedStep timed;
   if (pricing_.known()) {
     const Account account = account_of(outcomes);
-    if (policy_.kind == LookaheadPolicy::Kind::adaptive) settle(account, prefill, durations);
+    if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
+      settle(account, prefill, durations);
+      settle_waiting(outcomes, account);
+    }
     if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
       const bool plain = account.all.drafted_rows == 0;
@@ -405,10 +416,27 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
   }
 }
 
+// What a sequence's tokens would have taken in steps without adaptive drafts, and a hundredth more,
+// is what its steps may take: who has gained by drafts can wait for those of others.
+void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes,
+                                      const Account& account) {
+  const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
+  const double ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all);
+  for (const LookaheadOutcome& outcome : outcomes) {
+    Sequence& sequence = sequences_.at(outcome.id);
+    const int tokens = sequence.terms.exact ? 1 : outcome.num_emitted;  // in `base`, one
+    sequence.spare_ms += (tokens + LossBudget::kShare) * base_ms - ms;
+  }
+}
+
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     const bool judged = std::exchange(sequence.judged, false);
+    const bool idle = outcome.drafts.num_drafted == 0;
+    const double kept = !idle ? kHopeKept : sequence.spare_ms >= 0 ? kIdleHopeKept : 1;
+    sequence.hoped *= kept;
+    sequence.came *= kept;
     if (outcome.drafts.num_drafted == 0) {
       if (judged) sequence.counts[sequence.draft_class].age();
       continue;
@@ -416,6 +444,8 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     Drafter& drafter = of(sequence.drafter);
     const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
     const int i = sequence.draft_class;
+    sequence.hoped += accepted_of(hazard_of_sequence(sequence), used.num_drafted);
+    sequence.came += used.num_accepted;
     sequence.counts[i].observe(used.num_drafted, used.num_accepted);
     drafter.counts[i].observe(used.num_drafted, used.num_accepted);
     drafter.alpha_sum += used.alpha_sum;

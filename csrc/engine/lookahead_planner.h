@@ -74,6 +74,8 @@ class LookaheadPlanner final : public LookaheadChooser {
     DraftingTerms terms;
     std::vector<AcceptanceCounts> counts;  // [kClasses]
     TokenIndex index;                      // where it copies: of its tokens
+    double spare_ms = 0;         // that its steps might have taken more; below 0: took too long
+    double hoped = 0, came = 0;  // tokens by drafts: expected, and accepted
     // For the step that is planned:
     DrafterKind drafter;
     int draft_class = 0;
@@ -117,9 +119,10 @@ class LookaheadPlanner final : public LookaheadChooser {
   bool find_proposal(Sequence& sequence, const DecodeChoice& choice);
   void choose_drafter(Sequence& sequence, const DecodeChoice& choice);
   Hazard hazard_of_sequence(const Sequence& sequence) const;
-  void try_others(std::span<DecodeChoice> step, int64_t num_drafted, double ms);
+  void try_others(std::span<DecodeChoice> step, int64_t num_drafted, const LookaheadChoice& choice);
 
   Account account_of(std::span<const LookaheadOutcome> outcomes) const;
+  void settle_waiting(std::span<const LookaheadOutcome> outcomes, const Account& account);
   void learn(std::span<const LookaheadOutcome> outcomes);
   void settle(const Account& account, const PrefillRows& prefill, const StepDurations& durations);
 
@@ -135,9 +138,8 @@ class LookaheadPlanner final : public LookaheadChooser {
 
   LookaheadSearch search_;
   LookaheadCosts costs_;
-  std::vector<LookaheadSequence> candidates_;
-  std::vector<size_t> places_;  // [candidates]: among the choices
-  std::vector<int> chosen_;     // [candidates]
+  std::vector<LookaheadSequence> candidates_;  // [sequences of the step]
+  std::vector<int> chosen_;                    // [candidates]
 };
 
 }  // namespace outrider

@@ -93,6 +93,24 @@ void LookaheadSearch::sort_rows(Sequences sequences, double least_row_ms, double
             [](const Row& a, const Row& b) { return a.order < b.order; });
 }
 
+void LookaheadSearch::reset_patience(Sequences sequences, double plain_ms) {
+  patience_.clear();
+  for (const LookaheadSequence& sequence : sequences) {
+    patience_.push_back(plain_ms + sequence.spare_ms);
+  }
+  hastiest_ = std::min_element(patience_.begin(), patience_.end()) - patience_.begin();
+}
+
+void LookaheadSearch::add_patience(int32_t sequence, double ms) {
+  patience_[sequence] += ms;
+  if (static_cast<size_t>(sequence) != hastiest_) return;  // they only grow
+  hastiest_ = std::min_element(patience_.begin(), patience_.end()) - patience_.begin();
+}
+
+double LookaheadSearch::patience_ms() const {
+  return patience_.empty() ? std::numeric_limits<double>::infinity() : patience_[hastiest_];
+}
+
 template <typename Visit>
 void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int cap,
                            const Visit& visit) {
@@ -101,6 +119,7 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
     added_ms_[d] = 0;
     closed_[d] = false;
   }
+  reset_patience(sequences, costs.step_ms[0]);
   double tokens = costs.tokens, beside_ms = 0;
   int num_rows = 0;
   for (const Row& row : rows_) {
@@ -122,6 +141,7 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
     added_ms_[d] = added;
     beside_ms += beside;
     tokens += row.accepted;
+    add_patience(row.sequence, sequence.trust * row.accepted * costs.step_ms[0]);
     if (!visit(row, tokens, costs.step_ms[num_rows] + beside_ms)) return;
   }
 }
@@ -132,7 +152,11 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
   drafting_.resize(costs.drafters.size());
   added_ms_.assign(costs.drafters.size(), 0);
   closed_.resize(costs.drafters.size());
-  choice_ = {.tokens = costs.tokens, .ms = costs.step_ms[0], .added_ms = added_ms_};
+  reset_patience(sequences, costs.step_ms[0]);
+  choice_ = {.tokens = costs.tokens,
+             .ms = costs.step_ms[0],
+             .patience_ms = patience_ms(),
+             .added_ms = added_ms_};
   std::fill(num_tokens.begin(), num_tokens.end(), 0);
   double best = choice_.tokens / choice_.ms;
   double least_row_ms = std::numeric_limits<double>::infinity();
@@ -150,7 +174,7 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
     int num_rows = 0;
     walk(sequences, costs, cap, [&](const Row&, double tokens, double ms) {
       ++num_rows;
-      if (ms <= max_ms && tokens > best * ms) {
+      if (ms <= max_ms && ms <= patience_ms() && tokens > best * ms) {
         best = tokens / ms;
         best_cap = cap;
         best_rows = num_rows;
@@ -165,6 +189,7 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
     choice_.ms = ms;
     return --best_rows > 0;
   });
+  choice_.patience_ms = patience_ms();
   choice_.added_ms = added_ms_;
   return choice_;
 }

@@ -237,6 +237,62 @@ TEST(LookaheadPlanner, TablesGoByTheBatch) {
   }
 }
 
+// What each sequence's tokens took, of what they would have taken in steps without drafts. alphas:
+// of the drafts of each.
+std::vector<double> slowdowns(const std::vector<double>& alphas, int64_t steps) {
+  constexpr double kPlainMs = 10, kRowMs = 0.2, kRoundMs = 1;
+  LookaheadPlanner planner(adaptive(), tables(kRowMs, kRoundMs));
+  const std::vector<int32_t> context = {1};
+  const auto n = static_cast<int>(alphas.size());
+  for (int id = 0; id < n; ++id) planner.add(id, {.drafter = kModel});
+  std::vector<int64_t> emitted(n);
+  std::mt19937_64 random(3);
+  double total_ms = 0;
+  for (int64_t i = 0; i < steps; ++i) {
+    std::vector<DecodeChoice> choices;
+    for (int id = 0; id < n; ++id) {
+      choices.push_back({.id = id, .tokens = context, .num_draft_tokens = kMaxDraftTokens});
+    }
+    planner.choose(choices);
+    std::vector<LookaheadOutcome> outcomes;
+    int rows = 0, rounds = 0;
+    double round_rows_ms = 0;  // what rows beyond the first add to their rounds
+    for (int id = 0; id < n; ++id) {
+      const int k = choices[id].num_draft_tokens;
+      int accepted = 0;
+      while (accepted < k && std::uniform_real_distribution()(random) < alphas[id]) ++accepted;
+      outcomes.push_back({.id = id,
+                          .position = 1,
+                          .drafts = {.num_drafted = k, .num_accepted = accepted},
+                          .num_emitted = accepted + 1});
+      emitted[id] += accepted + 1;
+      rows += k;
+      rounds = std::max(rounds, k);
+      round_rows_ms += 0.01 * k;
+    }
+    const double draft_ms = rounds * (kRoundMs - 0.01) + round_rows_ms;
+    const double ms = kPlainMs + kRowMs * (n - 1 + rows) + draft_ms;
+    total_ms += ms;
+    planner.observe(outcomes, {}, {ms, draft_ms});
+  }
+  std::vector<double> slowdowns;
+  for (const int64_t tokens : emitted) {
+    slowdowns.push_back(total_ms / ((kPlainMs + kRowMs * (n - 1)) * static_cast<double>(tokens)));
+  }
+  return slowdowns;
+}
+
+TEST(LookaheadPlanner, NobodyIsSlowerForTheDraftsOfOthers) {
+  for (const int64_t steps : {200, 5000}) {
+    const auto beside_hopeless = slowdowns({0.8, 0.8, 0.8, 0}, steps);
+    EXPECT_LE(beside_hopeless.back(), 1.01 + 3.0 / static_cast<double>(steps)) << steps;
+    EXPECT_LT(beside_hopeless.front(), 1.0) << steps;  // its hundredth is worth something
+    const auto all_gain = slowdowns({0.8, 0.7, 0.6, 0.4}, steps);
+    for (const double slowdown : all_gain) EXPECT_LE(slowdown, 1.0) << steps;
+    EXPECT_LT(all_gain.front(), 0.75) << steps;
+  }
+}
+
 // One sequence for which nothing is accepted, beside one for which four of five are.
 TEST(LookaheadPlanner, AHopelessSequenceInGoodCompanyIsSeldomDraftedFor) {
   LookaheadTables known = tables();

@@ -220,6 +220,36 @@ TEST(Lookahead, AnObjectiveBoundsTheStep) {
   EXPECT_EQ(choose(one, costs)[0], 8);
 }
 
+TEST(Lookahead, NobodyWaitsLongerThanHisTokensAndWhatHeCanSpare) {
+  int drafting = 0, held_back = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    Random random(seed);
+    auto sequences = random_sequences(random, 6, 6);
+    const LookaheadCosts costs = random_costs(random, sequences);
+    const auto unbound = choose(sequences, costs);
+    for (LookaheadSequence& sequence : sequences) {
+      sequence.spare_ms = random.below(2) == 0 ? 0 : random.uniform(0, 5);
+      if (random.below(4) == 0) sequence.trust = random.uniform(0, 1);
+    }
+    LookaheadChoice choice;
+    const auto k = choose(sequences, costs, &choice);
+    double least = std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      double tokens = 0, accepted = 1;
+      for (int j = 0; j < k[i]; ++j) tokens += accepted *= sequences[i].hazard[j];
+      tokens *= sequences[i].trust;
+      least = std::min(least, (1 + tokens) * costs.step_ms[0] + sequences[i].spare_ms);
+    }
+    ASSERT_NEAR(choice.patience_ms, least, 1e-9) << seed;
+    ASSERT_LE(choice.ms, least + 1e-9) << seed;
+    drafting += k != std::vector(k.size(), 0);
+    held_back += k != unbound;
+    ASSERT_TRUE(sequences.size() > 1 || sequences[0].trust < 1 || k == unbound) << seed;
+  }
+  EXPECT_GT(drafting, 300);
+  EXPECT_GT(held_back, 300);
+}
+
 TEST(Lookahead, RoundsThatOthersPayForAreCheap) {
   const std::vector<LookaheadSequence> one = {{.max_tokens = 4, .hazard = constant(0.3)}};
   LookaheadCosts costs = flat_costs(4, 10, 5, 2);
