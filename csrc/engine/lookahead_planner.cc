@@ -22,6 +22,8 @@ constexpr double kMostOverrun = 4;
 // By its tokens: what a budget is counted in, and what it costs at least, of a plain step.
 constexpr int kBudgetTokens = 4;
 constexpr double kLeastCost = 0.02;
+// Of plain steps: what a sequence's may take more for drafts that bring it nothing.
+constexpr double kSpareShare = 0.0025;
 // Tokens that were hoped for, before it is held against a sequence that fewer came.
 constexpr double kHopeWeight = 4;
 // Of what came of such hopes, by a step with drafts, and by one without where nothing is owed.
@@ -416,8 +418,8 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
   }
 }
 
-// What a sequence's tokens would have taken in steps without adaptive drafts, and a hundredth more,
-// is what its steps may take: who has gained by drafts can wait for those of others.
+// What a sequence's tokens would have taken in steps without adaptive drafts, and a little more, is
+// what its steps may take: who has gained by drafts can wait for those of others.
 void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes,
                                       const Account& account) {
   const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
@@ -425,7 +427,7 @@ void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     const int tokens = sequence.terms.exact ? 1 : outcome.num_emitted;  // in `base`, one
-    sequence.spare_ms += (tokens + LossBudget::kShare) * base_ms - ms;
+    sequence.spare_ms += (tokens + kSpareShare) * base_ms - ms;
   }
 }
 

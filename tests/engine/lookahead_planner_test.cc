@@ -285,10 +285,10 @@ std::vector<double> slowdowns(const std::vector<double>& alphas, int64_t steps) 
 TEST(LookaheadPlanner, NobodyIsSlowerForTheDraftsOfOthers) {
   for (const int64_t steps : {200, 5000}) {
     const auto beside_hopeless = slowdowns({0.8, 0.8, 0.8, 0}, steps);
-    EXPECT_LE(beside_hopeless.back(), 1.01 + 3.0 / static_cast<double>(steps)) << steps;
-    EXPECT_LT(beside_hopeless.front(), 1.0) << steps;  // its hundredth is worth something
+    EXPECT_LE(beside_hopeless.back(), 1.0025 + 4.0 / static_cast<double>(steps)) << steps;
+    EXPECT_LT(beside_hopeless.front(), 1.0) << steps;  // what it may lose is worth something
     const auto all_gain = slowdowns({0.8, 0.7, 0.6, 0.4}, steps);
-    for (const double slowdown : all_gain) EXPECT_LE(slowdown, 1.0) << steps;
+    for (const double slowdown : all_gain) EXPECT_LE(slowdown, 1.01) << steps;
     EXPECT_LT(all_gain.front(), 0.75) << steps;
   }
 }
