@@ -109,19 +109,22 @@ class DeviceOpBench {
   void rowwise(const std::string& name, int64_t rows, const ModelConfig& config) {
     const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
     const Buffer x = upload(std::vector<float>(rows * 2 * std::max(hidden, ffn), 0.5f));
+    const Buffer sum = upload(std::vector<float>(rows * hidden));  // zeros: x stays
     const Buffer weight = upload(random_values(hidden));
     const Buffer y = backend_.allocate(rows * std::max(hidden, ffn) * sizeof(bf16));
     const std::string suffix = "/" + name + absl::StrFormat("/rows:%d", rows);
     const TensorView x_hidden = x.view(DType::f32, {rows, hidden});
+    const TensorView addend = sum.view(DType::f32, {rows, hidden});
     const TensorView y_hidden = y.view(DType::bf16, {rows, hidden});
     const TensorView weights = weight.view(DType::bf16, {hidden});
     const TensorView y_ffn = y.view(DType::bf16, {rows, ffn});
     if (config.norm == Norm::rms) {
-      measure("rms_norm" + suffix, rms_norm_cost(rows, hidden), 1,
-              [&](size_t) { backend_.rms_norm(x_hidden, weights, 1e-5f, y_hidden, stream_); });
+      measure("rms_norm" + suffix, rms_norm_cost(rows, hidden, true), 1, [&](size_t) {
+        backend_.rms_norm(x_hidden, addend, weights, 1e-5f, y_hidden, stream_);
+      });
     } else {
-      measure("layer_norm" + suffix, layer_norm_cost(rows, hidden), 1, [&](size_t) {
-        backend_.layer_norm(x_hidden, weights, weights, 1e-5f, y_hidden, stream_);
+      measure("layer_norm" + suffix, layer_norm_cost(rows, hidden, true), 1, [&](size_t) {
+        backend_.layer_norm(x_hidden, addend, weights, weights, 1e-5f, y_hidden, stream_);
       });
     }
     if (config.activation == Activation::swiglu) {

@@ -37,6 +37,7 @@ struct Thread {
   std::vector<bf16> y_bf16 = std::vector<bf16>(size_t{1} << 22);
   std::vector<float> x_f32 = std::vector<float>(size_t{1} << 22, 0.5f);
   std::vector<float> y = std::vector<float>(size_t{1} << 22);
+  std::vector<float> addend = std::vector<float>(size_t{1} << 22);  // zeros: x_f32 stays
   std::vector<int32_t> positions, sequences, page_tables;
 
   Thread() {
@@ -117,12 +118,18 @@ struct RowOp {
 constexpr RowOp kRowOps[] = {
     {"rms_norm", 6,
      [](Thread& t, const RowCase& c, Isa isa) {
-       cpu::rms_norm(t.x_f32.data(), t.x.data(), t.y_bf16.data(), c.rows, c.width, 1e-5f, isa);
+       cpu::rms_norm(t.x_f32.data(), nullptr, t.x.data(), t.y_bf16.data(), c.rows, c.width, 1e-5f,
+                     isa);
+     }},
+    {"rms_norm of a sum", 14,
+     [](Thread& t, const RowCase& c, Isa isa) {
+       cpu::rms_norm(t.x_f32.data(), t.addend.data(), t.x.data(), t.y_bf16.data(), c.rows, c.width,
+                     1e-5f, isa);
      }},
     {"layer_norm", 6,
      [](Thread& t, const RowCase& c, Isa isa) {
-       cpu::layer_norm(t.x_f32.data(), t.x.data(), t.x.data(), t.y_bf16.data(), c.rows, c.width,
-                       1e-5f, isa);
+       cpu::layer_norm(t.x_f32.data(), nullptr, t.x.data(), t.x.data(), t.y_bf16.data(), c.rows,
+                       c.width, 1e-5f, isa);
      }},
     {"silu_mul", 10,
      [](Thread& t, const RowCase& c, Isa isa) {

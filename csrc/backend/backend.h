@@ -87,22 +87,20 @@ class Backend {
   virtual void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
                       Stream& stream) = 0;
 
-  // x: f32 [rows, hidden]; weight: bf16 [hidden]; y: bf16 [rows, hidden]
-  virtual void rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
-                        Stream& stream) = 0;
+  // x += addend; y = the norm of x. x: f32 [rows, hidden]; addend: the same, or an empty view:
+  // nothing is added; weight: bf16 [hidden]; y: bf16 [rows, hidden]
+  virtual void rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon,
+                        TensorView y, Stream& stream) = 0;
 
-  // x: f32 [rows, hidden]; weight, bias: bf16 [hidden]; y: bf16 [rows, hidden]
-  virtual void layer_norm(TensorView x, TensorView weight, TensorView bias, float epsilon,
-                          TensorView y, Stream& stream) = 0;
+  // Likewise. bias: bf16 [hidden]
+  virtual void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
+                          float epsilon, TensorView y, Stream& stream) = 0;
 
   // gate_up: f32 [rows, 2 * width]; y: bf16 [rows, width]
   virtual void silu_mul(TensorView gate_up, TensorView y, Stream& stream) = 0;
 
   // x: f32 [rows, width]; y: bf16 [rows, width]
   virtual void gelu_tanh(TensorView x, TensorView y, Stream& stream) = 0;
-
-  // x += y; f32, equal shapes
-  virtual void add(TensorView x, TensorView y, Stream& stream) = 0;
 
   // Copies rows `indices` of x to y. x: bf16 [rows, hidden]; indices: i32 [m]; y: bf16 [m, hidden]
   virtual void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) = 0;

@@ -68,16 +68,17 @@ OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias) {
           .launches = 1};
 }
 
-OperationCost rms_norm_cost(int64_t rows, int64_t hidden) {
+// A sum is read and written in the same pass.
+OperationCost rms_norm_cost(int64_t rows, int64_t hidden, bool adds) {
   return {.weight_bytes = hidden * kBf16,
-          .activation_bytes = rows * hidden * (kFloat + kBf16),
+          .activation_bytes = rows * hidden * ((adds ? 3 : 1) * kFloat + kBf16),
           .launches = 1};
 }
 
-OperationCost layer_norm_cost(int64_t rows, int64_t hidden) {
-  return {.weight_bytes = 2 * hidden * kBf16,
-          .activation_bytes = rows * hidden * (kFloat + kBf16),
-          .launches = 1};
+OperationCost layer_norm_cost(int64_t rows, int64_t hidden, bool adds) {
+  OperationCost cost = rms_norm_cost(rows, hidden, adds);
+  cost.weight_bytes *= 2;  // and a bias
+  return cost;
 }
 
 OperationCost silu_mul_cost(int64_t rows, int64_t width) {
@@ -86,10 +87,6 @@ OperationCost silu_mul_cost(int64_t rows, int64_t width) {
 
 OperationCost gelu_tanh_cost(int64_t rows, int64_t width) {
   return {.activation_bytes = rows * width * (kFloat + kBf16), .launches = 1};
-}
-
-OperationCost add_cost(int64_t elements) {
-  return {.activation_bytes = 3 * elements * kFloat, .launches = 1};
 }
 
 OperationCost gather_rows_cost(int64_t rows, int64_t hidden) {

@@ -21,6 +21,15 @@ inline bool has_shape(TensorView view, DType dtype, std::initializer_list<int64_
   return view.contiguous();
 }
 
+// Checks the views that every norm has.
+inline void check_norm(TensorView x, TensorView addend, TensorView weight, TensorView y) {
+  const int64_t rows = x.extent(0), hidden = weight.extent(0);
+  CHECK(has_shape(x, DType::f32, {rows, hidden}));
+  CHECK(addend.raw() == nullptr || has_shape(addend, DType::f32, {rows, hidden}));
+  CHECK(has_shape(weight, DType::bf16, {hidden}));
+  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
+}
+
 // Checks the tables of rotary angles: both, or neither.
 inline void check_rope_tables(TensorView cos, TensorView sin, const AttentionShape& shape) {
   if (cos.raw() == nullptr && sin.raw() == nullptr) return;

@@ -169,16 +169,14 @@ void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits,
   const TensorView scored = scored_.view(DType::f32, {rows, lm_head_.n});
 
   backend_.embed(embedding_, tokens, 0, partial, stream);
-  backend_.rms_norm(partial, embed_norm_.view, config_.rms_norm_eps, normed, stream);
+  backend_.rms_norm(partial, {}, embed_norm_.view, config_.rms_norm_eps, normed, stream);
   backend_.linear(embed_proj_, normed, {}, residual, stream);
   backend_.linear(state_proj_, states, {}, partial, stream);
-  backend_.add(residual, partial, stream);
-  backend_.rms_norm(residual, ffn_norm_.view, config_.rms_norm_eps, normed, stream);
+  backend_.rms_norm(residual, partial, ffn_norm_.view, config_.rms_norm_eps, normed, stream);
   backend_.linear(gate_up_, normed, {}, gate_up, stream);
   backend_.silu_mul(gate_up, activated, stream);
   backend_.linear(down_, activated, {}, partial, stream);
-  backend_.add(residual, partial, stream);
-  backend_.rms_norm(residual, norm_.view, config_.rms_norm_eps, states, stream);
+  backend_.rms_norm(residual, partial, norm_.view, config_.rms_norm_eps, states, stream);
   backend_.linear(lm_head_, states, {}, scored, stream);
   backend_.expand_logits(scored, head_rows_.view(DType::i32, {config_.vocab_size}), logits, stream);
 }

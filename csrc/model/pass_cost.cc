@@ -17,17 +17,15 @@ class Pass {
     const int64_t hidden = config_.hidden_size;
     add(embed_cost(rows_, hidden));
     all_reduce();
-    if (config_.positions == Positions::learned) {
-      add(embed_cost(rows_, hidden));
-      add(add_cost(rows_ * hidden));
-    }
+    const bool learned = config_.positions == Positions::learned;
+    if (learned) add(embed_cost(rows_, hidden));
     for (int64_t i = 0; i < config_.num_layers; ++i) {
       const bool only_cache = shape_.num_logits == 0 && i + 1 == config_.num_layers;
-      attention_block(only_cache);
+      attention_block(i > 0 || learned, only_cache);
       if (only_cache) return cost_;
       ffn_block();
     }
-    norm();
+    norm(true);
     if (shape_.num_logits < rows_) add(gather_rows_cost(shape_.num_logits, hidden));
     add(linear_cost(shape_.num_logits, shard_.head.size(), hidden, false));
     if (!config_.draft_token_ids.empty()) {
@@ -37,10 +35,11 @@ class Pass {
   }
 
  private:
-  void attention_block(bool only_cache) {
+  // adds: a block before, or learned positions, left something for the norm to add.
+  void attention_block(bool adds, bool only_cache) {
     const AttentionShape& attention = shard_.attention;
     const int64_t hidden = config_.hidden_size;
-    norm();
+    norm(adds);
     add(linear_cost(rows_, attention.qkv_width(), hidden, config_.attention_bias));
     add(rope_and_cache_cost(shape_.rows, attention, config_.positions == Positions::rotary));
     if (only_cache) return;
@@ -48,24 +47,22 @@ class Pass {
     add(linear_cost(rows_, hidden, attention.num_heads * attention.head_dim,
                     config_.attention_bias && shard_.rank == 0));
     all_reduce();
-    add(add_cost(rows_ * hidden));
   }
 
   void ffn_block() {
     const int64_t hidden = config_.hidden_size;
     const int64_t ffn = shard_.intermediate.size();
-    norm();
+    norm(true);
     add(linear_cost(rows_, config_.num_ffn_in() * ffn, hidden, config_.mlp_bias));
     const bool swiglu = config_.activation == Activation::swiglu;
     add(swiglu ? silu_mul_cost(rows_, ffn) : gelu_tanh_cost(rows_, ffn));
     add(linear_cost(rows_, hidden, ffn, config_.mlp_bias && shard_.rank == 0));
     all_reduce();
-    add(add_cost(rows_ * hidden));
   }
 
-  void norm() {
+  void norm(bool adds) {
     const bool layer_norm = config_.norm == Norm::layer;
-    add((layer_norm ? layer_norm_cost : rms_norm_cost)(rows_, config_.hidden_size));
+    add((layer_norm ? layer_norm_cost : rms_norm_cost)(rows_, config_.hidden_size, adds));
   }
 
   void add(const OperationCost& cost) { cost_.operations += cost; }
@@ -97,14 +94,16 @@ PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows) {
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
   PassCost cost;
   cost.operations += embed_cost(rows, hidden);
-  for (int norms = 0; norms < 3; ++norms) cost.operations += rms_norm_cost(rows, hidden);
+  // Of the embedding, and of what the state and the FFN add.
+  for (const bool adds : {false, true, true}) {
+    cost.operations += rms_norm_cost(rows, hidden, adds);
+  }
   for (int inputs = 0; inputs < 2; ++inputs) {  // the token and the state
     cost.operations += linear_cost(rows, hidden, hidden, false);
   }
   cost.operations += linear_cost(rows, 2 * ffn, hidden, false);
   cost.operations += silu_mul_cost(rows, ffn);
   cost.operations += linear_cost(rows, hidden, ffn, false);
-  for (int sums = 0; sums < 2; ++sums) cost.operations += add_cost(rows * hidden);
   cost.operations += linear_cost(rows, scored, hidden, false);
   cost.operations += expand_logits_cost(rows, scored, config.vocab_size);
   return cost;

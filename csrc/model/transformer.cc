@@ -29,10 +29,11 @@ int64_t longest_context(const ModelConfig& config, int64_t max_positions) {
 // The residual stream and what stands between two operations of a layer. Views of `scratch_`, laid
 // out for max_rows, cut to the pass's rows.
 struct Transformer::Scratch {
-  TensorView residual;   // f32 [rows, hidden]
+  TensorView residual;   // f32 [rows, hidden]: what the norms before have added up
   TensorView normed;     // bf16 [rows, hidden]
   TensorView wanted;     // bf16 [rows, hidden]: the rows whose logits are wanted, at its head
-  TensorView partial;    // f32 [rows, hidden]: this rank's share of a row-parallel product
+  TensorView partial;    // f32 [rows, hidden]: this rank's share of a row-parallel product, then
+                         // the ranks' sum, which the next norm adds
   TensorView qkv;        // f32 [rows, (heads + 2 kv_heads) * head_dim]
   TensorView attention;  // bf16 [rows, heads * head_dim]
   TensorView ffn_in;     // f32 [rows, num_ffn_in * intermediate]
@@ -139,17 +140,19 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
   const Scratch scratch = scratch_for(rows);
   const RowMap map = {batch.positions, batch.slots, cache.page_tables()};
 
-  embed(batch, scratch, stream);
+  TensorView addend = embed(batch, scratch, stream);
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     // A chunk of a prompt is only there for the cache: behind its last entry nothing is computed.
     const bool only_cache = num_logits == 0 && i + 1 == config_.num_layers;
     const LayerWeights& layer = weights_->layers[i];
-    attention_block(layer, cache.k_pages(i), cache.v_pages(i), map, scratch, only_cache, stream);
+    attention_block(layer, addend, cache.k_pages(i), cache.v_pages(i), map, scratch, only_cache,
+                    stream);
     if (only_cache) return;
     ffn_block(layer, scratch, stream);
+    addend = scratch.partial;
   }
 
-  norm(weights_->norm, scratch, stream);
+  norm(weights_->norm, addend, scratch, stream);
   const TensorView wanted = final_states(rows, num_logits);
   if (num_logits < rows) {
     backend_.gather_rows(scratch.normed, batch.logit_rows, wanted, stream);
@@ -165,31 +168,34 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
   backend_.linear(weights_->lm_head(), wanted, {}, logits, stream);
 }
 
-// x = E[token], + P[position] where positions are learned
-void Transformer::embed(const Batch& batch, const Scratch& scratch, Stream& stream) {
+// x = E[token]. Returns what the first norm adds: P[position] where positions are learned.
+TensorView Transformer::embed(const Batch& batch, const Scratch& scratch, Stream& stream) {
   // Vocabulary-parallel: one rank has the token's row, the others add zeros, so the sum is exact.
   backend_.embed(weights_->embedding, batch.tokens, shard_.vocab.begin, scratch.residual, stream);
   communicator_.all_reduce_sum(scratch.residual, stream);
-  if (config_.positions == Positions::rotary) return;
+  if (config_.positions == Positions::rotary) return {};
   backend_.embed(weights_->position_embedding, batch.positions, 0, scratch.partial, stream);
-  backend_.add(scratch.residual, scratch.partial, stream);
+  return scratch.partial;
 }
 
-// residual -> normed
-void Transformer::norm(const NormWeights& weights, const Scratch& scratch, Stream& stream) {
+// residual += addend, residual -> normed
+void Transformer::norm(const NormWeights& weights, TensorView addend, const Scratch& scratch,
+                       Stream& stream) {
   const TensorView x = scratch.residual, y = scratch.normed;
   if (config_.norm == Norm::layer) {
-    backend_.layer_norm(x, weights.weight.view, weights.bias.view, config_.norm_eps, y, stream);
+    backend_.layer_norm(x, addend, weights.weight.view, weights.bias.view, config_.norm_eps, y,
+                        stream);
   } else {
-    backend_.rms_norm(x, weights.weight.view, config_.norm_eps, y, stream);
+    backend_.rms_norm(x, addend, weights.weight.view, config_.norm_eps, y, stream);
   }
 }
 
-// x += W_o attention(rope(W_qkv norm(x))), without rope where positions are learned
-void Transformer::attention_block(const LayerWeights& layer, TensorView k_pages, TensorView v_pages,
-                                  const RowMap& map, const Scratch& scratch, bool only_cache,
-                                  Stream& stream) {
-  norm(layer.input_norm, scratch, stream);
+// x += addend; partial = W_o attention(rope(W_qkv norm(x))), without rope where positions are
+// learned
+void Transformer::attention_block(const LayerWeights& layer, TensorView addend, TensorView k_pages,
+                                  TensorView v_pages, const RowMap& map, const Scratch& scratch,
+                                  bool only_cache, Stream& stream) {
+  norm(layer.input_norm, addend, scratch, stream);
   // Column-parallel: whole heads.
   backend_.linear(layer.qkv, scratch.normed, layer.qkv_bias.view, scratch.qkv, stream);
   backend_.rope_and_cache(scratch.qkv, cos_, sin_, k_pages, v_pages, map, shard_.attention, stream);
@@ -200,12 +206,11 @@ void Transformer::attention_block(const LayerWeights& layer, TensorView k_pages,
   backend_.linear(layer.attention_out, scratch.attention, layer.attention_bias.view,
                   scratch.partial, stream);
   communicator_.all_reduce_sum(scratch.partial, stream);
-  backend_.add(scratch.residual, scratch.partial, stream);
 }
 
-// x += W_out (silu(W_gate norm(x)) * W_up norm(x)), or x += W_out gelu(W_in norm(x))
+// x += partial; partial = W_out (silu(W_gate norm(x)) * W_up norm(x)), or W_out gelu(W_in norm(x))
 void Transformer::ffn_block(const LayerWeights& layer, const Scratch& scratch, Stream& stream) {
-  norm(layer.ffn_norm, scratch, stream);
+  norm(layer.ffn_norm, scratch.partial, scratch, stream);
   // Column-parallel: this rank's FFN columns (of gate and up both, where there are two).
   backend_.linear(layer.ffn_in, scratch.normed, layer.ffn_in_bias.view, scratch.ffn_in, stream);
   if (config_.activation == Activation::swiglu) {
@@ -217,7 +222,6 @@ void Transformer::ffn_block(const LayerWeights& layer, const Scratch& scratch, S
   backend_.linear(layer.ffn_out, scratch.activated, layer.ffn_out_bias.view, scratch.partial,
                   stream);
   communicator_.all_reduce_sum(scratch.partial, stream);
-  backend_.add(scratch.residual, scratch.partial, stream);
 }
 
 }  // namespace outrider

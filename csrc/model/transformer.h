@@ -72,10 +72,11 @@ class Transformer {
  private:
   struct Scratch;  // of one pass
 
-  void embed(const Batch& batch, const Scratch& scratch, Stream& stream);
-  void norm(const NormWeights& weights, const Scratch& scratch, Stream& stream);
-  void attention_block(const LayerWeights& layer, TensorView k_pages, TensorView v_pages,
-                       const RowMap& map, const Scratch& scratch, bool only_cache, Stream& stream);
+  TensorView embed(const Batch& batch, const Scratch& scratch, Stream& stream);
+  void norm(const NormWeights& weights, TensorView addend, const Scratch& scratch, Stream& stream);
+  void attention_block(const LayerWeights& layer, TensorView addend, TensorView k_pages,
+                       TensorView v_pages, const RowMap& map, const Scratch& scratch,
+                       bool only_cache, Stream& stream);
   void ffn_block(const LayerWeights& layer, const Scratch& scratch, Stream& stream);
   Scratch scratch_for(int64_t rows) const;
 

@@ -25,20 +25,20 @@ OUTRIDER_MULTIVERSION(void, expand_row,
 
 }  // namespace
 
-void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden,
-              float epsilon, Isa isa) {
+void rms_norm(float* x, const float* addend, const bf16* weight, bf16* y, int64_t rows,
+              int64_t hidden, float epsilon, Isa isa) {
   const auto kernel = isa == Isa::scalar ? scalar::rms_norm
                       : isa == Isa::avx2 ? avx2::rms_norm
                                          : avx512::rms_norm;
-  kernel(x, weight, y, rows, hidden, epsilon);
+  kernel(x, addend, weight, y, rows, hidden, epsilon);
 }
 
-void layer_norm(const float* x, const bf16* weight, const bf16* bias, bf16* y, int64_t rows,
-                int64_t hidden, float epsilon, Isa isa) {
+void layer_norm(float* x, const float* addend, const bf16* weight, const bf16* bias, bf16* y,
+                int64_t rows, int64_t hidden, float epsilon, Isa isa) {
   const auto kernel = isa == Isa::scalar ? scalar::layer_norm
                       : isa == Isa::avx2 ? avx2::layer_norm
                                          : avx512::layer_norm;
-  kernel(x, weight, bias, y, rows, hidden, epsilon);
+  kernel(x, addend, weight, bias, y, rows, hidden, epsilon);
 }
 
 void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width, Isa isa) {
@@ -52,11 +52,6 @@ void gelu_tanh(const float* x, bf16* y, int64_t size, Isa isa) {
   const auto kernel = isa == Isa::scalar ? scalar::gelu_tanh
                       : isa == Isa::avx2 ? avx2::gelu_tanh
                                          : avx512::gelu_tanh;
-  kernel(x, y, size);
-}
-
-void add(float* x, const float* y, int64_t size, Isa isa) {
-  const auto kernel = isa == Isa::scalar ? scalar::add : isa == Isa::avx2 ? avx2::add : avx512::add;
   kernel(x, y, size);
 }
 

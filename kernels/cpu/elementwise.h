@@ -1,5 +1,5 @@
-// The operations of a decoder layer that work row by row: norm, activation, residual; and the
-// logits of a trimmed LM head.
+// The operations of a decoder layer that work row by row: norm with the residual sum before it,
+// activation; and the logits of a trimmed LM head.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,24 @@
 
 namespace outrider::cpu {
 
-// y = x / rms(x) * weight, rounded once to bf16.
-// Bound: rows * hidden * 6 bytes. Order: 16 lanes, lane i sums elements i, i + 16, … by fma; lanes
-// are added in a fixed tree. Twin: ../cuda/elementwise.cu.
-void rms_norm(const float* x,      // [rows, hidden]
-              const bf16* weight,  // [hidden]
-              bf16* y,             // [rows, hidden]
+// x += addend, where there is one; y = x / rms(x) * weight, rounded once to bf16.
+// Bound: rows * hidden * 6 bytes, 14 with an addend. Order: 16 lanes, lane i sums elements i, i +
+// 16, … by fma; lanes are added in a fixed tree. Twin: ../cuda/elementwise.cu.
+void rms_norm(float* x,             // [rows, hidden]
+              const float* addend,  // [rows, hidden], or null
+              const bf16* weight,   // [hidden]
+              bf16* y,              // [rows, hidden]
               int64_t rows, int64_t hidden, float epsilon, Isa isa);
 
-// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, rounded once to bf16.
-// Bound: rows * hidden * 6 bytes. Order: the sum for the mean, then that of the squared differences
-// from it by fma, each in 16 lanes as rms_norm's. Twin: ../cuda/elementwise.cu.
-void layer_norm(const float* x,      // [rows, hidden]
-                const bf16* weight,  // [hidden]
-                const bf16* bias,    // [hidden]
-                bf16* y,             // [rows, hidden]
+// x += addend, where there is one; y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias,
+// rounded once to bf16.
+// Bound: rows * hidden * 6 bytes, 14 with an addend. Order: the sum for the mean, then that of the
+// squared differences from it by fma, each in 16 lanes as rms_norm's. Twin: ../cuda/elementwise.cu.
+void layer_norm(float* x,             // [rows, hidden]
+                const float* addend,  // [rows, hidden], or null
+                const bf16* weight,   // [hidden]
+                const bf16* bias,     // [hidden]
+                bf16* y,              // [rows, hidden]
                 int64_t rows, int64_t hidden, float epsilon, Isa isa);
 
 // y = silu(gate) * up, rounded once to bf16. exp is ours (math.h), the same on every machine.
@@ -34,9 +37,6 @@ void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
 
 // y = gelu(x) by its approximation with tanh (math.h), rounded once to bf16. Bound: size * 6 bytes.
 void gelu_tanh(const float* x, bf16* y, int64_t size, Isa isa);
-
-// x += y
-void add(float* x, const float* y, int64_t size, Isa isa);
 
 // y[r][v] = x[r][head_rows[v]], kUnscoredLogit where head_rows[v] is -1. Bound: rows * vocab_size *
 // 4 bytes. Twin: ../cuda/elementwise.cu.

@@ -9,13 +9,12 @@
 
 #define OUTRIDER_DECLARE_LANES_KERNELS(isa)                                                      \
   namespace isa {                                                                                \
-  void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden,       \
-                float epsilon);                                                                  \
-  void layer_norm(const float* x, const bf16* weight, const bf16* bias, bf16* y, int64_t rows,   \
-                  int64_t hidden, float epsilon);                                                \
+  void rms_norm(float* x, const float* addend, const bf16* weight, bf16* y, int64_t rows,        \
+                int64_t hidden, float epsilon);                                                  \
+  void layer_norm(float* x, const float* addend, const bf16* weight, const bf16* bias, bf16* y,  \
+                  int64_t rows, int64_t hidden, float epsilon);                                  \
   void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width);                     \
   void gelu_tanh(const float* x, bf16* y, int64_t size);                                         \
-  void add(float* x, const float* y, int64_t size);                                              \
   void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages, \
                       bf16* v_pages, RowPointers map, int64_t rows, AttentionShape shape);       \
   }

@@ -17,13 +17,26 @@ unsigned blocks_of(int64_t size) { return static_cast<unsigned>((size + kThreads
 
 __device__ int64_t grid_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// Grid: rows.
+// x[i], once what is to be added is; the thread reads it again.
+__device__ float load_sum(float* x, const float* addend, int i) {
+  if (addend != nullptr) x[i] += addend[i];
+  return x[i];
+}
+
+// Grid: rows. Nothing overlaps, so that loads go ahead of what is written.
 __global__ void __launch_bounds__(kNormThreads)
-    rms_norm_kernel(const float* x, const bf16* weight, bf16* y, int hidden, float epsilon) {
-  x += int64_t{blockIdx.x} * hidden;
-  y += int64_t{blockIdx.x} * hidden;
+    rms_norm_kernel(float* __restrict__ x, const float* __restrict__ addend,
+                    const bf16* __restrict__ weight, bf16* __restrict__ y, int hidden,
+                    float epsilon) {
+  const int64_t offset = int64_t{blockIdx.x} * hidden;
+  x += offset;
+  y += offset;
+  if (addend != nullptr) addend += offset;
   float squares = 0.0f;
-  for (int i = threadIdx.x; i < hidden; i += kNormThreads) squares = fmaf(x[i], x[i], squares);
+  for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
+    const float value = load_sum(x, addend, i);
+    squares = fmaf(value, value, squares);
+  }
   squares = block_reduce(squares, [](float a, float b) { return a + b; });
   const float scale = 1.0f / sqrtf(squares / static_cast<float>(hidden) + epsilon);
   for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
@@ -31,15 +44,18 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
-// Grid: rows.
+// Grid: rows. Nothing overlaps.
 __global__ void __launch_bounds__(kNormThreads)
-    layer_norm_kernel(const float* x, const bf16* weight, const bf16* bias, bf16* y, int hidden,
-                      float epsilon) {
+    layer_norm_kernel(float* __restrict__ x, const float* __restrict__ addend,
+                      const bf16* __restrict__ weight, const bf16* __restrict__ bias,
+                      bf16* __restrict__ y, int hidden, float epsilon) {
   const auto plus = [](float a, float b) { return a + b; };
-  x += int64_t{blockIdx.x} * hidden;
-  y += int64_t{blockIdx.x} * hidden;
+  const int64_t offset = int64_t{blockIdx.x} * hidden;
+  x += offset;
+  y += offset;
+  if (addend != nullptr) addend += offset;
   float sum = 0.0f;
-  for (int i = threadIdx.x; i < hidden; i += kNormThreads) sum += x[i];
+  for (int i = threadIdx.x; i < hidden; i += kNormThreads) sum += load_sum(x, addend, i);
   const float mean = block_reduce(sum, plus) / static_cast<float>(hidden);
   float squares = 0.0f;
   for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
@@ -65,11 +81,6 @@ __global__ void __launch_bounds__(kThreads)
     gelu_tanh_kernel(const float* x, bf16* y, int64_t size) {
   const int64_t i = grid_index();
   if (i < size) y[i] = narrow(gelu_tanh_f32(x[i]));
-}
-
-__global__ void __launch_bounds__(kThreads) add_kernel(float* x, const float* y, int64_t size) {
-  const int64_t i = grid_index();
-  if (i < size) x[i] += y[i];
 }
 
 // Grid: rows of y.
@@ -111,16 +122,16 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void rms_norm(const float* x, const bf16* weight, bf16* y, int64_t rows, int64_t hidden,
-              float epsilon, cudaStream_t stream) {
-  launch(rms_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, weight, y,
-         static_cast<int>(hidden), epsilon);
+void rms_norm(float* x, const float* addend, const bf16* weight, bf16* y, int64_t rows,
+              int64_t hidden, float epsilon, cudaStream_t stream) {
+  launch(rms_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight,
+         y, static_cast<int>(hidden), epsilon);
 }
 
-void layer_norm(const float* x, const bf16* weight, const bf16* bias, bf16* y, int64_t rows,
-                int64_t hidden, float epsilon, cudaStream_t stream) {
-  launch(layer_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, weight, bias,
-         y, static_cast<int>(hidden), epsilon);
+void layer_norm(float* x, const float* addend, const bf16* weight, const bf16* bias, bf16* y,
+                int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream) {
+  launch(layer_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight,
+         bias, y, static_cast<int>(hidden), epsilon);
 }
 
 void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width, cudaStream_t stream) {
@@ -129,10 +140,6 @@ void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width, cudaSt
 
 void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream) {
   launch(gelu_tanh_kernel, blocks_of(size), kThreads, 0, stream, x, y, size);
-}
-
-void add(float* x, const float* y, int64_t size, cudaStream_t stream) {
-  launch(add_kernel, blocks_of(size), kThreads, 0, stream, x, y, size);
 }
 
 void gather_rows(const bf16* x, const int32_t* indices, bf16* y, int64_t count, int64_t hidden,

@@ -1,5 +1,5 @@
-// The operations of a decoder layer that work row by row: norm, activation, residual, the choice of
-// rows, and the logits of a trimmed LM head.
+// The operations of a decoder layer that work row by row: norm with the residual sum before it,
+// activation, the choice of rows; and the logits of a trimmed LM head.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,25 @@
 
 namespace outrider::cuda {
 
-// y = x / rms(x) * weight, rounded once to bf16.
-// Bound: rows * hidden * 6 bytes. Order: thread i of 512 sums the squares of elements i, i + 512, …
-// by fma; a warp's threads are added in a fixed tree, the warps in order. Twin:
-// ../cpu/elementwise.cc.
-void rms_norm(const float* x,      // [rows, hidden]
-              const bf16* weight,  // [hidden]
-              bf16* y,             // [rows, hidden]
+// x += addend, where there is one; y = x / rms(x) * weight, rounded once to bf16.
+// Bound: rows * hidden * 6 bytes, 14 with an addend. Order: thread i of 512 sums the squares of
+// elements i, i + 512, … by fma; a warp's threads are added in a fixed tree, the warps in order.
+// Twin: ../cpu/elementwise.cc.
+void rms_norm(float* x,             // [rows, hidden]
+              const float* addend,  // [rows, hidden], or null
+              const bf16* weight,   // [hidden]
+              bf16* y,              // [rows, hidden]
               int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream);
 
-// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, rounded once to bf16.
-// Bound: rows * hidden * 6 bytes. Order: the sum for the mean, then that of the squared differences
-// from it by fma, each as rms_norm's. Twin: ../cpu/elementwise.cc.
-void layer_norm(const float* x,      // [rows, hidden]
-                const bf16* weight,  // [hidden]
-                const bf16* bias,    // [hidden]
-                bf16* y,             // [rows, hidden]
+// x += addend, where there is one; y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias,
+// rounded once to bf16.
+// Bound: rows * hidden * 6 bytes, 14 with an addend. Order: the sum for the mean, then that of the
+// squared differences from it by fma, each as rms_norm's. Twin: ../cpu/elementwise.cc.
+void layer_norm(float* x,             // [rows, hidden]
+                const float* addend,  // [rows, hidden], or null
+                const bf16* weight,   // [hidden]
+                const bf16* bias,     // [hidden]
+                bf16* y,              // [rows, hidden]
                 int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream);
 
 // y = silu(gate) * up, rounded once to bf16. exp is ours (math.h): the bits of the CPU.
@@ -37,9 +40,6 @@ void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
 // y = gelu(x) by its approximation with tanh (math.h: the bits of the CPU), rounded once to bf16.
 // Bound: size * 6 bytes.
 void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream);
-
-// x += y. Bound: size * 12 bytes.
-void add(float* x, const float* y, int64_t size, cudaStream_t stream);
 
 // Copies rows `indices` of x to y. Bound: count * hidden * 4 bytes.
 void gather_rows(const bf16* x,           // [rows, hidden]

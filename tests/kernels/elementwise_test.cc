@@ -12,10 +12,11 @@ using ElementwiseTest = KernelTest;
 // weighing, root and quotient add four, and the result is rounded to bf16.
 TEST_F(ElementwiseTest, RmsNormIsCloseToDouble) {
   for (const RowCase& c : kRowCases) {
-    const auto x = random_f32(c.rows * c.width, 3.0f);
+    auto x = random_f32(c.rows * c.width, 3.0f);
     const auto weight = random_bf16(c.width);
     std::vector<bf16> y(x.size());
-    rms_norm(x.data(), weight.data(), y.data(), c.rows, c.width, 0.5f, available_isas().back());
+    rms_norm(x.data(), nullptr, weight.data(), y.data(), c.rows, c.width, 0.5f,
+             available_isas().back());
     const double error = kRoundBf16 + ((c.width / 16.0 + 6) / 2 + 5) * kRoundF32;
     expect_rms_norm(x, weight, y, c.rows, c.width, error);
   }
@@ -28,7 +29,7 @@ TEST_F(ElementwiseTest, LayerNormIsCloseToDouble) {
     for (float& value : x) value += 5.0f;
     const auto weight = random_bf16(c.width), bias = random_bf16(c.width);
     std::vector<bf16> y(x.size());
-    layer_norm(x.data(), weight.data(), bias.data(), y.data(), c.rows, c.width, 0.5f,
+    layer_norm(x.data(), nullptr, weight.data(), bias.data(), y.data(), c.rows, c.width, 0.5f,
                available_isas().back());
     expect_layer_norm(x, weight, bias, y, c.rows, c.width, c.width / 16.0 + 7);
   }
@@ -91,8 +92,8 @@ TEST_F(ElementwiseTest, EveryIsaGivesTheSameBits) {
     const auto weight = random_bf16(c.width), bias = random_bf16(c.width);
     const int64_t size = c.rows * c.width;
     std::vector<bf16> norm(size), layer(size), silu(size), gelu(size);
-    rms_norm(x.data(), weight.data(), norm.data(), c.rows, c.width, 1e-5f, Isa::scalar);
-    layer_norm(x.data(), weight.data(), bias.data(), layer.data(), c.rows, c.width, 1e-5f,
+    rms_norm(x.data(), nullptr, weight.data(), norm.data(), c.rows, c.width, 1e-5f, Isa::scalar);
+    layer_norm(x.data(), nullptr, weight.data(), bias.data(), layer.data(), c.rows, c.width, 1e-5f,
                Isa::scalar);
     silu_mul(x.data(), silu.data(), c.rows, c.width, Isa::scalar);
     gelu_tanh(x.data(), gelu.data(), size, Isa::scalar);
@@ -103,9 +104,10 @@ TEST_F(ElementwiseTest, EveryIsaGivesTheSameBits) {
           ASSERT_TRUE(same_number(to_float(y[i]), to_float(expected[i]))) << isa_name(isa);
         }
       };
-      rms_norm(x.data(), weight.data(), y.data(), c.rows, c.width, 1e-5f, isa);
+      rms_norm(x.data(), nullptr, weight.data(), y.data(), c.rows, c.width, 1e-5f, isa);
       expect_same(norm);
-      layer_norm(x.data(), weight.data(), bias.data(), y.data(), c.rows, c.width, 1e-5f, isa);
+      layer_norm(x.data(), nullptr, weight.data(), bias.data(), y.data(), c.rows, c.width, 1e-5f,
+                 isa);
       expect_same(layer);
       silu_mul(x.data(), y.data(), c.rows, c.width, isa);
       expect_same(silu);
@@ -117,19 +119,21 @@ TEST_F(ElementwiseTest, EveryIsaGivesTheSameBits) {
 
 TEST_F(ElementwiseTest, ARowDoesNotDependOnTheOthers) {
   for (const RowCase& c : kRowCases) {
-    const auto x = random_f32(c.rows * 2 * c.width);
+    auto x = random_f32(c.rows * 2 * c.width);
     const auto weight = random_bf16(c.width), bias = random_bf16(c.width);
     const Isa isa = available_isas().back();
     const int64_t size = c.rows * c.width;
     std::vector<bf16> norm(size), layer(size), silu(size), alone(c.width);
-    rms_norm(x.data(), weight.data(), norm.data(), c.rows, c.width, 1e-5f, isa);
-    layer_norm(x.data(), weight.data(), bias.data(), layer.data(), c.rows, c.width, 1e-5f, isa);
+    rms_norm(x.data(), nullptr, weight.data(), norm.data(), c.rows, c.width, 1e-5f, isa);
+    layer_norm(x.data(), nullptr, weight.data(), bias.data(), layer.data(), c.rows, c.width, 1e-5f,
+               isa);
     silu_mul(x.data(), silu.data(), c.rows, c.width, isa);
     for (int64_t r = 0; r < c.rows; ++r) {
-      rms_norm(x.data() + r * c.width, weight.data(), alone.data(), 1, c.width, 1e-5f, isa);
+      rms_norm(x.data() + r * c.width, nullptr, weight.data(), alone.data(), 1, c.width, 1e-5f,
+               isa);
       ASSERT_EQ(std::memcmp(alone.data(), norm.data() + r * c.width, c.width * 2), 0);
-      layer_norm(x.data() + r * c.width, weight.data(), bias.data(), alone.data(), 1, c.width,
-                 1e-5f, isa);
+      layer_norm(x.data() + r * c.width, nullptr, weight.data(), bias.data(), alone.data(), 1,
+                 c.width, 1e-5f, isa);
       ASSERT_EQ(std::memcmp(alone.data(), layer.data() + r * c.width, c.width * 2), 0);
       silu_mul(x.data() + r * 2 * c.width, alone.data(), 1, c.width, isa);
       ASSERT_EQ(std::memcmp(alone.data(), silu.data() + r * c.width, c.width * 2), 0);
@@ -137,14 +141,35 @@ TEST_F(ElementwiseTest, ARowDoesNotDependOnTheOthers) {
   }
 }
 
-TEST_F(ElementwiseTest, AddAdds) {
-  const auto x = random_f32(1003);
-  const auto y = random_f32(1003);
-  for (Isa isa : available_isas()) {
-    auto sum = x;
-    add(sum.data(), y.data(), 1000, isa);
-    for (size_t i = 0; i < 1000; ++i) EXPECT_EQ(sum[i], x[i] + y[i]);
-    for (size_t i = 1000; i < 1003; ++i) EXPECT_EQ(sum[i], x[i]);
+// A norm with an addend is the sum, rounded to fp32, and then the norm: on every instruction set.
+TEST_F(ElementwiseTest, ANormOfASumIsTheSumAndThenTheNorm) {
+  for (const RowCase& c : kRowCases) {
+    const int64_t size = c.rows * c.width;
+    const auto x = random_f32(size, 3.0f), addend = random_f32(size + 1, 3.0f);
+    const auto weight = random_bf16(c.width), bias = random_bf16(c.width);
+    std::vector<float> sums(x);
+    for (int64_t i = 0; i < size; ++i) sums[i] += addend[i];
+    std::vector<bf16> expected(size), got(size);
+    for (Isa isa : available_isas()) {
+      const auto expect_same = [&](std::vector<float> summed) {
+        EXPECT_EQ(summed.back(), 7.0f) << "written beyond the end";
+        summed.pop_back();
+        EXPECT_TRUE(same_bits(summed, sums)) << isa_name(isa);
+        EXPECT_TRUE(same_bits(got, expected)) << isa_name(isa);
+      };
+      std::vector<float> summed(x);
+      summed.push_back(7.0f);
+      std::vector<float> again(summed);
+      rms_norm(sums.data(), nullptr, weight.data(), expected.data(), c.rows, c.width, 1e-5f, isa);
+      rms_norm(summed.data(), addend.data(), weight.data(), got.data(), c.rows, c.width, 1e-5f,
+               isa);
+      expect_same(summed);
+      layer_norm(sums.data(), nullptr, weight.data(), bias.data(), expected.data(), c.rows, c.width,
+                 1e-5f, isa);
+      layer_norm(again.data(), addend.data(), weight.data(), bias.data(), got.data(), c.rows,
+                 c.width, 1e-5f, isa);
+      expect_same(again);
+    }
   }
 }
 

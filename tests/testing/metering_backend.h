@@ -61,11 +61,12 @@ class MeteringBackend final : public Backend {
     CHECK(x.extent(0) == y.extent(0) && x.extent(1) == weight.k && y.extent(1) == weight.n);
     cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr);
   }
-  void rms_norm(TensorView x, TensorView, float, TensorView, Stream&) override {
-    cost_ += rms_norm_cost(x.extent(0), x.extent(1));
+  void rms_norm(TensorView x, TensorView addend, TensorView, float, TensorView, Stream&) override {
+    cost_ += rms_norm_cost(x.extent(0), x.extent(1), addend.raw() != nullptr);
   }
-  void layer_norm(TensorView x, TensorView, TensorView, float, TensorView, Stream&) override {
-    cost_ += layer_norm_cost(x.extent(0), x.extent(1));
+  void layer_norm(TensorView x, TensorView addend, TensorView, TensorView, float, TensorView,
+                  Stream&) override {
+    cost_ += layer_norm_cost(x.extent(0), x.extent(1), addend.raw() != nullptr);
   }
   void silu_mul(TensorView, TensorView y, Stream&) override {
     cost_ += silu_mul_cost(y.extent(0), y.extent(1));
@@ -73,7 +74,6 @@ class MeteringBackend final : public Backend {
   void gelu_tanh(TensorView x, TensorView, Stream&) override {
     cost_ += gelu_tanh_cost(x.extent(0), x.extent(1));
   }
-  void add(TensorView x, TensorView, Stream&) override { cost_ += add_cost(x.size()); }
   void gather_rows(TensorView, TensorView, TensorView y, Stream&) override {
     cost_ += gather_rows_cost(y.extent(0), y.extent(1));
   }

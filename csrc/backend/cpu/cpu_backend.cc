@@ -111,24 +111,21 @@ void CpuBackend::linear(const PackedWeight& weight, TensorView x, TensorView bia
               weight.k, isa_);
 }
 
-void CpuBackend::rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y, Stream&) {
-  const int64_t rows = x.extent(0);
-  const int64_t hidden = weight.extent(0);
-  CHECK(has_shape(x, DType::f32, {rows, hidden}));
-  CHECK(has_shape(weight, DType::bf16, {hidden}));
-  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
-  cpu::rms_norm(x.data<float>(), weight.data<bf16>(), y.data<bf16>(), rows, hidden, epsilon, isa_);
+void CpuBackend::rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon,
+                          TensorView y, Stream&) {
+  const int64_t rows = x.extent(0), hidden = weight.extent(0);
+  check_norm(x, addend, weight, y);
+  cpu::rms_norm(x.data<float>(), addend.data<float>(), weight.data<bf16>(), y.data<bf16>(), rows,
+                hidden, epsilon, isa_);
 }
 
-void CpuBackend::layer_norm(TensorView x, TensorView weight, TensorView bias, float epsilon,
-                            TensorView y, Stream&) {
-  const int64_t rows = x.extent(0);
-  const int64_t hidden = weight.extent(0);
-  CHECK(has_shape(x, DType::f32, {rows, hidden}));
-  CHECK(has_shape(weight, DType::bf16, {hidden}) && has_shape(bias, DType::bf16, {hidden}));
-  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
-  cpu::layer_norm(x.data<float>(), weight.data<bf16>(), bias.data<bf16>(), y.data<bf16>(), rows,
-                  hidden, epsilon, isa_);
+void CpuBackend::layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
+                            float epsilon, TensorView y, Stream&) {
+  const int64_t rows = x.extent(0), hidden = weight.extent(0);
+  check_norm(x, addend, weight, y);
+  CHECK(has_shape(bias, DType::bf16, {hidden}));
+  cpu::layer_norm(x.data<float>(), addend.data<float>(), weight.data<bf16>(), bias.data<bf16>(),
+                  y.data<bf16>(), rows, hidden, epsilon, isa_);
 }
 
 void CpuBackend::silu_mul(TensorView gate_up, TensorView y, Stream&) {
@@ -143,12 +140,6 @@ void CpuBackend::gelu_tanh(TensorView x, TensorView y, Stream&) {
   CHECK(has_shape(x, DType::f32, {-1, -1}));
   CHECK(has_shape(y, DType::bf16, {x.extent(0), x.extent(1)}));
   cpu::gelu_tanh(x.data<float>(), y.data<bf16>(), x.size(), isa_);
-}
-
-void CpuBackend::add(TensorView x, TensorView y, Stream&) {
-  CHECK(x.contiguous() && y.contiguous() && x.rank() == y.rank());
-  for (int d = 0; d < x.rank(); ++d) CHECK(x.extent(d) == y.extent(d));
-  cpu::add(x.data<float>(), y.data<float>(), x.size(), isa_);
 }
 
 void CpuBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream&) {

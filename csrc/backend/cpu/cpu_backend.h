@@ -40,13 +40,12 @@ class CpuBackend : public Backend {
              Stream& stream) override;
   void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
               Stream& stream) override;
-  void rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
+  void rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon, TensorView y,
                 Stream& stream) override;
-  void layer_norm(TensorView x, TensorView weight, TensorView bias, float epsilon, TensorView y,
-                  Stream& stream) override;
+  void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
+                  float epsilon, TensorView y, Stream& stream) override;
   void silu_mul(TensorView gate_up, TensorView y, Stream& stream) override;
   void gelu_tanh(TensorView x, TensorView y, Stream& stream) override;
-  void add(TensorView x, TensorView y, Stream& stream) override;
   void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) override;
   void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
   void table_logits(TensorView tokens, const LogitTable& table, TensorView y,

@@ -235,26 +235,21 @@ void CudaBackend::linear(const PackedWeight& weight, TensorView x, TensorView bi
                cuda::linear_tile(rows, weight.n), handle(stream));
 }
 
-void CudaBackend::rms_norm(TensorView x, TensorView weight, float epsilon, TensorView y,
-                           Stream& stream) {
-  const int64_t rows = x.extent(0);
-  const int64_t hidden = weight.extent(0);
-  CHECK(has_shape(x, DType::f32, {rows, hidden}));
-  CHECK(has_shape(weight, DType::bf16, {hidden}));
-  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
-  cuda::rms_norm(x.data<float>(), weight.data<bf16>(), y.data<bf16>(), rows, hidden, epsilon,
-                 handle(stream));
+void CudaBackend::rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon,
+                           TensorView y, Stream& stream) {
+  const int64_t rows = x.extent(0), hidden = weight.extent(0);
+  check_norm(x, addend, weight, y);
+  cuda::rms_norm(x.data<float>(), addend.data<float>(), weight.data<bf16>(), y.data<bf16>(), rows,
+                 hidden, epsilon, handle(stream));
 }
 
-void CudaBackend::layer_norm(TensorView x, TensorView weight, TensorView bias, float epsilon,
-                             TensorView y, Stream& stream) {
-  const int64_t rows = x.extent(0);
-  const int64_t hidden = weight.extent(0);
-  CHECK(has_shape(x, DType::f32, {rows, hidden}));
-  CHECK(has_shape(weight, DType::bf16, {hidden}) && has_shape(bias, DType::bf16, {hidden}));
-  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
-  cuda::layer_norm(x.data<float>(), weight.data<bf16>(), bias.data<bf16>(), y.data<bf16>(), rows,
-                   hidden, epsilon, handle(stream));
+void CudaBackend::layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
+                             float epsilon, TensorView y, Stream& stream) {
+  const int64_t rows = x.extent(0), hidden = weight.extent(0);
+  check_norm(x, addend, weight, y);
+  CHECK(has_shape(bias, DType::bf16, {hidden}));
+  cuda::layer_norm(x.data<float>(), addend.data<float>(), weight.data<bf16>(), bias.data<bf16>(),
+                   y.data<bf16>(), rows, hidden, epsilon, handle(stream));
 }
 
 void CudaBackend::silu_mul(TensorView gate_up, TensorView y, Stream& stream) {
@@ -269,12 +264,6 @@ void CudaBackend::gelu_tanh(TensorView x, TensorView y, Stream& stream) {
   CHECK(has_shape(x, DType::f32, {-1, -1}));
   CHECK(has_shape(y, DType::bf16, {x.extent(0), x.extent(1)}));
   cuda::gelu_tanh(x.data<float>(), y.data<bf16>(), x.size(), handle(stream));
-}
-
-void CudaBackend::add(TensorView x, TensorView y, Stream& stream) {
-  CHECK(x.contiguous() && y.contiguous() && x.rank() == y.rank());
-  for (int d = 0; d < x.rank(); ++d) CHECK(x.extent(d) == y.extent(d));
-  cuda::add(x.data<float>(), y.data<float>(), x.size(), handle(stream));
 }
 
 void CudaBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) {
