@@ -40,7 +40,8 @@ class DeviceOpBench {
     linear(shape_name + "/qkv", shard.attention.qkv_width(), hidden);
     linear(shape_name + "/attention_out", hidden, q);
     const bool swiglu = config.activation == Activation::swiglu;
-    linear(shape_name + (swiglu ? "/gate_up" : "/ffn_in"), config.num_ffn_in() * ffn, hidden);
+    linear_activated(shape_name + (swiglu ? "/gate_up" : "/ffn_in"), config.activation, ffn,
+                     hidden);
     linear(shape_name + (swiglu ? "/down" : "/ffn_out"), hidden, ffn);
     linear(shape_name + "/lm_head", config.vocab_size, hidden);
     for (int64_t context : options_.contexts) {
@@ -65,6 +66,27 @@ class DeviceOpBench {
               linear_cost(rows, n, k, false), weights.size(), [&](size_t i) {
                 backend_.linear(weights[i], x.view(DType::bf16, {rows, k}), {},
                                 y.view(DType::f32, {rows, n}), stream_);
+              });
+    }
+  }
+
+  // An FFN's first product, with its activation.
+  void linear_activated(const std::string& name, Activation activation, int64_t width, int64_t k) {
+    const int64_t n = num_inputs(activation) * width;
+    std::vector<PackedWeight> weights(copies_of(cuda_packed_bytes(n, k)));
+    for (PackedWeight& weight : weights) {
+      weight = matrices_.make_ffn_in(activation, width, k, backend_);
+    }
+    for (int64_t rows : options_.rows) {
+      const Buffer x = upload(random_values(rows * k));
+      const Buffer scratch = backend_.allocate(rows * n * sizeof(float));
+      const Buffer y = backend_.allocate(rows * width * sizeof(bf16));
+      measure("linear/" + name + absl::StrFormat("/rows:%d/n:%d/k:%d", rows, n, k),
+              linear_activated_cost(rows, width, k, false, activation), weights.size(),
+              [&](size_t i) {
+                backend_.linear_activated(weights[i], x.view(DType::bf16, {rows, k}), {},
+                                          activation, scratch.view(DType::f32, {rows, n}),
+                                          y.view(DType::bf16, {rows, width}), stream_);
               });
     }
   }
@@ -104,20 +126,19 @@ class DeviceOpBench {
     }
   }
 
-  // What lies between the products. It stays in the cache: rates above the memory's are no
-  // surprise.
+  // The norm between the products, with the residual sum. It stays in the cache: rates above the
+  // memory's are no surprise.
   void rowwise(const std::string& name, int64_t rows, const ModelConfig& config) {
-    const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
-    const Buffer x = upload(std::vector<float>(rows * 2 * std::max(hidden, ffn), 0.5f));
+    const int64_t hidden = config.hidden_size;
+    const Buffer x = upload(std::vector<float>(rows * hidden, 0.5f));
     const Buffer sum = upload(std::vector<float>(rows * hidden));  // zeros: x stays
     const Buffer weight = upload(random_values(hidden));
-    const Buffer y = backend_.allocate(rows * std::max(hidden, ffn) * sizeof(bf16));
+    const Buffer y = backend_.allocate(rows * hidden * sizeof(bf16));
     const std::string suffix = "/" + name + absl::StrFormat("/rows:%d", rows);
     const TensorView x_hidden = x.view(DType::f32, {rows, hidden});
     const TensorView addend = sum.view(DType::f32, {rows, hidden});
     const TensorView y_hidden = y.view(DType::bf16, {rows, hidden});
     const TensorView weights = weight.view(DType::bf16, {hidden});
-    const TensorView y_ffn = y.view(DType::bf16, {rows, ffn});
     if (config.norm == Norm::rms) {
       measure("rms_norm" + suffix, rms_norm_cost(rows, hidden, true), 1, [&](size_t) {
         backend_.rms_norm(x_hidden, addend, weights, 1e-5f, y_hidden, stream_);
@@ -125,15 +146,6 @@ class DeviceOpBench {
     } else {
       measure("layer_norm" + suffix, layer_norm_cost(rows, hidden, true), 1, [&](size_t) {
         backend_.layer_norm(x_hidden, addend, weights, weights, 1e-5f, y_hidden, stream_);
-      });
-    }
-    if (config.activation == Activation::swiglu) {
-      measure("silu_mul" + suffix, silu_mul_cost(rows, ffn), 1, [&](size_t) {
-        backend_.silu_mul(x.view(DType::f32, {rows, 2 * ffn}), y_ffn, stream_);
-      });
-    } else {
-      measure("gelu_tanh" + suffix, gelu_tanh_cost(rows, ffn), 1, [&](size_t) {
-        backend_.gelu_tanh(x.view(DType::f32, {rows, ffn}), y_ffn, stream_);
       });
     }
   }

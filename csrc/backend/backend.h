@@ -14,6 +14,7 @@
 #include "core/numerics.h"
 #include "core/stream.h"
 #include "core/tensor.h"
+#include "kernels/activation.h"
 #include "kernels/attention_types.h"
 #include "kernels/logit_table.h"
 #include "kernels/processors.h"
@@ -27,6 +28,7 @@ struct PackedWeight {
   Buffer rows;  // as in the checkpoint, bf16 [n, k], where the backend wants that too
   int64_t n = 0;
   int64_t k = 0;
+  bool gate_up = false;  // for linear_activated with a gate, and nothing else
 };
 
 // Where each row of a ragged pass stands: rows of several sequences side by side.
@@ -74,6 +76,8 @@ class Backend {
 
   // Stacks the parts along n. Each part: bf16 [n_i, k] on the host, last dimension contiguous.
   virtual PackedWeight pack(std::span<const TensorView> parts) = 0;
+  // The same of an FFN's gate and up: the first half of the n rows, and the other half.
+  virtual PackedWeight pack_gate_up(std::span<const TensorView> parts) = 0;
   // The host's memory, in whole huge pages, that holds what was packed since the last call and
   // nothing else; none where weights are on a device.
   virtual std::vector<std::span<std::byte>> packed_memory() { return {}; }
@@ -87,6 +91,12 @@ class Backend {
   virtual void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
                       Stream& stream) = 0;
 
+  // y = the activation of x Wᵀ + bias. x, bias: as linear's; weight: of pack_gate_up for swiglu;
+  // scratch: f32 [rows, n], for a backend that goes by way of it; y: bf16 [rows, n / num_inputs]
+  virtual void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
+                                Activation activation, TensorView scratch, TensorView y,
+                                Stream& stream) = 0;
+
   // x += addend; y = the norm of x. x: f32 [rows, hidden]; addend: the same, or an empty view:
   // nothing is added; weight: bf16 [hidden]; y: bf16 [rows, hidden]
   virtual void rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon,
@@ -95,12 +105,6 @@ class Backend {
   // Likewise. bias: bf16 [hidden]
   virtual void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
                           float epsilon, TensorView y, Stream& stream) = 0;
-
-  // gate_up: f32 [rows, 2 * width]; y: bf16 [rows, width]
-  virtual void silu_mul(TensorView gate_up, TensorView y, Stream& stream) = 0;
-
-  // x: f32 [rows, width]; y: bf16 [rows, width]
-  virtual void gelu_tanh(TensorView x, TensorView y, Stream& stream) = 0;
 
   // Copies rows `indices` of x to y. x: bf16 [rows, hidden]; indices: i32 [m]; y: bf16 [m, hidden]
   virtual void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) = 0;

@@ -68,6 +68,13 @@ OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias) {
           .launches = 1};
 }
 
+OperationCost linear_activated_cost(int64_t rows, int64_t width, int64_t k, bool bias,
+                                    Activation activation) {
+  OperationCost cost = linear_cost(rows, num_inputs(activation) * width, k, bias);
+  cost.activation_bytes = rows * (k + width) * kBf16;
+  return cost;
+}
+
 // A sum is read and written in the same pass.
 OperationCost rms_norm_cost(int64_t rows, int64_t hidden, bool adds) {
   return {.weight_bytes = hidden * kBf16,
@@ -79,14 +86,6 @@ OperationCost layer_norm_cost(int64_t rows, int64_t hidden, bool adds) {
   OperationCost cost = rms_norm_cost(rows, hidden, adds);
   cost.weight_bytes *= 2;  // and a bias
   return cost;
-}
-
-OperationCost silu_mul_cost(int64_t rows, int64_t width) {
-  return {.activation_bytes = rows * width * (2 * kFloat + kBf16), .launches = 1};
-}
-
-OperationCost gelu_tanh_cost(int64_t rows, int64_t width) {
-  return {.activation_bytes = rows * width * (kFloat + kBf16), .launches = 1};
 }
 
 OperationCost gather_rows_cost(int64_t rows, int64_t hidden) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/activation.h"
 #include "kernels/attention_types.h"
 
 namespace outrider {
@@ -38,10 +39,11 @@ int64_t cuda_packed_bytes(int64_t n, int64_t k);
 OperationCost copy_tokens_cost(int64_t n);
 OperationCost embed_cost(int64_t rows, int64_t hidden);
 OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias);
+// width: of what the activation gives.
+OperationCost linear_activated_cost(int64_t rows, int64_t width, int64_t k, bool bias,
+                                    Activation activation);
 OperationCost rms_norm_cost(int64_t rows, int64_t hidden, bool adds);
 OperationCost layer_norm_cost(int64_t rows, int64_t hidden, bool adds);
-OperationCost silu_mul_cost(int64_t rows, int64_t width);
-OperationCost gelu_tanh_cost(int64_t rows, int64_t width);
 OperationCost gather_rows_cost(int64_t rows, int64_t hidden);
 OperationCost expand_logits_cost(int64_t rows, int64_t num_scored, int64_t vocab_size);
 OperationCost table_logits_cost(int64_t rows, int64_t vocab_size);

@@ -21,6 +21,25 @@ inline bool has_shape(TensorView view, DType dtype, std::initializer_list<int64_
   return view.contiguous();
 }
 
+// Checks what goes into a product.
+inline void check_product(const PackedWeight& weight, TensorView x, TensorView bias) {
+  CHECK(has_shape(x, DType::bf16, {x.extent(0), weight.k}));
+  CHECK(bias.raw() == nullptr || has_shape(bias, DType::f32, {weight.n}));
+}
+
+inline void check_linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y) {
+  check_product(weight, x, bias);
+  CHECK(!weight.gate_up && has_shape(y, DType::f32, {x.extent(0), weight.n}));
+}
+
+inline void check_linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
+                                   Activation activation, TensorView scratch, TensorView y) {
+  check_product(weight, x, bias);
+  CHECK(weight.gate_up == (activation == Activation::swiglu));
+  CHECK(has_shape(scratch, DType::f32, {x.extent(0), weight.n}));
+  CHECK(has_shape(y, DType::bf16, {x.extent(0), weight.n / num_inputs(activation)}));
+}
+
 // Checks the views that every norm has.
 inline void check_norm(TensorView x, TensorView addend, TensorView weight, TensorView y) {
   const int64_t rows = x.extent(0), hidden = weight.extent(0);

@@ -129,7 +129,7 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
   embed_proj_ = reader.pack({reader.view("embed_proj.weight")});
   state_proj_ = reader.pack({reader.view("state_proj.weight")});
   ffn_norm_ = reader.norm("ffn_norm.weight");
-  gate_up_ = reader.pack({reader.view("gate_proj.weight"), reader.view("up_proj.weight")});
+  gate_up_ = reader.pack_gate_up({reader.view("gate_proj.weight"), reader.view("up_proj.weight")});
   down_ = reader.pack({reader.view("down_proj.weight")});
   norm_ = reader.norm("norm.weight");
 
@@ -173,8 +173,7 @@ void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits,
   backend_.linear(embed_proj_, normed, {}, residual, stream);
   backend_.linear(state_proj_, states, {}, partial, stream);
   backend_.rms_norm(residual, partial, ffn_norm_.view, config_.rms_norm_eps, normed, stream);
-  backend_.linear(gate_up_, normed, {}, gate_up, stream);
-  backend_.silu_mul(gate_up, activated, stream);
+  backend_.linear_activated(gate_up_, normed, {}, Activation::swiglu, gate_up, activated, stream);
   backend_.linear(down_, activated, {}, partial, stream);
   backend_.rms_norm(residual, partial, norm_.view, config_.rms_norm_eps, states, stream);
   backend_.linear(lm_head_, states, {}, scored, stream);

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/activation.h"
+
 namespace outrider {
 
 // "rope_type": "llama3" (Llama 3.1): low frequencies are slowed, high ones kept, those between
@@ -19,10 +21,9 @@ struct Llama3RopeScaling {
 };
 
 // What tells the families apart. Everything else of a decoder is common to them.
-enum class Family { llama, gpt2 };            // names and layout of the checkpoint's tensors
-enum class Norm { rms, layer };               // layer: mean and variance, with biases
-enum class Activation { swiglu, gelu_tanh };  // swiglu: silu(gate) * up
-enum class Positions { rotary, learned };     // learned: a row of a table is added to the embedding
+enum class Family { llama, gpt2 };         // names and layout of the checkpoint's tensors
+enum class Norm { rms, layer };            // layer: mean and variance, with biases
+enum class Positions { rotary, learned };  // learned: a row of a table is added to the embedding
 
 constexpr int64_t kMaxVocabSize = int64_t{1} << 20;  // verification sums masses in fixed point
 constexpr int64_t kMaxHiddenSize = int64_t{1} << 17;
@@ -56,7 +57,7 @@ struct ModelConfig {
       eos_token_ids;  // of generation_config.json where it has them, else of config.json
 
   // Matrices of [intermediate_size, hidden_size] in front of the activation: gate and up, or one.
-  int64_t num_ffn_in() const { return activation == Activation::swiglu ? 2 : 1; }
+  int64_t num_ffn_in() const { return num_inputs(activation); }
 
   // Reads config.json and generation_config.json (which may be absent). Throws Error naming file
   // and field, what was expected and what was found, for whatever is missing, of a wrong type, out

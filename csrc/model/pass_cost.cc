@@ -53,9 +53,7 @@ class Pass {
     const int64_t hidden = config_.hidden_size;
     const int64_t ffn = shard_.intermediate.size();
     norm(true);
-    add(linear_cost(rows_, config_.num_ffn_in() * ffn, hidden, config_.mlp_bias));
-    const bool swiglu = config_.activation == Activation::swiglu;
-    add(swiglu ? silu_mul_cost(rows_, ffn) : gelu_tanh_cost(rows_, ffn));
+    add(linear_activated_cost(rows_, ffn, hidden, config_.mlp_bias, config_.activation));
     add(linear_cost(rows_, hidden, ffn, config_.mlp_bias && shard_.rank == 0));
     all_reduce();
   }
@@ -101,8 +99,7 @@ PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows) {
   for (int inputs = 0; inputs < 2; ++inputs) {  // the token and the state
     cost.operations += linear_cost(rows, hidden, hidden, false);
   }
-  cost.operations += linear_cost(rows, 2 * ffn, hidden, false);
-  cost.operations += silu_mul_cost(rows, ffn);
+  cost.operations += linear_activated_cost(rows, ffn, hidden, false, Activation::swiglu);
   cost.operations += linear_cost(rows, hidden, ffn, false);
   cost.operations += linear_cost(rows, scored, hidden, false);
   cost.operations += expand_logits_cost(rows, scored, config.vocab_size);

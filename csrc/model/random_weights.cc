@@ -52,7 +52,13 @@ RandomMatrices::RandomMatrices(uint64_t seed) : values_(kValues), state_(seed) {
   }
 }
 
-PackedWeight RandomMatrices::make(int64_t n, int64_t k, Backend& backend) {
+PackedWeight RandomMatrices::make_ffn_in(Activation activation, int64_t width, int64_t k,
+                                         Backend& backend) {
+  if (activation != Activation::swiglu) return make(width, k, backend);
+  return backend.pack_gate_up(parts(2 * width, k));
+}
+
+std::vector<TensorView> RandomMatrices::parts(int64_t n, int64_t k) {
   CHECK(k <= kValues / 2);
   const int64_t rows_at_once = kValues / 2 / k;
   std::vector<TensorView> parts;
@@ -61,7 +67,7 @@ PackedWeight RandomMatrices::make(int64_t n, int64_t k, Backend& backend) {
     parts.emplace_back(from, DType::bf16,
                        std::initializer_list<int64_t>{std::min(rows_at_once, n - row), k});
   }
-  return backend.pack(parts);
+  return parts;
 }
 
 Weights random_weights(const ModelConfig& config, const Shard& shard, Backend& backend,
@@ -80,7 +86,7 @@ Weights random_weights(const ModelConfig& config, const Shard& shard, Backend& b
     layer.qkv = random.make(qkv, hidden, backend);
     layer.attention_out = random.make(hidden, q, backend);
     layer.ffn_norm = unit_norm(config, backend);
-    layer.ffn_in = random.make(ffn_in, hidden, backend);
+    layer.ffn_in = random.make_ffn_in(config.activation, ffn, hidden, backend);
     layer.ffn_out = random.make(hidden, ffn, backend);
     if (config.attention_bias) layer.qkv_bias = zeros(qkv, backend);
     if (config.attention_bias && first_rank) layer.attention_bias = zeros(hidden, backend);

@@ -20,9 +20,13 @@ Weights random_weights(const ModelConfig& config, const Shard& shard, Backend& b
 class RandomMatrices {
  public:
   explicit RandomMatrices(uint64_t seed);
-  PackedWeight make(int64_t n, int64_t k, Backend& backend);
+  PackedWeight make(int64_t n, int64_t k, Backend& backend) { return backend.pack(parts(n, k)); }
+  // An FFN's first, for linear_activated: of a gate and an up where there is one.
+  PackedWeight make_ffn_in(Activation activation, int64_t width, int64_t k, Backend& backend);
 
  private:
+  std::vector<TensorView> parts(int64_t n, int64_t k);
+
   std::vector<bf16> values_;
   uint64_t state_;
 };

@@ -36,7 +36,7 @@ struct Transformer::Scratch {
                          // the ranks' sum, which the next norm adds
   TensorView qkv;        // f32 [rows, (heads + 2 kv_heads) * head_dim]
   TensorView attention;  // bf16 [rows, heads * head_dim]
-  TensorView ffn_in;     // f32 [rows, num_ffn_in * intermediate]
+  TensorView ffn_in;     // f32 [rows, num_ffn_in * intermediate]: linear_activated's scratch
   TensorView activated;  // bf16 [rows, intermediate]
   TensorView scored;     // f32 [rows, draft_token_ids]: logits of a trimmed head
 
@@ -212,12 +212,8 @@ void Transformer::attention_block(const LayerWeights& layer, TensorView addend, 
 void Transformer::ffn_block(const LayerWeights& layer, const Scratch& scratch, Stream& stream) {
   norm(layer.ffn_norm, scratch.partial, scratch, stream);
   // Column-parallel: this rank's FFN columns (of gate and up both, where there are two).
-  backend_.linear(layer.ffn_in, scratch.normed, layer.ffn_in_bias.view, scratch.ffn_in, stream);
-  if (config_.activation == Activation::swiglu) {
-    backend_.silu_mul(scratch.ffn_in, scratch.activated, stream);
-  } else {
-    backend_.gelu_tanh(scratch.ffn_in, scratch.activated, stream);
-  }
+  backend_.linear_activated(layer.ffn_in, scratch.normed, layer.ffn_in_bias.view,
+                            config_.activation, scratch.ffn_in, scratch.activated, stream);
   // Row-parallel: partial products, summed in rank order.
   backend_.linear(layer.ffn_out, scratch.activated, layer.ffn_out_bias.view, scratch.partial,
                   stream);

@@ -67,6 +67,9 @@ class WeightReader {
   PackedWeight pack(std::initializer_list<TensorView> parts) const {
     return backend_.pack(std::span(parts.begin(), parts.size()));
   }
+  PackedWeight pack_gate_up(std::initializer_list<TensorView> parts) const {
+    return backend_.pack_gate_up(std::span(parts.begin(), parts.size()));
+  }
   // The parts, [k, n_i] (inputs by outputs, as Conv1D keeps them), transposed and stacked.
   PackedWeight pack_transposed(std::initializer_list<TensorView> parts) const;
   WeightVector norm(const std::string& name) const;

@@ -103,7 +103,7 @@ LayerWeights load_llama_layer(const WeightReader& reader, const ModelConfig& con
     if (first_rank) layer.attention_bias = reader.bias({reader.view(attention + "o_proj.bias")});
   }
   layer.ffn_norm = load_norm(reader, prefix + "post_attention_layernorm", config);
-  layer.ffn_in = reader.pack(
+  layer.ffn_in = reader.pack_gate_up(
       {reader.rows(mlp + "gate_proj.weight", ffn), reader.rows(mlp + "up_proj.weight", ffn)});
   layer.ffn_out = reader.pack({reader.columns(mlp + "down_proj.weight", ffn)});
   if (config.mlp_bias) {

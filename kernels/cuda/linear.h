@@ -1,10 +1,12 @@
-// y = x Wᵀ + bias on packed bf16 weights: every projection of a decoder layer, and the LM head.
+// y = x Wᵀ + bias on packed bf16 weights: every projection of a decoder layer, and the LM head;
+// with the activation behind it, the first product of an FFN.
 //
 // Layout: panels of 16 output rows; inside a panel, for each step of 32 along k, two blocks of 512
 // bytes, each the left operand of one mma.m16n8k16: 16 bytes for each of 32 lanes, so that a lane
 // fetches its part with one load and a warp reads 512 bytes on end. Lane 4 g + t of a step holds
 // elements 8 t … 8 t + 7 of rows g and g + 8, the first four in the first block: so the right
 // operand of both blocks is 16 bytes on end of a row of x. Odd n and k are padded with zeros.
+// Of a gate and an up, a panel has eight rows each: output i of both is one lane's.
 //
 // Order: the steps along k are cut into linear_splits(k) neighbouring parts; each part of y[r, o]
 // is one chain of mma.m16n8k16 over its steps, from zero; the parts are added in order in fp32, the
@@ -22,6 +24,7 @@
 #include <cstdint>
 
 #include "core/bf16.h"
+#include "kernels/activation.h"
 #include "kernels/cuda/stream.h"
 
 namespace outrider::cuda {
@@ -50,15 +53,26 @@ LinearTile linear_tile(int64_t rows, int64_t n);
 size_t packed_bytes(int64_t n, int64_t k);
 
 // Writes rows [first_row, first_row + rows) of a packed [n, k] matrix. The rest of `packed` is left
-// as it is (zeroed memory pads correctly).
+// as it is (zeroed memory pads correctly). gate_up: the first half of the n rows are gates, the
+// other half ups.
 void pack(const bf16* source,  // [rows, k]
-          int64_t rows, int64_t first_row, int64_t k, void* packed, cudaStream_t stream);
+          int64_t rows, int64_t first_row, int64_t n, int64_t k, bool gate_up, void* packed,
+          cudaStream_t stream);
 
 void linear(const bf16* x,       // [rows, k]
             const void* packed,  // [n, k], see above
             const float* bias,   // [n], or null
             float* y,            // [rows, n]
             int64_t rows, int64_t n, int64_t k, LinearTile tile, cudaStream_t stream);
+
+// y = the activation of x Wᵀ + bias, rounded once to bf16: as linear and then silu_mul or gelu_tanh
+// of elementwise.h, bit for bit, without their rows * n * 8 bytes between.
+void linear_activated(const bf16* x,       // [rows, k]
+                      const void* packed,  // [n, k]: n is twice the width where there is a gate
+                      const float* bias,   // [n], gates first, or null
+                      Activation activation,
+                      bf16* y,  // [rows, width]
+                      int64_t rows, int64_t n, int64_t k, LinearTile tile, cudaStream_t stream);
 
 // y[r] = row tokens[r] - first_token of the packed table, in fp32; zeros where that is outside [0,
 // n). Bound: rows * k * 6 bytes.

@@ -1,5 +1,5 @@
-// What both kernels of linear.cu share: a product's arguments, the layout, and the one step of
-// multiplication that makes a row's bits the same in every tile.
+// What both kernels of linear.cu share: a product's arguments, the layout, the one step of
+// multiplication that makes a row's bits the same in every tile, and what is done to its sums.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,6 +10,7 @@
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/math.h"
 
 namespace outrider::cuda {
 
@@ -21,8 +22,8 @@ struct Product {
   const bf16* x;      // [rows, k]
   const uint4* w;     // packed [n, k]
   const float* bias;  // [n], or null
-  float* y;           // [rows, n]
-  int rows, n, k;
+  void* y;            // [rows, columns], of what the epilogue makes
+  int rows, columns, k;
   int steps;     // along k
   int panels;    // of outputs
   int splits;    // parts that the steps are cut into
@@ -39,10 +40,52 @@ struct Product {
   }
   __device__ const bf16* row(int row) const { return x + static_cast<int64_t>(row) * k; }
   __device__ float bias_of(int output) const { return bias == nullptr ? 0.0f : bias[output]; }
-  __device__ float* output(int row, int output) const {
-    return y + static_cast<int64_t>(row) * n + output;
-  }
 };
+
+// Epilogues: an element of y from what its row of a panel makes, and the row 8 further on.
+// kColumns: of y, that a panel makes.
+struct AsItIs {
+  using Element = float;
+  static constexpr int kColumns = kPanelRows;
+  __device__ static float of(float sum, float) { return sum; }
+};
+struct Gelu {
+  using Element = bf16;
+  static constexpr int kColumns = kPanelRows;
+  __device__ static bf16 of(float sum, float) { return narrow(gelu_tanh_f32(sum)); }
+};
+struct Swiglu {
+  using Element = bf16;
+  static constexpr int kColumns = kPanelRows / 2;
+  __device__ static bf16 of(float gate, float up) { return narrow(silu_f32(gate) * up); }
+};
+
+// A column of y, with what is added to its sums.
+template <class Epilogue>
+class Column {
+ public:
+  __device__ Column(const Product& p, int column)
+      : y_(static_cast<typename Epilogue::Element*>(p.y) + column),
+        columns_(p.columns),
+        bias_(p.bias_of(column)),
+        further_bias_(Epilogue::kColumns < kPanelRows ? p.bias_of(p.columns + column) : 0.0f) {}
+
+  // further: the sum 8 rows further on in the panel, which counts where it makes no column itself.
+  __device__ void store(int row, float sum, float further) const {
+    y_[static_cast<int64_t>(row) * columns_] = Epilogue::of(sum + bias_, further + further_bias_);
+  }
+
+ private:
+  typename Epilogue::Element* y_;
+  int columns_;
+  float bias_, further_bias_;
+};
+
+// Which row of the packed matrix row `row` of a gate and an up, `width` rows each, becomes.
+__device__ inline int64_t interleaved(int64_t row, int64_t width) {
+  const int64_t of_its_own = row < width ? row : row - width;
+  return of_its_own / 8 * kPanelRows + of_its_own % 8 + (row < width ? 0 : 8);
+}
 
 // Where element (row, i) of a packed matrix stands, in bf16.
 __device__ inline int64_t packed_index(int64_t row, int64_t i, int64_t steps) {

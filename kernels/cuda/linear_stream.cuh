@@ -85,7 +85,7 @@ __device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
 }
 
 // Grid: panels by tiles of rows. Block: p.splits warps.
-template <int kRows, bool kAligned>
+template <int kRows, bool kAligned, class Epilogue>
 __global__ void __launch_bounds__(kMaxSplits* kWarp, kRows == 8 ? 2 : 1) stream_kernel(Product p) {
   constexpr int kTiles = kRows / kMmaRows;
   __shared__ float partial[kMaxSplits][kRows][kPartialPitch];
@@ -106,13 +106,18 @@ __global__ void __launch_bounds__(kMaxSplits* kWarp, kRows == 8 ? 2 : 1) stream_
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < kRows * kPanelRows; i += blockDim.x) {
-    const int row = first_row + i / kPanelRows;
-    const int output = blockIdx.x * kPanelRows + i % kPanelRows;
-    if (row >= p.rows || output >= p.n) continue;
+  const auto sum = [&](int row, int output) {
     float total = 0.0f;
-    for (int s = 0; s < p.splits; ++s) total += partial[s][i / kPanelRows][i % kPanelRows];
-    *p.output(row, output) = total + p.bias_of(output);
+    for (int s = 0; s < p.splits; ++s) total += partial[s][row][output];
+    return total;
+  };
+  constexpr int kColumns = Epilogue::kColumns;
+  for (int i = threadIdx.x; i < kRows * kColumns; i += blockDim.x) {
+    const int row = i / kColumns, in_panel = i % kColumns;
+    const int column = blockIdx.x * kColumns + in_panel;
+    if (first_row + row >= p.rows || column >= p.columns) continue;
+    const float further = kColumns < kPanelRows ? sum(row, in_panel + 8) : 0.0f;
+    Column<Epilogue>(p, column).store(first_row + row, sum(row, in_panel), further);
   }
 }
 

@@ -105,7 +105,7 @@ __device__ void close_part(TileSums<Tile>& totals, TileSums<Tile>& sums) {
   }
 }
 
-template <class Tile>
+template <class Epilogue, class Tile>
 __device__ void store_tile(const Product& p, int first_row, int first_panel,
                            const TileSums<Tile>& totals) {
   const int g = threadIdx.x % kWarp / 4;
@@ -113,16 +113,17 @@ __device__ void store_tile(const Product& p, int first_row, int first_panel,
 #pragma unroll
   for (int panel = 0; panel < Tile::kWarpPanels; ++panel) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int output = (first_panel + panel) * kPanelRows + half * 8 + g;
-      if (output >= p.n) continue;
-      const float bias = p.bias_of(output);
+    for (int half = 0; half < Epilogue::kColumns / 8; ++half) {
+      const int index = (first_panel + panel) * Epilogue::kColumns + half * 8 + g;
+      if (index >= p.columns) continue;
+      const Column<Epilogue> column(p, index);
 #pragma unroll
       for (int group = 0; group < Tile::kWarpGroups; ++group) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const int row = first_row + group * kMmaRows + 2 * t + j;
-          if (row < p.rows) *p.output(row, output) = totals[panel][group][half * 2 + j] + bias;
+          const float(&of_lane)[4] = totals[panel][group];
+          if (row < p.rows) column.store(row, of_lane[half * 2 + j], of_lane[2 + j]);
         }
       }
     }
@@ -130,7 +131,7 @@ __device__ void store_tile(const Product& p, int first_row, int first_panel,
 }
 
 // Grid: tiles along rows by tiles along outputs, so that blocks that share weights are neighbours.
-template <int kRows, int kOutputs>
+template <int kRows, int kOutputs, class Epilogue>
 __global__ void __launch_bounds__(TileShape<kRows, kOutputs>::kThreads) tile_kernel(Product p) {
   using Tile = TileShape<kRows, kOutputs>;
   uint4* stages = dynamic_shared<uint4>();
@@ -161,7 +162,8 @@ __global__ void __launch_bounds__(TileShape<kRows, kOutputs>::kThreads) tile_ker
     }
     close_part<Tile>(totals, sums);
   }
-  store_tile<Tile>(p, first_row + place.group * kMmaRows, first_panel + place.panel, totals);
+  store_tile<Epilogue, Tile>(p, first_row + place.group * kMmaRows, first_panel + place.panel,
+                             totals);
 }
 
 }  // namespace outrider::cuda

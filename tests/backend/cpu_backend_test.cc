@@ -149,7 +149,7 @@ TEST_F(CpuBackendTest, GathersRows) {
   }
 }
 
-TEST_F(CpuBackendTest, NormAndActivation) {
+TEST_F(CpuBackendTest, NormOfASum) {
   const TensorView x = zeros<float>({1, 4});
   for (int64_t i = 0; i < 4; ++i) x.data<float>()[i] = 2.0f;
   const TensorView weight = counting<bf16>({4});
@@ -162,9 +162,29 @@ TEST_F(CpuBackendTest, NormAndActivation) {
     EXPECT_EQ(sum.data<float>()[i], 2.0f);
     EXPECT_EQ(to_float(y.data<bf16>()[i]), static_cast<float>(i));
   }
-  const TensorView activated = zeros<bf16>({1, 2});
-  backend_->silu_mul(x, activated, stream_);
-  EXPECT_NEAR(to_float(activated.data<bf16>()[0]), 4.0 / (1.0 + std::exp(-2.0)), 4.0 * 0x1p-8);
+}
+
+// Gates of 2 and ups of 3, out of one row of x and of rows that are not packed evenly.
+TEST_F(CpuBackendTest, LinearActivated) {
+  const TensorView w = zeros<bf16>({6, 1});
+  for (int64_t i = 0; i < 6; ++i) w.data<bf16>()[i] = to_bf16(i < 3 ? 2.0f : 3.0f);
+  const TensorView x = zeros<bf16>({1, 1});
+  x.data<bf16>()[0] = to_bf16(1.0f);
+  const TensorView bias = zeros<float>({6});
+  bias.data<float>()[5] = 1.0f;
+  const TensorView parts[] = {w.rows(0, 2), w.rows(2, 6)};
+  const PackedWeight gate_up = backend_->pack_gate_up(parts);
+  const TensorView scratch = zeros<float>({1, 6}), y = zeros<bf16>({1, 3});
+  backend_->linear_activated(gate_up, x, bias, Activation::swiglu, scratch, y, stream_);
+  const double silu = 2.0 / (1.0 + std::exp(-2.0));
+  for (int64_t i = 0; i < 3; ++i) {
+    const double exact = silu * (i < 2 ? 3.0 : 4.0);
+    EXPECT_NEAR(to_float(y.data<bf16>()[i]), exact, exact * 0x1p-8) << i;
+  }
+  const TensorView all = zeros<bf16>({1, 6});
+  backend_->linear_activated(backend_->pack(parts), x, {}, Activation::gelu_tanh, scratch, all,
+                             stream_);
+  EXPECT_NEAR(to_float(all.data<bf16>()[5]), 2.99595, 3 * 0x1p-8);
 }
 
 // With one token in the cache, attention gives its value; a longer page table needs more scratch.
@@ -196,6 +216,15 @@ TEST_F(CpuBackendDeathTest, WrongShapesAreBugs) {
   EXPECT_DEATH(backend_->linear(weight, counting<float>({2, 6}), {}, y, stream_), "CHECK failed");
   EXPECT_DEATH(backend_->linear(weight, x, {}, zeros<float>({3, 4}), stream_), "CHECK failed");
   EXPECT_DEATH(backend_->linear(weight, x, zeros<float>({5}), y, stream_), "CHECK failed");
+  const PackedWeight gate_up = backend_->pack_gate_up({&w, 1});
+  EXPECT_DEATH(backend_->linear(gate_up, x, {}, y, stream_), "CHECK failed");
+  const TensorView half = zeros<bf16>({2, 2}), all = zeros<bf16>({2, 4});
+  EXPECT_DEATH(backend_->linear_activated(weight, x, {}, Activation::swiglu, y, half, stream_),
+               "CHECK failed");
+  EXPECT_DEATH(backend_->linear_activated(gate_up, x, {}, Activation::gelu_tanh, y, all, stream_),
+               "CHECK failed");
+  EXPECT_DEATH(backend_->linear_activated(gate_up, x, {}, Activation::swiglu, y, all, stream_),
+               "CHECK failed");
   const TensorView indices = zeros<int32_t>({2});
   indices.data<int32_t>()[1] = 2;
   EXPECT_DEATH(backend_->gather_rows(x, indices, zeros<bf16>({2, 6}), stream_), "CHECK failed");

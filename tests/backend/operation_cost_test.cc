@@ -17,6 +17,25 @@ TEST(OperationCost, ALinearReadsItsWeightsOnce) {
   EXPECT_EQ(linear_cost(1, 17, 33, true).weight_bytes, 32 * 64 * 2 + 17 * 4);
 }
 
+// The product itself stays where it was made.
+TEST(OperationCost, AnActivatedLinearWritesTheActivationAlone) {
+  const OperationCost gated = linear_activated_cost(5, 512, 1024, false, Activation::swiglu);
+  const OperationCost product = linear_cost(5, 1024, 1024, false);
+  EXPECT_EQ(gated.weight_bytes, product.weight_bytes);
+  EXPECT_EQ(gated.flops, product.flops);
+  EXPECT_EQ(gated.launches, 1);
+  EXPECT_EQ(gated.activation_bytes, 5 * (1024 * 2 + 512 * 2));
+  const OperationCost alone = linear_activated_cost(5, 512, 1024, true, Activation::gelu_tanh);
+  EXPECT_EQ(alone.weight_bytes, 512 * 1024 * 2 + 512 * 4);
+  EXPECT_EQ(alone.activation_bytes, 5 * (1024 * 2 + 512 * 2));
+}
+
+TEST(OperationCost, ANormReadsAndWritesTheSumThatItMakes) {
+  EXPECT_EQ(rms_norm_cost(3, 64, false).activation_bytes, 3 * 64 * (4 + 2));
+  EXPECT_EQ(rms_norm_cost(3, 64, true).activation_bytes, 3 * 64 * (4 + 4 + 4 + 2));
+  EXPECT_EQ(layer_norm_cost(3, 64, true).weight_bytes, 2 * 64 * 2);
+}
+
 TEST(OperationCost, RowsOfASequenceReadItsCacheTogether) {
   const AttentionShape shape = {.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .group_size = 4};
   const int64_t position_bytes = 2 * 2 * 64 * 2;  // keys and values

@@ -53,6 +53,8 @@ class MeteringBackend final : public Backend {
     return packed;
   }
 
+  PackedWeight pack_gate_up(std::span<const TensorView> parts) override { return pack(parts); }
+
   void embed(const PackedWeight&, TensorView tokens, int64_t, TensorView y, Stream&) override {
     cost_ += embed_cost(tokens.extent(0), y.extent(1));
   }
@@ -61,18 +63,18 @@ class MeteringBackend final : public Backend {
     CHECK(x.extent(0) == y.extent(0) && x.extent(1) == weight.k && y.extent(1) == weight.n);
     cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr);
   }
+  void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
+                        Activation activation, TensorView, TensorView y, Stream&) override {
+    CHECK(x.extent(1) == weight.k && y.extent(1) * num_inputs(activation) == weight.n);
+    cost_ += linear_activated_cost(x.extent(0), y.extent(1), weight.k, bias.raw() != nullptr,
+                                   activation);
+  }
   void rms_norm(TensorView x, TensorView addend, TensorView, float, TensorView, Stream&) override {
     cost_ += rms_norm_cost(x.extent(0), x.extent(1), addend.raw() != nullptr);
   }
   void layer_norm(TensorView x, TensorView addend, TensorView, TensorView, float, TensorView,
                   Stream&) override {
     cost_ += layer_norm_cost(x.extent(0), x.extent(1), addend.raw() != nullptr);
-  }
-  void silu_mul(TensorView, TensorView y, Stream&) override {
-    cost_ += silu_mul_cost(y.extent(0), y.extent(1));
-  }
-  void gelu_tanh(TensorView x, TensorView, Stream&) override {
-    cost_ += gelu_tanh_cost(x.extent(0), x.extent(1));
   }
   void gather_rows(TensorView, TensorView, TensorView y, Stream&) override {
     cost_ += gather_rows_cost(y.extent(0), y.extent(1));

@@ -69,6 +69,14 @@ PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
   return packed;
 }
 
+// Stacked: the activation reads both from the scratch.
+PackedWeight CpuBackend::pack_gate_up(std::span<const TensorView> parts) {
+  PackedWeight packed = pack(parts);
+  CHECK(packed.n % 2 == 0);
+  packed.gate_up = true;
+  return packed;
+}
+
 std::vector<std::span<std::byte>> CpuBackend::packed_memory() {
   std::vector<std::span<std::byte>> memory;
   for (; weights_given_ < weights_.size(); ++weights_given_) {
@@ -102,13 +110,23 @@ void CpuBackend::embed(const PackedWeight& table, TensorView tokens, int64_t fir
 
 void CpuBackend::linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
                         Stream&) {
-  const int64_t rows = x.extent(0);
-  CHECK(has_shape(x, DType::bf16, {rows, weight.k}));
-  CHECK(has_shape(y, DType::f32, {rows, weight.n}));
-  CHECK(bias.raw() == nullptr || has_shape(bias, DType::f32, {weight.n}));
-  cpu::linear(x.data<bf16>(), weight.data.data(),
-              bias.raw() == nullptr ? nullptr : bias.data<float>(), y.data<float>(), rows, weight.n,
-              weight.k, isa_);
+  check_linear(weight, x, bias, y);
+  cpu::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), y.data<float>(), x.extent(0),
+              weight.n, weight.k, isa_);
+}
+
+void CpuBackend::linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
+                                  Activation activation, TensorView scratch, TensorView y,
+                                  Stream&) {
+  check_linear_activated(weight, x, bias, activation, scratch, y);
+  const int64_t rows = x.extent(0), width = y.extent(1);
+  cpu::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), scratch.data<float>(), rows,
+              weight.n, weight.k, isa_);
+  if (activation == Activation::swiglu) {
+    cpu::silu_mul(scratch.data<float>(), y.data<bf16>(), rows, width, isa_);
+  } else {
+    cpu::gelu_tanh(scratch.data<float>(), y.data<bf16>(), rows * width, isa_);
+  }
 }
 
 void CpuBackend::rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon,
@@ -126,20 +144,6 @@ void CpuBackend::layer_norm(TensorView x, TensorView addend, TensorView weight, 
   CHECK(has_shape(bias, DType::bf16, {hidden}));
   cpu::layer_norm(x.data<float>(), addend.data<float>(), weight.data<bf16>(), bias.data<bf16>(),
                   y.data<bf16>(), rows, hidden, epsilon, isa_);
-}
-
-void CpuBackend::silu_mul(TensorView gate_up, TensorView y, Stream&) {
-  const int64_t rows = y.extent(0);
-  const int64_t width = y.extent(1);
-  CHECK(has_shape(gate_up, DType::f32, {rows, 2 * width}));
-  CHECK(has_shape(y, DType::bf16, {rows, width}));
-  cpu::silu_mul(gate_up.data<float>(), y.data<bf16>(), rows, width, isa_);
-}
-
-void CpuBackend::gelu_tanh(TensorView x, TensorView y, Stream&) {
-  CHECK(has_shape(x, DType::f32, {-1, -1}));
-  CHECK(has_shape(y, DType::bf16, {x.extent(0), x.extent(1)}));
-  cpu::gelu_tanh(x.data<float>(), y.data<bf16>(), x.size(), isa_);
 }
 
 void CpuBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream&) {

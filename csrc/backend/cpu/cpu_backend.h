@@ -34,18 +34,20 @@ class CpuBackend : public Backend {
   int64_t padded_rows(int64_t rows) const override { return rows; }
 
   PackedWeight pack(std::span<const TensorView> parts) override;
+  PackedWeight pack_gate_up(std::span<const TensorView> parts) override;
   std::vector<std::span<std::byte>> packed_memory() override;
 
   void embed(const PackedWeight& table, TensorView tokens, int64_t first_token, TensorView y,
              Stream& stream) override;
   void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
               Stream& stream) override;
+  void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
+                        Activation activation, TensorView scratch, TensorView y,
+                        Stream& stream) override;
   void rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon, TensorView y,
                 Stream& stream) override;
   void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
                   float epsilon, TensorView y, Stream& stream) override;
-  void silu_mul(TensorView gate_up, TensorView y, Stream& stream) override;
-  void gelu_tanh(TensorView x, TensorView y, Stream& stream) override;
   void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) override;
   void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
   void table_logits(TensorView tokens, const LogitTable& table, TensorView y,

@@ -164,16 +164,24 @@ void* CudaBackend::scratch(Buffer& buffer, size_t bytes) {
   return buffer.data();
 }
 
+PackedWeight CudaBackend::pack(std::span<const TensorView> parts) { return pack(parts, false); }
+
+PackedWeight CudaBackend::pack_gate_up(std::span<const TensorView> parts) {
+  return pack(parts, true);
+}
+
 // Rows go to pinned memory, to the device, and there into their packed places.
-PackedWeight CudaBackend::pack(std::span<const TensorView> parts) {
+PackedWeight CudaBackend::pack(std::span<const TensorView> parts, bool gate_up) {
   CHECK(!parts.empty());
   PackedWeight packed;
+  packed.gate_up = gate_up;
   packed.k = parts[0].extent(1);
   for (const TensorView& part : parts) {
     CHECK(part.dtype() == DType::bf16 && part.rank() == 2 && part.extent(1) == packed.k);
     CHECK(part.stride(1) == 1);
     packed.n += part.extent(0);
   }
+  CHECK(!gate_up || packed.n % 2 == 0);
   packed.data = allocate(cuda::packed_bytes(packed.n, packed.k));
   if (fast_linear_) {
     packed.rows = allocate(packed.n * packed.k * sizeof(bf16));
@@ -195,8 +203,8 @@ PackedWeight CudaBackend::pack(std::span<const TensorView> parts) {
       }
       copy_from_host(piece.device.view(DType::bf16, {rows, packed.k}), piece.pinned.data(),
                      loading_);
-      cuda::pack(static_cast<const bf16*>(piece.device.data()), rows, first_row, packed.k,
-                 packed.data.data(), handle(loading_));
+      cuda::pack(static_cast<const bf16*>(piece.device.data()), rows, first_row, packed.n, packed.k,
+                 gate_up, packed.data.data(), handle(loading_));
       if (fast_linear_) {
         copy(packed.rows.view(DType::bf16, {rows, packed.k}, first_row * row_bytes),
              piece.device.view(DType::bf16, {rows, packed.k}), loading_);
@@ -218,21 +226,42 @@ void CudaBackend::embed(const PackedWeight& table, TensorView tokens, int64_t fi
               table.n, table.k, handle(stream));
 }
 
+bool CudaBackend::linear_fast(const PackedWeight& weight, TensorView x, TensorView bias,
+                              TensorView y, Stream& stream) {
+  const int64_t rows = x.extent(0);
+  const float* const b = bias.data<float>();
+  if (!fast_linear_ || rows < FastLinear::kMinRows ||
+      !fast_linear_->has(weight.n, weight.k, b != nullptr)) {
+    return false;
+  }
+  fast_linear_->linear(x.data<bf16>(), static_cast<const bf16*>(weight.rows.data()), b,
+                       y.data<float>(), rows, weight.n, weight.k, handle(stream));
+  return true;
+}
+
 void CudaBackend::linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
                          Stream& stream) {
+  check_linear(weight, x, bias, y);
+  if (linear_fast(weight, x, bias, y, stream)) return;
   const int64_t rows = x.extent(0);
-  CHECK(has_shape(x, DType::bf16, {rows, weight.k}));
-  CHECK(has_shape(y, DType::f32, {rows, weight.n}));
-  CHECK(bias.raw() == nullptr || has_shape(bias, DType::f32, {weight.n}));
-  const float* const b = bias.raw() == nullptr ? nullptr : bias.data<float>();
-  if (fast_linear_ && rows >= FastLinear::kMinRows &&
-      fast_linear_->has(weight.n, weight.k, b != nullptr)) {
-    fast_linear_->linear(x.data<bf16>(), static_cast<const bf16*>(weight.rows.data()), b,
-                         y.data<float>(), rows, weight.n, weight.k, handle(stream));
-    return;
+  cuda::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), y.data<float>(), rows,
+               weight.n, weight.k, cuda::linear_tile(rows, weight.n), handle(stream));
+}
+
+void CudaBackend::linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
+                                   Activation activation, TensorView scratch, TensorView y,
+                                   Stream& stream) {
+  check_linear_activated(weight, x, bias, activation, scratch, y);
+  const int64_t rows = x.extent(0), width = y.extent(1);
+  if (!linear_fast(weight, x, bias, scratch, stream)) {
+    cuda::linear_activated(x.data<bf16>(), weight.data.data(), bias.data<float>(), activation,
+                           y.data<bf16>(), rows, weight.n, weight.k,
+                           cuda::linear_tile(rows, weight.n), handle(stream));
+  } else if (activation == Activation::swiglu) {
+    cuda::silu_mul(scratch.data<float>(), y.data<bf16>(), rows, width, handle(stream));
+  } else {
+    cuda::gelu_tanh(scratch.data<float>(), y.data<bf16>(), rows * width, handle(stream));
   }
-  cuda::linear(x.data<bf16>(), weight.data.data(), b, y.data<float>(), rows, weight.n, weight.k,
-               cuda::linear_tile(rows, weight.n), handle(stream));
 }
 
 void CudaBackend::rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon,
@@ -250,20 +279,6 @@ void CudaBackend::layer_norm(TensorView x, TensorView addend, TensorView weight,
   CHECK(has_shape(bias, DType::bf16, {hidden}));
   cuda::layer_norm(x.data<float>(), addend.data<float>(), weight.data<bf16>(), bias.data<bf16>(),
                    y.data<bf16>(), rows, hidden, epsilon, handle(stream));
-}
-
-void CudaBackend::silu_mul(TensorView gate_up, TensorView y, Stream& stream) {
-  const int64_t rows = y.extent(0);
-  const int64_t width = y.extent(1);
-  CHECK(has_shape(gate_up, DType::f32, {rows, 2 * width}));
-  CHECK(has_shape(y, DType::bf16, {rows, width}));
-  cuda::silu_mul(gate_up.data<float>(), y.data<bf16>(), rows, width, handle(stream));
-}
-
-void CudaBackend::gelu_tanh(TensorView x, TensorView y, Stream& stream) {
-  CHECK(has_shape(x, DType::f32, {-1, -1}));
-  CHECK(has_shape(y, DType::bf16, {x.extent(0), x.extent(1)}));
-  cuda::gelu_tanh(x.data<float>(), y.data<bf16>(), x.size(), handle(stream));
 }
 
 void CudaBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) {

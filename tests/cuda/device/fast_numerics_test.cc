@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/cuda_backend.h"
+#include "kernels/math.h"
 #include "testing/gpus.h"
 
 namespace outrider {
@@ -58,11 +59,52 @@ std::vector<float> product(const Values& values, Numerics numerics, int64_t rows
   return result;
 }
 
+// The same of an FFN's first product, of a gate and an up.
+std::vector<float> gated_product(const Values& values, Numerics numerics, int64_t rows) {
+  CudaBackend backend(0, numerics);
+  Stream stream = backend.make_stream();
+  const TensorView weight(const_cast<bf16*>(values.weight.data()), DType::bf16,
+                          {values.n, values.k});
+  const PackedWeight packed = backend.pack_gate_up({&weight, 1});
+  const Buffer x = backend.allocate(rows * values.k * sizeof(bf16));
+  const Buffer scratch = backend.allocate(rows * values.n * sizeof(float));
+  const int64_t width = values.n / 2;
+  const Buffer y = backend.allocate(rows * width * sizeof(bf16));
+  const TensorView x_view = x.view(DType::bf16, {rows, values.k});
+  backend.copy_from_host(x_view, values.x.data(), stream);
+  backend.linear_activated(packed, x_view, {}, Activation::swiglu,
+                           scratch.view(DType::f32, {rows, values.n}),
+                           y.view(DType::bf16, {rows, width}), stream);
+  std::vector<bf16> result(rows * width);
+  backend.copy_to_host(result.data(), y.view(DType::bf16, {rows, width}), stream);
+  backend.synchronize(stream);
+  std::vector<float> floats;
+  for (const bf16 value : result) floats.push_back(to_float(value));
+  return floats;
+}
+
 TEST(FastNumerics, FewRowsHaveTheExactBits) {
   const Values values({48, 96});
   const int64_t rows = FastLinear::kMinRows - 1;
   EXPECT_EQ(product(values, Numerics::fast, rows, true),
             product(values, Numerics::exact, rows, true));
+}
+
+// Many rows' product goes by way of the scratch, and is activated there.
+TEST(FastNumerics, AnActivatedProductIsTheActivationOfTheProduct) {
+  const Values values({34, 96});
+  const int64_t few = FastLinear::kMinRows - 1, width = values.n / 2;
+  EXPECT_EQ(gated_product(values, Numerics::fast, few),
+            gated_product(values, Numerics::exact, few));
+  const auto product_of = product(values, Numerics::fast, kMostRows, false);
+  const auto got = gated_product(values, Numerics::fast, kMostRows);
+  for (int64_t row = 0; row < kMostRows; ++row) {
+    for (int64_t i = 0; i < width; ++i) {
+      const float* const of_row = product_of.data() + row * values.n;
+      ASSERT_EQ(got[row * width + i], to_float(to_bf16(silu_f32(of_row[i]) * of_row[width + i])))
+          << row << ", " << i;
+    }
+  }
 }
 
 TEST(FastNumerics, ManyRowsAreSumsInAnotherOrder) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "device_array.h"
+#include "kernels/cuda/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace outrider::cuda {
@@ -25,12 +26,15 @@ class CudaLinearTest : public KernelTest {
   }
   // Packed piece by piece: rows [ends[i], ends[i + 1]).
   static DeviceArray<std::byte> packed_parts(const std::vector<bf16>& w, Size size,
-                                             const std::vector<int64_t>& ends) {
+                                             const std::vector<int64_t>& ends,
+                                             bool gate_up = false) {
     DeviceArray<std::byte> result(packed_bytes(size.n, size.k));
     for (size_t i = 0; i + 1 < ends.size(); ++i) {
+      if (ends[i] == ends[i + 1]) continue;
       const DeviceArray<bf16> piece(
           std::vector<bf16>(w.begin() + ends[i] * size.k, w.begin() + ends[i + 1] * size.k));
-      pack(piece.data(), ends[i + 1] - ends[i], ends[i], size.k, result.data(), nullptr);
+      pack(piece.data(), ends[i + 1] - ends[i], ends[i], size.n, size.k, gate_up, result.data(),
+           nullptr);
     }
     check_cuda(cudaDeviceSynchronize(), "pack");
     return result;
@@ -47,6 +51,46 @@ class CudaLinearTest : public KernelTest {
            size.n, size.k, tile, nullptr);
     std::vector<float> values = y.values();
     EXPECT_TRUE(std::isnan(values.back())) << "written beyond the end";
+    values.pop_back();
+    return values;
+  }
+
+  // With its activation, by one kernel …
+  static std::vector<bf16> run_activated(const std::vector<bf16>& x,
+                                         const DeviceArray<std::byte>& w,
+                                         const std::vector<float>& bias, Activation activation,
+                                         Size size, LinearTile tile) {
+    const int64_t rows = static_cast<int64_t>(x.size()) / size.k;
+    const DeviceArray<bf16> device_x(x);
+    const DeviceArray<float> device_bias(bias);
+    return written(rows * size.n / num_inputs(activation), [&](bf16* y) {
+      linear_activated(device_x.data(), w.data(), bias.empty() ? nullptr : device_bias.data(),
+                       activation, y, rows, size.n, size.k, tile, nullptr);
+    });
+  }
+
+  // … and by a second one.
+  static std::vector<bf16> activated(const std::vector<float>& products, Activation activation,
+                                     int64_t rows) {
+    const DeviceArray<float> inputs(products);
+    const auto size = static_cast<int64_t>(products.size()) / num_inputs(activation);
+    return written(size, [&](bf16* y) {
+      if (activation == Activation::swiglu) {
+        silu_mul(inputs.data(), y, rows, size / rows, nullptr);
+      } else {
+        gelu_tanh(inputs.data(), y, size, nullptr);
+      }
+    });
+  }
+
+  // What run(y) leaves in `size` elements, and nowhere else.
+  template <class Run>
+  static std::vector<bf16> written(int64_t size, const Run& run) {
+    const bf16 mark = to_bf16(std::nanf(""));
+    const DeviceArray<bf16> y(std::vector<bf16>(size + 1, mark));
+    run(y.data());
+    std::vector<bf16> values = y.values();
+    EXPECT_EQ(values.back().bits, mark.bits) << "written beyond the end";
     values.pop_back();
     return values;
   }
@@ -103,6 +147,42 @@ TEST_F(CudaLinearTest, ARowsPlaceDoesNotShow) {
       EXPECT_TRUE(
           same_bits(rows_of(moved, i, i + 1, size.n), rows_of(y, order[i], order[i] + 1, size.n)))
           << "row " << order[i] << " at " << i << ", tile of " << tile.rows;
+    }
+  }
+}
+
+// In every tile what a plain product and its activation give, whatever the width: eights of gates
+// and ups share a panel.
+TEST_F(CudaLinearTest, AnActivatedProductIsTheProductAndThenItsActivation) {
+  constexpr int64_t kRows = 130;
+  struct Shape {
+    int64_t width, k;
+  };
+  for (const auto& [width, k] : {Shape{1, 40}, {8, 32}, {13, 71}, {64, 576}, {101, 300}}) {
+    for (const Activation activation : {Activation::swiglu, Activation::gelu_tanh}) {
+      const Size size = {num_inputs(activation) * width, k};
+      const auto x = random_bf16(kRows * k);
+      const auto w = random_bf16(size.n * k);
+      const bool gated = activation == Activation::swiglu;
+      const auto plain = packed(w, size);
+      // In pieces that end within a panel, within the gate and across it and the up.
+      const auto fused =
+          packed_parts(w, size, {0, (width + 1) / 2, size.n - width / 3, size.n}, gated);
+      for (const auto& bias : {std::vector<float>(), random_f32(size.n)}) {
+        const auto products = run(x, plain, bias, size, kLinearTiles[0]);
+        const auto expected = activated(products, activation, kRows);
+        for (LinearTile tile : kLinearTiles) {
+          for (int64_t rows : {int64_t{1}, int64_t{tile.rows}, int64_t{tile.rows} + 3, kRows}) {
+            if (rows > kRows) continue;
+            const int64_t first = kRows - rows;
+            const auto y =
+                run_activated(rows_of(x, first, kRows, k), fused, bias, activation, size, tile);
+            EXPECT_TRUE(same_bits(y, rows_of(expected, first, kRows, width)))
+                << rows << " x " << width << " x " << k << (gated ? ", gated" : "")
+                << ", in tiles of " << tile.rows << " x " << tile.outputs;
+          }
+        }
+      }
     }
   }
 }

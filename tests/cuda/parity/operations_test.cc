@@ -145,42 +145,40 @@ TEST_P(OperationsTest, NormsOfASum) {
   }
 }
 
-// Four roundings of the exponent are as large an error of its power; exp errs by 8.1e-8, and three
-// operations and the rounding to bf16 follow. And the bits are those of math.h everywhere.
-TEST_P(OperationsTest, GeluTanh) {
-  for (const RowCase& c : kRowCases) {
-    const auto x = random_f32(c.rows * c.width, 3.0f);
-    const TensorView y = empty_bf16({c.rows, c.width});
-    backend_->gelu_tanh(upload(x, {c.rows, c.width}), y, stream_);
-    const auto got = values<bf16>(y);
-    for (size_t i = 0; i < x.size(); ++i) {
-      const double v = x[i];
-      const double exponent = -2.0 * std::sqrt(2.0 / M_PI) * (v + 0.044715 * v * v * v);
-      const double exact = v / (1.0 + std::exp(exponent));
-      const double error =
-          kRoundBf16 + 8.1e-8 + (3 + 4 * std::min(std::abs(exponent), 90.0)) * kRoundF32;
-      ASSERT_NEAR(to_float(got[i]), exact, error * std::abs(exact) + 1e-36) << v;
-      ASSERT_EQ(got[i].bits, to_bf16(gelu_tanh_f32(x[i])).bits) << v;
-    }
-  }
-}
-
-// exp errs by 8.1e-8; four more operations and the rounding to bf16 follow.
-TEST_P(OperationsTest, SiluMul) {
-  for (const RowCase& c : kRowCases) {
-    const auto gate_up = random_f32(c.rows * 2 * c.width, 4.0f);
-    const TensorView y = empty_bf16({c.rows, c.width});
-    backend_->silu_mul(upload(gate_up, {c.rows, 2 * c.width}), y, stream_);
-    const auto got = values<bf16>(y);
-    const double error = kRoundBf16 + 8.1e-8 + 5 * kRoundF32;
-    for (int64_t r = 0; r < c.rows; ++r) {
-      for (int64_t i = 0; i < c.width; ++i) {
-        const double gate = gate_up[r * 2 * c.width + i];
-        const double exact = gate / (1.0 + std::exp(-gate)) * gate_up[(r * 2 + 1) * c.width + i];
-        ASSERT_NEAR(to_float(got[r * c.width + i]), exact, error * std::abs(exact))
-            << c.rows << " x " << c.width << ", row " << r << ", element " << i;
+// The bits of math.h's activation, of the product's own bits. How close they are to exact is in
+// tests/kernels/elementwise_test.cc.
+TEST_P(OperationsTest, LinearActivated) {
+  for (const LinearCase& c : kLinearCases) {
+    if (c.n > 4096) continue;  // an LM head
+    const auto w = random_bf16(2 * c.n * c.k, 4.0f / std::sqrt(static_cast<float>(c.k)));
+    std::vector<bf16> stored = w;
+    const TensorView x = upload(random_bf16(c.rows * c.k), {c.rows, c.k});
+    const TensorView bias = upload(random_f32(2 * c.n), {2 * c.n});
+    const auto expect_same = [&](Activation activation) {
+      const bool gated = activation == Activation::swiglu;
+      const int64_t n = num_inputs(activation) * c.n;
+      const TensorView rows(stored.data(), DType::bf16, {n, c.k});
+      const TensorView parts[] = {rows.rows(0, n / 3), rows.rows(n / 3, n)};
+      const TensorView bias_of_it = bias.rows(0, n);
+      const TensorView product = empty_f32({c.rows, n}), y = empty_bf16({c.rows, c.n});
+      backend_->linear(backend_->pack(parts), x, bias_of_it, product, stream_);
+      const PackedWeight weight = gated ? backend_->pack_gate_up(parts) : backend_->pack(parts);
+      backend_->linear_activated(weight, x, bias_of_it, activation, empty_f32({c.rows, n}), y,
+                                 stream_);
+      const auto products = values<float>(product);
+      const auto got = values<bf16>(y);
+      for (int64_t r = 0; r < c.rows; ++r) {
+        for (int64_t o = 0; o < c.n; ++o) {
+          const float* const of_row = products.data() + r * n;
+          const float expected =
+              gated ? silu_f32(of_row[o]) * of_row[c.n + o] : gelu_tanh_f32(of_row[o]);
+          ASSERT_EQ(got[r * c.n + o].bits, to_bf16(expected).bits)
+              << c.rows << " x " << c.n << " x " << c.k << ", row " << r << ", output " << o;
+        }
       }
-    }
+    };
+    expect_same(Activation::gelu_tanh);
+    expect_same(Activation::swiglu);
   }
 }
 
