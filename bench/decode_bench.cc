@@ -85,6 +85,7 @@ class DecodeBench {
     rows.upload(0, kMaxRows, stream_);
     drafted_ = backend_.allocate(kMaxRows * sizeof(int32_t));
     q_ = backend_.allocate(kMaxRows * sizeof(RowDistribution));
+    backend_.reserve_verification(kMaxRows, vocab_);
     backend_.sample_drafts(draft_logits_.view(DType::f32, {kMaxRows, vocab_}), rows.device(),
                            kMaxRows, static_cast<int32_t*>(drafted_.data()),
                            static_cast<RowDistribution*>(q_.data()), stream_);
@@ -254,8 +255,7 @@ DecodeResults measure(const DecodeBenchOptions& options, BenchDevice& device, De
   if (!device.gpu) memory.emplace();
   results.weights = bench.sum(static_cast<double>(bench.target().weight_bytes()));
   for (int64_t rows : options.rows) results.rows.push_back({.rows = rows});
-  // A GPU's first rounds size workspaces and record graphs, and one that grows forgets what was
-  // recorded.
+  // A GPU's first rounds record graphs.
   const int warm_up = device.gpu ? 2 : 0;
   for (int round = -warm_up; round < options.repeats; ++round) {
     if (memory) {

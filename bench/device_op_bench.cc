@@ -96,6 +96,7 @@ class DeviceOpBench {
     const int64_t tokens = context + std::ranges::max(options_.rows);
     const int64_t max_pages = (tokens + kPageTokens - 1) / kPageTokens;
     const int64_t elements = max_pages * kPageTokens * shape.num_kv_heads * shape.head_dim;
+    backend_.reserve_attention(std::ranges::max(options_.rows), tokens, shape);
     std::vector<int32_t> page_numbers(max_pages);
     std::iota(page_numbers.begin(), page_numbers.end(), 0);
     const Buffer page_table = upload(page_numbers);

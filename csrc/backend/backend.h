@@ -118,6 +118,16 @@ class Backend {
   virtual void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
                             Stream& stream) = 0;
 
+  // Scratch memory is taken before anything is served: whoever will call these operations says how
+  // large they get, and the largest counts. One that needs more than was reserved is a bug. Throws
+  // Error where there is none left; where memory has to move, what was recorded is forgotten.
+  // Of attention, in passes of max_rows rows over page tables for max_positions:
+  virtual void reserve_attention(int64_t max_rows, int64_t max_positions,
+                                 const AttentionShape& shape) = 0;
+  // Of sample_drafts, verify_summary and race_step, for max_rows rows (or sequences) of vocab_size
+  // logits:
+  virtual void reserve_verification(int64_t max_rows, int64_t vocab_size) = 0;
+
   // Rotates q and k in place by position and writes k and v to their pages, rounded to bf16.
   // qkv: f32 [rows, (num_heads + 2 num_kv_heads) * head_dim]; cos, sin: f32 [max_positions,
   // head_dim / 2], or empty views: nothing is rotated; k_pages, v_pages: bf16 [pages, num_kv_heads,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/verify_types.h"
+
 namespace outrider {
 
 namespace {
@@ -18,6 +20,10 @@ constexpr int64_t kStepK = 32;
 constexpr int64_t kSplitTokens = 256;
 constexpr int64_t kSplitStateBytes = 2 * kFloat;
 constexpr int64_t kAttentionScratchBytes = int64_t{128} << 20;
+// kernels/cuda/summary.cuh, sample.cu: tokens of a row that a block looks at, bytes of what it
+// finds.
+constexpr int64_t kChunkTokens = 4096;
+constexpr int64_t kChunkStateBytes = 64;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -135,6 +141,11 @@ int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
                                      const AttentionShape& shape) {
   const int64_t of_row = row_scratch_bytes(max_positions, shape);
   return std::max(of_row, std::min(kAttentionScratchBytes, max_rows * of_row));
+}
+
+int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size) {
+  const auto of_row = static_cast<int64_t>(sizeof(ShardSummary) + sizeof(VerifyRow));
+  return max_rows * (divide_up(vocab_size, kChunkTokens) * kChunkStateBytes + of_row);
 }
 
 OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size) {

@@ -65,9 +65,13 @@ OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShap
 // once together.
 OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
                              const AttentionShape& shape);
-// What attention keeps of partial results for passes of up to max_rows rows.
+// What attention keeps of partial results for passes of up to max_rows rows: of all of them, unless
+// that were too much.
 int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
                                      const AttentionShape& shape);
+
+// What the kernels that draw and verify keep of up to max_rows rows (or sequences).
+int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size);
 
 // Drafting and verification; a row of logits is read from memory once.
 OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size);

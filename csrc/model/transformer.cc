@@ -100,6 +100,7 @@ Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_wei
     scratch_bytes += max_rows_ * width * dtype_bytes(dtype) + kScratchAlignment;
   });
   scratch_ = backend_.allocate(scratch_bytes);
+  backend_.reserve_attention(max_rows_, max_positions_, shard_.attention);
 }
 
 Transformer::~Transformer() = default;

@@ -48,6 +48,7 @@ SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, T
       proposed_(backend, num_slots * kMaxDraftTokens),
       proposals_(backend, num_slots * kMaxDraftTokens),
       drafted_(num_slots) {
+  backend.reserve_verification(backend.padded_rows(num_slots), target.config().vocab_size);
   drafting_.reserve(num_slots);
   contexts_.reserve(num_slots);
   to_verify_.reserve(num_slots);

@@ -99,6 +99,7 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
   p_ = backend.allocate(max_rows * sizeof(RowDistribution));
   record_ = backend.allocate(record_bytes(max_sequences));
   host_record_ = backend.allocate_pinned(record_bytes(max_sequences));
+  backend.reserve_verification(std::max(2 * max_rows, max_sequences), shard_size);
   queries_.reserve(max_rows);
   verdicts_.reserve(max_sequences);
   raw_rows_.reserve(max_sequences);

@@ -187,8 +187,9 @@ TEST_F(CpuBackendTest, LinearActivated) {
   EXPECT_NEAR(to_float(all.data<bf16>()[5]), 2.99595, 3 * 0x1p-8);
 }
 
-// With one token in the cache, attention gives its value; a longer page table needs more scratch.
-TEST_F(CpuBackendTest, AttentionOverOneToken) {
+// With one token in the cache, attention gives its value; a longer page table needs more scratch,
+// and without any it is a bug.
+TEST_F(CpuBackendDeathTest, AttentionOverOneToken) {
   const AttentionShape shape = {2, 1, 4, 2, 0};
   const TensorView cosine = zeros<float>({64, 2});
   for (int64_t i = 0; i < 128; ++i) cosine.data<float>()[i] = 1.0f;
@@ -202,6 +203,10 @@ TEST_F(CpuBackendTest, AttentionOverOneToken) {
     const TensorView y = zeros<bf16>({1, 8});
     backend_->rope_and_cache(qkv, cosine, sine, k, v, map, shape, stream_);
     EXPECT_EQ(to_float(k.data<bf16>()[2 * kPageTokens * 4 + 1]), 9.0f);
+    if (max_pages == 1) {
+      EXPECT_DEATH(backend_->attention(qkv, k, v, y, map, shape, stream_), "CHECK failed");
+    }
+    backend_->reserve_attention(1, max_pages * kPageTokens, shape);
     backend_->attention(qkv, k, v, y, map, shape, stream_);
     for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(to_float(y.data<bf16>()[i]), 12.0f + i % 4);
   }

@@ -84,9 +84,11 @@ TEST_P(PassCostTest, MemoryIsWhatLoadingTakes) {
   run_thread_ranks(ranks, [&](Communicator& communicator) {
     MeteringBackend backend;
     const Transformer model(directory, backend, communicator, kMaxRows, 0);
-    const int64_t planned = cuda_weight_bytes(model.config(), model.shard()) +
-                            transformer_workspace_bytes(model.config(), model.shard(), kMaxRows,
-                                                        model.config().max_position_embeddings);
+    const int64_t positions = model.config().max_position_embeddings;
+    const int64_t planned =
+        cuda_weight_bytes(model.config(), model.shard()) +
+        transformer_workspace_bytes(model.config(), model.shard(), kMaxRows, positions) +
+        cuda_attention_scratch_bytes(kMaxRows, positions, model.shard().attention);
     const int64_t taken = backend.allocated_bytes() + backend.packed_bytes();
     // What a pass writes is aligned, view by view: some KiB that no plan counts.
     EXPECT_LE(planned, taken);

@@ -18,7 +18,9 @@ namespace outrider {
 class MeteringBackend final : public Backend {
  public:
   const OperationCost& cost() const { return cost_; }
-  int64_t allocated_bytes() const { return allocated_bytes_; }
+  int64_t allocated_bytes() const {
+    return allocated_bytes_ + attention_scratch_bytes_ + verify_scratch_bytes_;
+  }
   int64_t packed_bytes() const { return packed_bytes_; }
   void forget_costs() { cost_ = {}; }
 
@@ -87,6 +89,16 @@ class MeteringBackend final : public Backend {
     cost_ += table_logits_cost(y.extent(0), y.extent(1));
   }
 
+  void reserve_attention(int64_t max_rows, int64_t max_positions,
+                         const AttentionShape& shape) override {
+    const int64_t bytes = cuda_attention_scratch_bytes(max_rows, max_positions, shape);
+    attention_scratch_bytes_ = std::max(attention_scratch_bytes_, bytes);
+  }
+  void reserve_verification(int64_t max_rows, int64_t vocab_size) override {
+    const int64_t bytes = cuda_verify_scratch_bytes(max_rows, vocab_size);
+    verify_scratch_bytes_ = std::max(verify_scratch_bytes_, bytes);
+  }
+
   void rope_and_cache(TensorView, TensorView cos, TensorView, TensorView, TensorView,
                       const RowMap& map, const AttentionShape& shape, Stream&) override {
     const int32_t* positions = map.positions.data<int32_t>();
@@ -150,7 +162,8 @@ class MeteringBackend final : public Backend {
 
  private:
   OperationCost cost_;
-  int64_t allocated_bytes_ = 0;  // beside packed weights
+  int64_t allocated_bytes_ = 0;  // beside packed weights and what is reserved
+  int64_t attention_scratch_bytes_ = 0, verify_scratch_bytes_ = 0;
   int64_t packed_bytes_ = 0;
 };
 

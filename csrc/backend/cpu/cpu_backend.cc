@@ -175,6 +175,12 @@ void CpuBackend::table_logits(TensorView tokens, const LogitTable& table, Tensor
   cpu::table_logits(tokens.data<int32_t>(), table, y.data<float>(), rows, y.extent(1));
 }
 
+void CpuBackend::reserve_attention(int64_t, int64_t max_positions, const AttentionShape& shape) {
+  const int64_t pages = (max_positions + kPageTokens - 1) / kPageTokens;
+  const size_t bytes = cpu::attention_scratch_size(pages, shape.head_dim) * sizeof(float);
+  if (attention_scratch_.bytes() < bytes) attention_scratch_ = allocate_host(bytes);
+}
+
 void CpuBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                                 TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                                 Stream&) {
@@ -197,7 +203,7 @@ void CpuBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_page
   const RowPointers pointers = row_pointers(map, rows, k_pages, v_pages, shape);
   const size_t scratch_bytes =
       cpu::attention_scratch_size(pointers.max_pages, shape.head_dim) * sizeof(float);
-  if (attention_scratch_.bytes() < scratch_bytes) attention_scratch_ = allocate_host(scratch_bytes);
+  CHECK(scratch_bytes <= attention_scratch_.bytes());
   cpu::attention(qkv.data<float>(), k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(),
                  static_cast<float*>(attention_scratch_.data()), pointers, rows, shape, isa_);
 }

@@ -52,6 +52,9 @@ class CpuBackend : public Backend {
   void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
   void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
                     Stream& stream) override;
+  void reserve_attention(int64_t max_rows, int64_t max_positions,
+                         const AttentionShape& shape) override;
+  void reserve_verification(int64_t max_rows, int64_t vocab_size) override {}
   void rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                       TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                       Stream& stream) override;
@@ -91,9 +94,7 @@ class CpuBackend : public Backend {
   };
   std::vector<Chunk> weights_;
   size_t weights_given_ = 0;  // that packed_memory has told of, and which take no more
-  // Made when attention first meets page tables and heads of such a size, for the longest sequence
-  // that the tables can hold: steps allocate nothing.
-  Buffer attention_scratch_;
+  Buffer attention_scratch_;  // for the longest sequence
 };
 
 }  // namespace outrider

@@ -23,13 +23,23 @@ using cuda::check_cuda;
 namespace {
 
 constexpr size_t kPieceBytes = size_t{32} << 20;  // of weights on their way to the device
-constexpr size_t kAttentionScratchBytes = size_t{128} << 20;  // at most, unless one row needs more
 
 cudaStream_t handle(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 RowPointers row_pointers(const RowMap& map) {
   return {map.positions.data<int32_t>(), map.sequences.data<int32_t>(),
           map.page_tables.data<int32_t>(), map.page_tables.extent(1)};
+}
+
+// Of `rows` rows at once, or of as many as the backend keeps scratch for.
+size_t attention_bytes(int64_t rows, int64_t max_pages, const AttentionShape& shape) {
+  return static_cast<size_t>(cuda_attention_scratch_bytes(rows, max_pages * kPageTokens, shape));
+}
+
+// What an operation needs of what was reserved.
+void* reserved(const Buffer& scratch, size_t bytes) {
+  CHECK(bytes <= scratch.bytes());
+  return scratch.data();
 }
 
 }  // namespace
@@ -153,16 +163,6 @@ double CudaBackend::seconds_between(int from, int to) const {
 }
 
 int64_t CudaBackend::padded_rows(int64_t rows) const { return cuda_padded_rows(rows); }
-
-void* CudaBackend::scratch(Buffer& buffer, size_t bytes) {
-  if (buffer.bytes() < bytes) {
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    graphs_.clear();
-    buffer = {};
-    buffer = allocate(bytes);
-  }
-  return buffer.data();
-}
 
 PackedWeight CudaBackend::pack(std::span<const TensorView> parts) { return pack(parts, false); }
 
@@ -308,6 +308,23 @@ void CudaBackend::table_logits(TensorView tokens, const LogitTable& table, Tenso
                      handle(stream));
 }
 
+void CudaBackend::reserve_attention(int64_t max_rows, int64_t max_positions,
+                                    const AttentionShape& shape) {
+  reserve(attention_scratch_, cuda_attention_scratch_bytes(max_rows, max_positions, shape));
+}
+
+void CudaBackend::reserve_verification(int64_t max_rows, int64_t vocab_size) {
+  reserve(verify_scratch_, cuda_verify_scratch_bytes(max_rows, vocab_size));
+}
+
+void CudaBackend::reserve(Buffer& scratch, size_t bytes) {
+  if (bytes <= scratch.bytes()) return;
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  graphs_.clear();
+  scratch = {};
+  scratch = allocate(bytes);
+}
+
 void CudaBackend::rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                                  TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                                  Stream& stream) {
@@ -326,11 +343,8 @@ void CudaBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_pag
   CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
   CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
   check_row_map(map, rows, k_pages, v_pages, shape);
-  const int64_t max_pages = map.page_tables.extent(1);
-  const size_t bytes = std::max(
-      cuda::attention_workspace_bytes(1, max_pages, shape),
-      std::min(kAttentionScratchBytes, cuda::attention_workspace_bytes(rows, max_pages, shape)));
-  void* const workspace = scratch(attention_scratch_, bytes);
+  const size_t bytes = attention_bytes(rows, map.page_tables.extent(1), shape);
+  void* const workspace = reserved(attention_scratch_, bytes);
   cuda::attention(qkv.data<float>(), k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(),
                   workspace, bytes, row_pointers(map), rows, shape, handle(stream));
 }
@@ -348,7 +362,7 @@ void CudaBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t
                                 int32_t* drafted, RowDistribution* q, Stream& stream) {
   CHECK(has_shape(logits, DType::f32, {n, -1}));
   const int64_t vocab_size = logits.extent(1);
-  void* const workspace = scratch(verify_scratch_, cuda::verify_workspace_bytes(n, vocab_size));
+  void* const workspace = reserved(verify_scratch_, cuda::verify_workspace_bytes(n, vocab_size));
   cuda::sample_drafts(logits.data<float>(), vocab_size, rows, n, drafted, q, workspace,
                       handle(stream));
 }
@@ -359,7 +373,7 @@ void CudaBackend::verify_summary(TensorView logits, int32_t first_token, const V
   CHECK(has_shape(logits, DType::f32, {-1, -1}));
   const int64_t shard_size = logits.extent(1);
   void* const workspace =
-      scratch(verify_scratch_, cuda::verify_workspace_bytes(to.num_rows, shard_size));
+      reserved(verify_scratch_, cuda::verify_workspace_bytes(to.num_rows, shard_size));
   cuda::verify_summary(logits.data<float>(), shard_size, first_token, rows, to.num_rows,
                        to.summaries(), to.candidates(), workspace, handle(stream));
 }
@@ -383,7 +397,7 @@ void CudaBackend::accept_step(const SequenceToVerify* sequences, int64_t n, Verd
 
 void CudaBackend::race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
                             const Verdict* verdicts, RaceResult* results, Stream& stream) {
-  void* const workspace = scratch(verify_scratch_, cuda::verify_workspace_bytes(n, shard_size));
+  void* const workspace = reserved(verify_scratch_, cuda::verify_workspace_bytes(n, shard_size));
   cuda::race_step(sequences, n, shard_size, verdicts, results, workspace, handle(stream));
 }
 

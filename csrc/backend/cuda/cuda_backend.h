@@ -53,6 +53,9 @@ class CudaBackend final : public Backend {
   void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
   void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
                     Stream& stream) override;
+  void reserve_attention(int64_t max_rows, int64_t max_positions,
+                         const AttentionShape& shape) override;
+  void reserve_verification(int64_t max_rows, int64_t vocab_size) override;
   void rope_and_cache(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                       TensorView v_pages, const RowMap& map, const AttentionShape& shape,
                       Stream& stream) override;
@@ -82,9 +85,7 @@ class CudaBackend final : public Backend {
   // By cuBLASLt, where numerics are fast, the rows are many and it can: else false.
   bool linear_fast(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
                    Stream& stream);
-  // Scratch of at least so many bytes. It grows in steps that are not recorded alone, and what was
-  // recorded before is forgotten.
-  void* scratch(Buffer& buffer, size_t bytes);
+  void reserve(Buffer& scratch, size_t bytes);
 
   int device_;
   std::vector<cudaStream_t> streams_;

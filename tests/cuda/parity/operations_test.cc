@@ -275,6 +275,7 @@ class AttentionOperationsTest : public OperationsTest {
     std::iota(tables.begin(), tables.end(), 0);
     std::shuffle(tables.begin(), tables.end(), random_);
     tables_ = upload(tables, {c.sequences, max_pages});
+    backend_->reserve_attention(c.sequences * length_, max_pages * kPageTokens, shape_);
     const auto num_pages = static_cast<int64_t>(tables.size());
     k_pages_ = empty_bf16({num_pages, shape_.num_kv_heads, kPageTokens, shape_.head_dim});
     v_pages_ = empty_bf16({num_pages, shape_.num_kv_heads, kPageTokens, shape_.head_dim});

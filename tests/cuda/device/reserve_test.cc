@@ -1,0 +1,112 @@
+// Scratch memory is what plans count, is there before the first step, and never grows in one.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/operation_cost.h"
+#include "comm/self_communicator.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/distribution.h"
+#include "spec/drafter.h"
+#include "spec/speculative_step.h"
+#include "testing/checkpoints.h"
+#include "testing/engine_harness.h"
+#include "testing/gpus.h"
+
+namespace outrider {
+namespace {
+
+constexpr AttentionShape kShape = {
+    .num_heads = 6, .num_kv_heads = 2, .head_dim = 64, .group_size = 3};
+
+int64_t free_bytes() {
+  size_t free = 0, total = 0;
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return static_cast<int64_t>(free);
+}
+
+TEST(Reserve, PlansCountWhatTheKernelsAskFor) {
+  for (const int64_t positions : {1, 16, 17, 256, 257, 8192}) {
+    const int64_t max_pages = (positions + kPageTokens - 1) / kPageTokens;
+    for (const int64_t rows : {1, 5, 64}) {
+      EXPECT_EQ(cuda_attention_scratch_bytes(rows, positions, kShape),
+                cuda::attention_workspace_bytes(rows, max_pages, kShape));
+    }
+  }
+  for (const int64_t vocab : {1, 4096, 4097, 128256}) {
+    for (const int64_t rows : {1, 64}) {
+      EXPECT_EQ(cuda_verify_scratch_bytes(rows, vocab), cuda::verify_workspace_bytes(rows, vocab));
+    }
+  }
+}
+
+// A GPU hands memory out in larger pieces.
+TEST(Reserve, TakesWhatPlansCountAndTheLargestOnce) {
+  if (!emulated_gpus()) GTEST_SKIP() << "to the byte on the emulator alone";
+  CudaBackend backend(0);
+  const int64_t before = free_bytes();
+  const int64_t attention = cuda_attention_scratch_bytes(8, 4096, kShape);
+  backend.reserve_attention(8, 4096, kShape);
+  EXPECT_EQ(before - free_bytes(), attention);
+  backend.reserve_attention(4, 4096, kShape);  // a smaller model
+  EXPECT_EQ(before - free_bytes(), attention);
+  const int64_t verification = cuda_verify_scratch_bytes(16, 50000);
+  backend.reserve_verification(4, 50000);
+  backend.reserve_verification(16, 50000);
+  EXPECT_EQ(before - free_bytes(), attention + verification);
+}
+
+TEST(ReserveDeathTest, WhatWasNotReservedIsABug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  CudaBackend backend(0);
+  Stream stream = backend.make_stream();
+  const Buffer logits = backend.allocate(2 * 100 * sizeof(float));
+  const TensorView view = logits.view(DType::f32, {2, 100});
+  backend.reserve_verification(1, 100);
+  EXPECT_DEATH(backend.sample_drafts(view, nullptr, 2, nullptr, nullptr, stream), "CHECK failed");
+}
+
+// Prompts, drafts and more sequences than in any step before.
+TEST(Reserve, NoStepTakesMemory) {
+  if (!emulated_gpus()) GTEST_SKIP() << "a GPU's graphs take memory too";
+  constexpr int64_t kPositions = 256, kRows = 64, kSlots = 4;
+  constexpr int64_t kPages = kSlots * kPositions / kPageTokens;
+  CudaBackend backend(0);
+  const auto self = make_self_communicator();
+  Transformer target(test_checkpoint("tiny"), backend, *self, kRows, kPositions);
+  KvCache cache = target.make_kv_cache(kPages, kSlots);
+  ModelDrafter drafter(test_checkpoint("tiny-draft"), backend, kPages, kSlots, kRows, {});
+  SpeculativeStep step(backend, *self, target, cache, kSlots, kRows);
+  Stream stream = backend.make_stream();
+  cache.deal_pages(stream);
+  drafter.cache().deal_pages(stream);
+  std::vector<SequenceState> slots(kSlots);
+  for (int64_t slot = 0; slot < kSlots; ++slot) {
+    drafter.admit(slot, 0);
+    slots[slot].tokens = recurring_prompt(14, 1);
+    slots[slot].processors.mode = VerifyMode::rejection;
+    slots[slot].processors.temperature = 1.0f;
+    slots[slot].drafter = &drafter;
+    slots[slot].top_logprobs = 2;
+  }
+  const int64_t before = free_bytes();
+  for (const int64_t sequences : {1, 1, 2, 4, 4}) {
+    std::vector<SlotWork> work;
+    for (int64_t slot = 0; slot < sequences; ++slot) {
+      const auto length = static_cast<int64_t>(slots[slot].tokens.size());
+      work.push_back({.slot = slot,
+                      .prefill_end = length - 1,
+                      .draft_prefill_end = length - 1,
+                      .decode = true,
+                      .num_draft_tokens = 1});
+    }
+    step.run(slots, work, 0, stream);
+    EXPECT_EQ(free_bytes(), before) << sequences;
+  }
+}
+
+}  // namespace
+}  // namespace outrider
