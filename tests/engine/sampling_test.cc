@@ -4,108 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "engine/engine.h"
-#include "model/model_runner.h"
 #include "testing/checkpoints.h"
 #include "testing/count_file.h"
 #include "testing/engine_harness.h"
-#include "testing/g_test.h"
+#include "testing/exact_triples.h"
 #include "testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
 
-constexpr int kVocab = 64;
 constexpr int64_t kRequests = 5'000;         // of each arm
-constexpr int64_t kManyRequests = 100'000;   // by which a bias of a hundredth is seen
 constexpr int64_t kRequestsAtOnce = 10'000;  // of all arms
-// A phrase that recurs, so that prompt_lookup drafts from the first step on.
-const std::vector<int32_t> kPrompt = {9, 17, 33, 5, 9, 17, 33, 5, 9, 17};
-
-// The definitions of bias, penalties and min_tokens behind kPrompt and `output`.
-Logits edit(Logits logits, const SamplingParams& sampling, const std::vector<int32_t>& output,
-            const std::vector<int32_t>& eos) {
-  for (const auto& [token, bias] : sampling.logit_bias) logits[token] += bias;
-  for (int32_t v = 0; v < kVocab; ++v) {
-    const auto count = std::count(output.begin(), output.end(), v);
-    if (count > 0 || std::count(kPrompt.begin(), kPrompt.end(), v) > 0) {
-      logits[v] = logits[v] > 0 ? logits[v] / sampling.repetition_penalty
-                                : logits[v] * sampling.repetition_penalty;
-    }
-    logits[v] -= sampling.frequency_penalty * static_cast<float>(count);
-    if (count > 0) logits[v] -= sampling.presence_penalty;
-  }
-  if (static_cast<int>(output.size()) < sampling.min_tokens) {
-    for (const int32_t token : sampling.stop_token_ids) logits[token] = -INFINITY;
-    for (const int32_t token : eos) logits[token] = -INFINITY;
-  }
-  return logits;
-}
-
-// The definition: temperature, then what is likely enough beside the best (min_p), then the top_k
-// most likely, then the fewest of them that hold top_p.
-std::vector<double> distribution(const Logits& logits, const SamplingParams& sampling) {
-  std::vector<int> order(kVocab);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
-  const auto ratio = [&](int v) {
-    return std::exp((double{logits[v]} - logits[order[0]]) / sampling.temperature);
-  };
-  while (ratio(order.back()) < sampling.min_p) order.pop_back();
-  if (sampling.top_k > 0) order.resize(std::min<size_t>(order.size(), sampling.top_k));
-  std::vector<double> weights;
-  for (const int v : order) {
-    weights.push_back(ratio(v));
-  }
-  const double needed = sampling.top_p * std::accumulate(weights.begin(), weights.end(), 0.0);
-  double sum = 0;
-  std::vector<double> p(kVocab, 0.0);
-  for (size_t i = 0; i < order.size() && (sampling.top_p == 1.0f || sum < needed); ++i) {
-    sum += p[order[i]] = weights[i];
-  }
-  for (double& x : p) x /= sum;
-  return p;
-}
-
-// Of the first three tokens behind kPrompt, in lexicographic order; from plain forward passes.
-std::vector<double> exact_triples(const SamplingParams& sampling) {
-  const auto self = make_self_communicator();
-  ModelRunner target(test_checkpoint("tiny-v64"), *self);
-  const auto length = static_cast<int32_t>(kPrompt.size());
-  const auto after = [&](int32_t position, int32_t token, const std::vector<int32_t>& output) {
-    return distribution(edit(target.forward({{0, position, token}})[0], sampling, output,
-                             target.model().config().eos_token_ids),
-                        sampling);
-  };
-  target.feed(0, {kPrompt.begin(), kPrompt.end() - 1}, length);
-  std::vector<double> triples;
-  const auto first = after(length - 1, kPrompt.back(), {});
-  for (int a = 0; a < kVocab; ++a) {
-    const auto second = after(length, a, {a});
-    for (int b = 0; b < kVocab; ++b) {
-      const auto third = after(length + 1, b, {a, b});
-      for (int c = 0; c < kVocab; ++c) triples.push_back(first[a] * second[b] * third[c]);
-    }
-  }
-  return triples;
-}
-
-// Sums over the tokens that `cell` does not tell apart; cell: of (a, b, c).
-template <typename Number, typename Cell>
-std::vector<Number> merge(const std::vector<Number>& triples, int num_cells, Cell cell) {
-  std::vector<Number> merged(num_cells, 0);
-  for (size_t i = 0; i < triples.size(); ++i) {
-    const int index = static_cast<int>(i);
-    merged[cell(index / kVocab / kVocab, index / kVocab % kVocab, index % kVocab)] += triples[i];
-  }
-  return merged;
-}
 
 struct Processing {
   const char* name;
@@ -119,24 +32,6 @@ struct Processing {
   bool edited = false;  // bias, penalties, min_tokens
   int ranks = 1;
   int64_t requests = kRequests;  // of each arm; OUTRIDER_SAMPLING_REQUESTS stands above it
-};
-
-int64_t requests_of_each_arm(const Processing& processing) {
-  const char* const text = std::getenv("OUTRIDER_SAMPLING_REQUESTS");
-  return text == nullptr ? processing.requests : std::stoll(text);
-}
-
-// What an arm's answers came to.
-struct Drawn {
-  std::vector<int64_t> triples = std::vector<int64_t>(kVocab * kVocab * kVocab);
-  int64_t drafted = 0, accepted = 0;
-
-  void add(const CollectedAnswer& answer) {
-    const auto& ids = answer.token_ids;
-    ++triples[(ids[0] * kVocab + ids[1]) * kVocab + ids[2]];
-    drafted += answer.completion->speculation.num_draft_tokens;
-    accepted += answer.completion->speculation.num_accepted_draft_tokens;
-  }
 };
 
 class EngineSampling : public ::testing::TestWithParam<Processing> {};
@@ -172,7 +67,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
 
   const std::vector<std::string>& arms = GetParam().arms;
   const auto num_arms = static_cast<int64_t>(arms.size());
-  const int64_t of_each_arm = requests_of_each_arm(GetParam());
+  const int64_t of_each_arm = answers_to_ask_for(GetParam().requests);
   std::vector<Drawn> drawn(num_arms);
   for (int64_t done = 0; done < of_each_arm; done += kRequestsAtOnce / num_arms) {
     const int64_t now = std::min(of_each_arm - done, kRequestsAtOnce / num_arms);
@@ -189,7 +84,9 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
     for (size_t i = 0; i < answers.size(); ++i) {
       ASSERT_TRUE(answers[i].completion) << answers[i].status;
       ASSERT_GE(answers[i].token_ids.size(), GetParam().edited ? 3u : 4u);
-      drawn[static_cast<int64_t>(i) / now].add(answers[i]);
+      const SpeculationStats& stats = answers[i].completion->speculation;
+      drawn[static_cast<int64_t>(i) / now].add(answers[i].token_ids, stats.num_draft_tokens,
+                                               stats.num_accepted_draft_tokens);
     }
   }
 
@@ -203,39 +100,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
       EXPECT_GT(of_arm.accepted, 0);
       EXPECT_LT(of_arm.accepted, of_arm.drafted);
     }
-    const auto expect_cells = [&](int num_cells, auto cell, const char* what) {
-      expect_distribution(merge(exact, num_cells, cell), merge(of_arm.triples, num_cells, cell),
-                          what);
-    };
-    expect_cells(
-        kVocab, [](int a, int, int) { return a; }, "first token");
-    expect_cells(
-        kVocab, [](int, int b, int) { return b; }, "second token");
-    expect_cells(
-        kVocab, [](int, int, int c) { return c; }, "third token");
-    expect_cells(
-        kVocab * kVocab, [](int a, int b, int) { return a * kVocab + b; },
-        "second token behind the first");
-    expect_cells(
-        kVocab * kVocab, [](int, int b, int c) { return b * kVocab + c; },
-        "third token behind the second");
-    expect_distribution(exact, of_arm.triples, "the three tokens");
-
-    // So many requests tell how often the likeliest token comes to a hundredth; a hundred times as
-    // many, to a thousandth.
-    const std::vector<double> first = merge(exact, kVocab, [](int a, int, int) { return a; });
-    const auto likeliest = static_cast<int>(std::ranges::max_element(first) - first.begin());
-    const auto is_likeliest = [likeliest](int a, int, int) { return a == likeliest ? 1 : 0; };
-    expect_cells(2, is_likeliest, "the likeliest first token");
-    if (of_each_arm < kManyRequests) continue;
-    const double bias =
-        0.01 * std::sqrt(static_cast<double>(kManyRequests) / static_cast<double>(of_each_arm));
-    for (const double sign : {-1.0, 1.0}) {
-      std::vector<double> biased = merge(exact, 2, is_likeliest);
-      biased[0] += sign * bias;
-      biased[1] -= sign * bias;
-      EXPECT_FALSE(g_test(biased, merge(of_arm.triples, 2, is_likeliest)).fits());
-    }
+    expect_drawn_from(exact, of_arm.triples);
   }
 }
 
@@ -280,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
                    0,
                    false,
                    1,
-                   kManyRequests},
+                   kManyAnswers},
         Processing{"many_top_p",
                    "tiny-v64-trimmed",
                    {"model"},
@@ -291,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(
                    0,
                    false,
                    1,
-                   kManyRequests}),
+                   kManyAnswers}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
