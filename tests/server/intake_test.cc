@@ -8,7 +8,7 @@
 #include <string>
 
 #include "engine/metrics.h"
-#include "outrider/v1/status_details.pb.h"
+#include "server/retry_info.h"
 #include "server/server_harness.h"
 
 namespace outrider {
@@ -17,15 +17,6 @@ namespace {
 using grpc::StatusCode;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-bool has_retry_info(const grpc::Status& status) {
-  v1::StatusDetails details;
-  v1::RetryInfo info;
-  return details.ParseFromString(status.error_details()) && details.details_size() == 1 &&
-         details.details(0).type_url() == "type.googleapis.com/google.rpc.RetryInfo" &&
-         info.ParseFromString(details.details(0).value()) &&
-         info.retry_delay().seconds() + info.retry_delay().nanos() > 0;
-}
 
 TEST(Intake, RefusesAtOnceWhatIsTooManyTokensToWait) {
   ServerOptions options;
@@ -38,7 +29,7 @@ TEST(Intake, RefusesAtOnceWhatIsTooManyTokensToWait) {
   EXPECT_EQ(refused.error_code(), StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_NE(refused.error_message().find("tokens are waiting already"), std::string::npos)
       << refused.error_message();
-  EXPECT_TRUE(has_retry_info(refused));
+  EXPECT_GT(retry_delay_s(refused).value_or(0), 0);
   server.start_engine();
   const Heard served = first.finish();
   EXPECT_TRUE(served.status.ok()) << served.status.error_message();

@@ -7,14 +7,13 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <sstream>
 #include <string>
 
 #include "engine/retry_error.h"
-#include "outrider/v1/status_details.pb.h"
 #include "server/call_record.h"
 #include "server/logging.h"
+#include "server/retry_info.h"
 #include "server/server_harness.h"
 #include "server/service_rate.h"
 #include "server/status.h"
@@ -177,20 +176,6 @@ TEST(RequestLog, IsSilentAboveItsLevel) {
 }
 
 TEST(RequestIds, AreNew) { EXPECT_NE(new_request_id(), new_request_id()); }
-
-// The delay of the google.rpc.RetryInfo in a status; nullopt where it has none.
-std::optional<double> retry_delay_s(const grpc::Status& status) {
-  v1::StatusDetails details;
-  if (!details.ParseFromString(status.error_details())) return std::nullopt;
-  for (const auto& detail : details.details()) {
-    v1::RetryInfo info;
-    if (detail.type_url() == "type.googleapis.com/google.rpc.RetryInfo" &&
-        info.ParseFromString(detail.value())) {
-      return static_cast<double>(info.retry_delay().seconds()) + info.retry_delay().nanos() / 1e9;
-    }
-  }
-  return std::nullopt;
-}
 
 TEST(RetryInfo, ComesWithAFullQueue) {
   ServerOptions options;
