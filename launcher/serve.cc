@@ -1,4 +1,6 @@
 // `outrider serve`: the server. Under mpirun every rank runs this; rank 0 leads.
+#include <absl/cleanup/cleanup.h>
+#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
@@ -157,6 +159,15 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
       0, control != nullptr ? control->take_heartbeats() : std::vector<Liveness::Peer>(), progress,
       [&end](const Loss& loss) { end.lost(loss); }, {},
       [&communicator] { return communicator.failure(); });
+  // Until it serves, a request to end ends the process at once, which is no loss to the others.
+  const absl::Cleanup deaf = [&process] { process.signals.on_stop({}); };
+  if (control != nullptr) {
+    process.signals.on_stop([&liveness, control](StopRequest) {
+      liveness.goodbye();
+      control->goodbye();
+      _exit(128 + SIGTERM);
+    });
+  }
   ChatTemplate chat_template = ChatTemplate::load(engine_options.model);
   Executor executor(engine_options, process.backend, communicator);
   executor.report_to(progress);
@@ -239,8 +250,8 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
   Executor executor(process.options.engine, process.backend, communicator);
   executor.report_to(progress);
   process.signals.on_stop({});
-  control.send({});
   try {
+    control.send({});
     run_follower(executor, control);
   } catch (const DisagreementError& error) {
     // Rank 0 has found the same, and clients shall hear of that: not that this rank is lost.
@@ -250,6 +261,7 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
     wait_for_end(control);
     _exit(kExitFailed);
   } catch (const Error&) {
+    if (liveness.heard_goodbye()) _exit(128 + SIGTERM);  // told to end before it served
     // The same loss, seen by both threads, is told once. Unwinding may wait for a collective.
     while (told.test_and_set()) pause();
     alarm(kFailedEndTimeoutS);

@@ -129,10 +129,12 @@ std::optional<Loss> LivenessJudge::hung_step() const {
 
 class Liveness::Thread {
  public:
-  Thread(int rank, std::span<const Peer> peers, int stop, const StepProgress& progress,
-         OnLost on_lost, LivenessLimits limits, OwnFailure own_failure)
+  Thread(int rank, std::span<const Peer> peers, int stop, std::atomic<bool>& heard_goodbye,
+         const StepProgress& progress, OnLost on_lost, LivenessLimits limits,
+         OwnFailure own_failure)
       : rank_(rank),
         limits_(limits),
+        heard_goodbye_(heard_goodbye),
         progress_(progress),
         on_lost_(std::move(on_lost)),
         own_failure_(std::move(own_failure)),
@@ -195,6 +197,7 @@ class Liveness::Thread {
                                                beat.magic, kBeatMagic)};
       }
       if (beat.is_goodbye != 0) {
+        heard_goodbye_ = true;
         judge_.forget(line.rank);
         poll.fd = -1;  // poll() leaves it out
         break;
@@ -226,6 +229,7 @@ class Liveness::Thread {
 
   const int rank_;
   const LivenessLimits limits_;
+  std::atomic<bool>& heard_goodbye_;
   const StepProgress& progress_;
   OnLost on_lost_;
   OwnFailure own_failure_;
@@ -238,9 +242,9 @@ Liveness::Liveness(int rank, std::vector<Peer> peers, const StepProgress& progre
                    LivenessLimits limits, OwnFailure own_failure)
     : peers_(std::move(peers)), stop_(eventfd(0, EFD_CLOEXEC)) {
   if (!stop_.valid()) throw Error("heartbeat: eventfd failed: " + errno_text(errno));
-  thread_ =
-      std::jthread([thread = Thread(rank, peers_, stop_.get(), progress, std::move(on_lost), limits,
-                                    std::move(own_failure))]() mutable { thread.run(); });
+  thread_ = std::jthread(
+      [thread = Thread(rank, peers_, stop_.get(), heard_goodbye_, progress, std::move(on_lost),
+                       limits, std::move(own_failure))]() mutable { thread.run(); });
 }
 
 Liveness::~Liveness() { CHECK(eventfd_write(stop_.get(), 1) == 0); }

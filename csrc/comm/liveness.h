@@ -2,6 +2,7 @@
 // to rank 0, and a thread of its own at each end that breathes over it, whatever the engine's does.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -94,12 +95,15 @@ class Liveness {
 
   // Thread-safe: a peer's connection has ended, whether or not on_lost was called for it yet.
   bool peer_gone() const;
+  // Thread-safe: a peer has said goodbye.
+  bool heard_goodbye() const { return heard_goodbye_; }
 
  private:
   class Thread;
 
   std::vector<Peer> peers_;
   FileDescriptor stop_;  // an eventfd
+  std::atomic<bool> heard_goodbye_ = false;
   std::jthread thread_;  // joins before what it uses goes
 };
 

@@ -271,6 +271,7 @@ TEST(Liveness, NoEndAfterAGoodbyeIsALoss) {
   one.reset();
   second[1] = FileDescriptor();
   EXPECT_EQ(losses.wait().rank, 2);  // and not 1, which went before
+  EXPECT_TRUE(zero.heard_goodbye());
 }
 
 TEST(Liveness, ASilentPeerIsALoss) {

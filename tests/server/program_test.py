@@ -20,9 +20,10 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
-from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Server,  # noqa: E402
+from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Lines, Server,  # noqa: E402
                      free_port, outrider)
 
+FETCH_MODEL = Path(__file__).parents[2] / 'tools/fetch_model.py'
 IDLE_S = 3  # how long an idle job is watched
 
 
@@ -403,6 +404,20 @@ class Ends(unittest.TestCase):
                 server.process.send_signal(number)
                 self.assertEqual(server.wait_for_end(), 0, server.log)
                 self.assertTrue(server.port_is_free())
+
+    def test_interrupted_while_it_loads(self):
+        """On the real model, whose loading takes long enough."""
+        model = subprocess.run([sys.executable, FETCH_MODEL], stdout=subprocess.PIPE, text=True,
+                               timeout=LIMIT_S, check=True).stdout.strip()
+        for words in ('loading model: 25 %', 'loading model: 100 %'):
+            command = ['launch', '--ranks', '2', '--', 'serve', '--model', model, '--port', '0']
+            with subprocess.Popen([PROGRAM, *command], stderr=subprocess.PIPE, text=True) as launch:
+                output = Lines(launch.stderr)
+                output.wait_for(words)
+                launch.send_signal(signal.SIGINT)
+                lines = output.all()
+            self.assertEqual(launch.returncode, 128 + signal.SIGINT)
+            self.assertEqual([line for line in lines if 'outrider: ' in line], [])
 
     def test_a_running_call_hears_that_the_server_stops(self):
         with Server() as server:
