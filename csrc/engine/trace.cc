@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "core/error.h"
@@ -22,19 +24,44 @@ int64_t ns_of_ms(double ms) { return static_cast<int64_t>(ms * 1e6); }
 // Microseconds, the unit of the format.
 double us(int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
+// What names the tracks. Each further event brings the comma before it.
+constexpr std::string_view kHead =
+    "[\n{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"outrider\"}},\n"
+    "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"thread_name\",\"args\":{\"name\":\"steps\"}}";
+constexpr std::string_view kTail = "\n]\n";
+
+// Moves what an earlier process has left there to PATH.1, PATH.2, …: where a job is started again,
+// the trace of the one that died. One without events is not worth it.
+void keep_former(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error) ||
+      std::filesystem::file_size(path, error) <= kHead.size() + kTail.size()) {
+    return;
+  }
+  std::filesystem::path kept;
+  int number = 0;
+  do {
+    kept = path.string() + "." + std::to_string(++number);
+  } while (std::filesystem::exists(kept, error));
+  std::filesystem::rename(path, kept, error);
+  if (error) throw Error("--trace " + path.string() + ": cannot be kept: " + error.message());
+  spdlog::info("--trace {}: what was there is {} now", path.string(), kept.string());
+}
+
+std::FILE* open_trace(const std::string& path) {
+  keep_former(path);
+  return std::fopen(path.c_str(), "we");
+}
+
 }  // namespace
 
 TraceWriter::TraceWriter(const std::string& path, size_t max_queued)
-    : path_(path), max_queued_(max_queued), file_(std::fopen(path.c_str(), "we")) {
+    : path_(path), max_queued_(max_queued), file_(open_trace(path)) {
   if (file_ == nullptr) throw Error("--trace " + path + ": " + std::strerror(errno));
   std::setvbuf(file_.get(), nullptr, _IONBF, 0);  // what is written at once is there at once
   queue_.reserve(max_queued);
   writing_.reserve(max_queued);
-  // What names the tracks. Each further event brings the comma before it.
-  std::fputs(
-      "[\n{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"outrider\"}},\n"
-      "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"thread_name\",\"args\":{\"name\":\"steps\"}}",
-      file_.get());
+  std::fputs(kHead.data(), file_.get());
   thread_ = std::thread([this] { run(); });
 }
 
@@ -45,7 +72,7 @@ TraceWriter::~TraceWriter() {
   }
   wake_.notify_one();
   thread_.join();
-  if (!failed_) std::fputs("\n]\n", file_.get());
+  if (!failed_) std::fputs(kTail.data(), file_.get());
   if (num_dropped_ > 0) {
     spdlog::warn("--trace {}: {} events came too fast to be written and are missing", path_,
                  num_dropped_);

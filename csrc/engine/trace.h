@@ -29,7 +29,8 @@ class TraceWriter {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Throws Error where the file cannot be written.
+  // A file with events that is there already is renamed to PATH.1, PATH.2, … Throws Error where the
+  // file cannot be written.
   explicit TraceWriter(const std::string& path, size_t max_queued = 1 << 16);
   // Writes what is queued, and the closing bracket.
   ~TraceWriter();

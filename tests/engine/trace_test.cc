@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -107,6 +108,21 @@ TEST(Trace, WhatComesTooFastIsCounted) {
   const auto events = nlohmann::json::parse(read_file(path));
   // A begin and an end each; two name the tracks.
   EXPECT_EQ(static_cast<int64_t>(events.size()), 2 * (kEvents - dropped) + 2);
+}
+
+TEST(Trace, WhatFormerProcessesWroteIsKept) {
+  TemporaryDirectory directory;
+  const auto path = (directory.path() / "trace.json").string();
+  for (const char* request : {"first", "", "second", "third"}) {  // the second came to nothing
+    TraceWriter trace(path);
+    if (*request == 0) continue;
+    trace.request(request, TraceWriter::Clock::now(), absl::StatusCode::kOk, {});
+  }
+  for (const auto& [file, request] :
+       {std::pair(path + ".1", "first"), {path + ".2", "second"}, {path, "third"}}) {
+    EXPECT_EQ(nlohmann::json::parse(read_file(file))[2]["args"]["request_id"], request) << file;
+  }
+  EXPECT_FALSE(std::filesystem::exists(path + ".3"));
 }
 
 TEST(Trace, AFileThatCannotBeWrittenIsAnError) {
