@@ -230,6 +230,13 @@ ModelConfig read_config(const JsonNode& root) {
 
 ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
   const auto path = directory / "config.json";
+  std::error_code error;  // what else is wrong with the file, reading it tells
+  if (std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found) {
+    throw Error(directory.string() +
+                (std::filesystem::is_directory(directory) ? ": holds no config.json"
+                                                          : ": is no directory") +
+                "; expected a checkpoint's: config.json, *.safetensors, tokenizer.json");
+  }
   const nlohmann::json file = load_json_object(path, kMaxFileBytes);
   const JsonNode root(file, path);
   ModelConfig config = read_config(root);

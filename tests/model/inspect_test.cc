@@ -48,7 +48,12 @@ TEST(Inspect, SaysWhatAGpt2Holds) {
 }
 
 TEST(Inspect, RefusesAsLoadingWould) {
-  expect_one_line_error({"config.json: cannot open"}, [] { inspect_checkpoint("/nowhere", 1); });
+  expect_one_line_error({"/nowhere: is no directory; expected a checkpoint's"},
+                        [] { inspect_checkpoint("/nowhere", 1); });
+  expect_one_line_error({"/dev/null: is no directory; expected a checkpoint's"},
+                        [] { inspect_checkpoint("/dev/null", 1); });
+  expect_one_line_error({"/proc: holds no config.json; expected a checkpoint's"},
+                        [] { inspect_checkpoint("/proc", 1); });
   expect_one_line_error({"10 ranks", "9 query heads"},
                         [] { inspect_checkpoint(real_model(), 10); });
 }

@@ -406,7 +406,7 @@ TEST(ModelConfig, RefusesBadJson) {
 
 TEST(ModelConfig, RefusesWhatIsNoFile) {
   const TemporaryDirectory directory;
-  expect_one_line_error({"config.json: cannot open"}, [&] { ModelConfig::load(directory.path()); });
+  expect_one_line_error({": holds no config.json"}, [&] { ModelConfig::load(directory.path()); });
   std::filesystem::create_directory(directory.path() / "config.json");
   expect_one_line_error({"config.json: ", "regular file"},
                         [&] { ModelConfig::load(directory.path()); });

@@ -149,7 +149,7 @@ class Serve(Bench):
                 self.assertIn('K = 2: c = ', printed)
 
     def test_what_cannot_be(self):
-        self.refuses('nothing/config.json: cannot open', 1, 'serve', '--model', 'nothing')
+        self.refuses('nothing: is no directory', 1, 'serve', '--model', 'nothing')
         self.refuses('--drafter head: expected --draft-head', 1, 'serve', '--model', CHECKPOINT,
                      '--drafter', 'head')
         self.refuses('bench serve: ', 1, 'serve', '--model', CHECKPOINT, '--max-positions', 64,
