@@ -50,7 +50,8 @@ void add_model_flags(CLI::App& command, EngineOptions& options) {
       ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--max-positions", options.max_positions,
-                  "Longest prompt and answer, in tokens (default: what the model allows)")
+                  "Longest prompt and answer, in tokens (default: max_position_embeddings or "
+                  "n_positions of its config.json)")
       ->check(CLI::Range(2, 1 << 30));
 }
 

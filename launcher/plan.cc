@@ -76,9 +76,7 @@ void add_plan_command(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, 4096));
   command->add_option("--max-rows", options->server.max_rows, "As of serve (default 512)")
       ->check(CLI::Range(kMaxDraftTokens + 2, 1 << 16));
-  command
-      ->add_option("--max-positions", options->server.max_positions,
-                   "As of serve (default: what the model allows)")
+  command->add_option("--max-positions", options->server.max_positions, "As of serve")
       ->check(CLI::Range(2, 1 << 30));
   command
       ->add_option("--gpu-memory-utilization", options->gpu_memory_utilization,

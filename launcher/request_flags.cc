@@ -101,7 +101,9 @@ void RequestFlags::add_choice_to(CLI::App& command) {
           "Add to a token's logit, -100 … 100, as 123:-5; may be given again")
       ->allow_extra_args(false)
       ->type_name("TOKEN:BIAS");
-  command.add_option("--max-tokens", max_tokens_, "Most tokens of the answer (default: what fits)");
+  command.add_option("--max-tokens", max_tokens_,
+                     "Most tokens of the answer (default: as many as max_positions and the KV "
+                     "cache have room for behind the prompt)");
   command.add_option("--min-tokens", min_tokens_,
                      "No end-of-sequence or stop token before so many (default 0)");
   command.add_option("--stop", stop_, "End before this text; may be given again")

@@ -113,6 +113,7 @@ void add_questions(CLI::App& command, LoadtestOptions& options) {
 void LoadtestOptions::add_to(CLI::App& command) {
   server.add_to(command);
   request.add_parameters_to(command);
+  command.get_option("--max-tokens")->description("The same as --output-length fixed:N");
   add_load(command, *this);
   add_extent(command, *this);
   add_questions(command, *this);
