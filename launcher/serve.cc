@@ -93,22 +93,28 @@ RankHello make_hello(const EngineOptions& options, const RankDevice& device) {
           .settings_hash = shared_settings(options)};
 }
 
-std::unique_ptr<Server> listen(const ServeOptions& options) {
+// What the flags alone show to be wrong: told before anything is begun. Throws Error.
+void check_together(const ServeOptions& options) {
   const ServerOptions& server = options.server;
-  if (!is_loopback(server.address)) {
-    if (server.tls.cert.empty() && !options.insecure) {
-      throw Error("--address " + server.address +
-                  " can be reached from other machines; expected --tls-cert and --tls-key, a "
-                  "loopback address, or --insecure to send everything in the clear");
-    }
-    if (server.auth_token_file.empty() && server.tls.ca.empty()) {
-      spdlog::warn(
-          "whoever reaches {} may ask: there is no --auth-token-file and no "
-          "--tls-client-ca",
-          server.address);
-    }
+  check_together(server);
+  if (!is_loopback(server.address) && server.tls.cert.empty() && !options.insecure) {
+    throw Error("--address " + server.address +
+                " can be reached from other machines; expected --tls-cert and --tls-key, a "
+                "loopback address, or --insecure to send everything in the clear");
   }
-  return std::make_unique<Server>(server);
+  if (options.engine.drafter) {
+    check_drafter(*options.engine.drafter, options.engine.drafter_files());
+  }
+}
+
+std::unique_ptr<Server> listen(const ServerOptions& options) {
+  if (options.auth_token_file.empty() && options.tls.ca.empty() && !is_loopback(options.address)) {
+    spdlog::warn(
+        "whoever reaches {} may ask: there is no --auth-token-file and no "
+        "--tls-client-ca",
+        options.address);
+  }
+  return std::make_unique<Server>(options);
 }
 
 // What every rank says before anything is loaded: its hello, or why it cannot take part. Returns
@@ -272,7 +278,7 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
 }
 
 int serve_alone(ServeOptions options, StopSignals& signals) {
-  const auto server = listen(options);
+  const auto server = listen(options.server);
   const std::string draft = options.default_drafts.choose(options.engine);
   if (!draft.empty()) spdlog::info("{}", draft);
   const RankDevice device =
@@ -294,7 +300,7 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   try {
     const LocalRank local = local_rank(gpus, world);
     if (world.rank() == 0) {
-      server = listen(options);
+      server = listen(options.server);
       check_files(options.engine, world.size());
     }
     const std::string draft = options.default_drafts.choose(options.engine);
@@ -405,7 +411,14 @@ void add_serve_command(CLI::App& app, Action& action) {
   command->add_flag("--reflection", options->server.reflection, "gRPC server reflection");
   command->add_option("--log-level", options->log_level, "Default info")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
-  command->callback([options, &action] { action = [options] { return serve(*options); }; });
+  command->callback([options, &action] {
+    try {
+      check_together(*options);
+    } catch (const Error& error) {
+      throw CLI::ValidationError(error.what());
+    }
+    action = [options] { return serve(*options); };
+  });
 }
 
 }  // namespace outrider

@@ -59,29 +59,38 @@ std::shared_ptr<grpc::ServerCredentials> credentials(const TlsMaterial& tls) {
   return grpc::SslServerCredentials(options);
 }
 
-TlsMaterial load_server_tls(const TlsFiles& files) {
-  if (files.cert.empty() && files.key.empty() && !files.ca.empty()) {
-    throw Error("--tls-client-ca is given without --tls-cert and --tls-key; expected all three");
-  }
-  return load_tls(files, "--tls-client-ca");
+TokenCheck load_tokens(const std::string& file) {
+  return file.empty() ? TokenCheck() : TokenCheck(read_token_file(file));
 }
 
-TokenCheck load_tokens(const ServerOptions& options) {
-  if (options.auth_token_file.empty()) return {};
-  if (options.reflection) {
-    throw Error(
-        "--reflection and --auth-token-file exclude each other: reflection asks nobody for "
-        "a token");
-  }
-  return TokenCheck(read_token_file(options.auth_token_file));
+const ServerOptions& checked(const ServerOptions& options) {
+  check_together(options);
+  return options;
 }
 
 }  // namespace
 
+void check_together(const ServerOptions& options) {
+  const TlsFiles& tls = options.tls;
+  check_pair(tls);
+  if (tls.cert.empty() && !tls.ca.empty()) {
+    throw Error("--tls-client-ca is given without --tls-cert and --tls-key; expected all three");
+  }
+  if (options.reflection && !options.auth_token_file.empty()) {
+    throw Error(
+        "--reflection and --auth-token-file exclude each other: reflection asks nobody for "
+        "a token");
+  }
+  if (options.port != 0 && options.http_port == options.port) {
+    throw Error("--http-port and --port are both " + std::to_string(options.port) +
+                "; expected two ports");
+  }
+}
+
 struct Server::Impl {
   explicit Impl(const ServerOptions& options)
-      : tls(load_server_tls(options.tls)),
-        tokens(load_tokens(options)),
+      : tls(load_tls(checked(options).tls, "--tls-client-ca")),
+        tokens(load_tokens(options.auth_token_file)),
         log(options.log_format),
         trace(options.trace_file.empty() ? nullptr
                                          : std::make_unique<TraceWriter>(options.trace_file)),

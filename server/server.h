@@ -45,6 +45,9 @@ struct ServerOptions {
   CallLimits calls;
 };
 
+// Whether the options go together, as far as that takes no file to know. Throws Error.
+void check_together(const ServerOptions& options);
+
 class Server {
  public:
   // Answers at once: health NOT_SERVING, calls UNAVAILABLE. Throws Error where the address or port

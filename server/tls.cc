@@ -59,12 +59,15 @@ void warn_of_dates(const std::string& where, const X509& certificate) {
 
 }  // namespace
 
+void check_pair(const TlsFiles& files) {
+  if (files.cert.empty() == files.key.empty()) return;
+  throw Error(files.cert.empty() ? "--tls-key is given without --tls-cert; expected both"
+                                 : "--tls-cert is given without --tls-key; expected both");
+}
+
 TlsMaterial load_tls(const TlsFiles& files, const std::string& ca_flag) {
+  check_pair(files);
   TlsMaterial material;
-  if (files.cert.empty() != files.key.empty()) {
-    throw Error(files.cert.empty() ? "--tls-key is given without --tls-cert; expected both"
-                                   : "--tls-cert is given without --tls-key; expected both");
-  }
   if (!files.cert.empty()) {
     const std::string cert = "--tls-cert " + files.cert, key = "--tls-key " + files.key;
     material.cert = read_small_file(cert, files.cert);

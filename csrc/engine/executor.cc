@@ -35,10 +35,6 @@ std::function<void(double)> progress_of(const EngineOptions& options, const std:
   return [&options, what](double done) { options.progress(what, done); };
 }
 
-DrafterFiles files_of(const EngineOptions& options) {
-  return {.model = options.draft, .head = options.draft_head, .counts = options.draft_counts};
-}
-
 uint64_t chain(std::span<const int32_t> tokens, uint64_t seed) {
   return digest(tokens.data(), tokens.size_bytes(), seed);
 }
@@ -55,7 +51,7 @@ void check_options(const EngineOptions& options, const ModelConfig& config, int 
   check_whole_head(options.model, config);
   Shard::of(config, 0, num_ranks);
   num_kv_pages(options, config, num_ranks);
-  if (options.drafter) check_drafter(*options.drafter, files_of(options));
+  if (options.drafter) check_drafter(*options.drafter, options.drafter_files());
 }
 
 EngineOptions checked(EngineOptions options, int num_ranks) {
@@ -82,7 +78,7 @@ void check_files(const EngineOptions& options, int num_ranks) {
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   check_tokenizer(options.model, tokenizer, config);
   ChatTemplate::load(options.model);
-  check_drafter_files(files_of(options), config, tokenizer);
+  check_drafter_files(options.drafter_files(), config, tokenizer);
 }
 
 Executor::Executor(EngineOptions options, Backend& backend, Communicator& communicator)
@@ -98,7 +94,8 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
                                    options_.max_sequences)),
       model_hash_(options_.model_hash.empty() ? checkpoint_hash(options_.model)
                                               : options_.model_hash),
-      drafters_(files_of(options_), {options_.model, model_hash_, target_.config(), tokenizer_},
+      drafters_(options_.drafter_files(),
+                {options_.model, model_hash_, target_.config(), tokenizer_},
                 {cache_.num_pages(), options_.max_sequences, options_.max_rows}, backend,
                 communicator, progress_of(options_, "draft")),
       step_(backend, communicator, target_, cache_, options_.max_sequences, options_.max_rows),
@@ -208,10 +205,12 @@ StepCosts Executor::measure_draft_costs(DrafterKind kind) {
   return costs;
 }
 
-std::vector<DrafterKind> Executor::drafters() const { return drafters_at_hand(files_of(options_)); }
+std::vector<DrafterKind> Executor::drafters() const {
+  return drafters_at_hand(options_.drafter_files());
+}
 
 DrafterKind Executor::default_drafter() const {
-  return outrider::default_drafter(files_of(options_), options_.drafter);
+  return outrider::default_drafter(options_.drafter_files(), options_.drafter);
 }
 
 int64_t Executor::max_draft_positions(DrafterKind kind) const {

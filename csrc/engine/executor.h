@@ -42,6 +42,10 @@ struct EngineOptions {
   bool prefix_cache = true;     // prompts that begin alike share pages
   std::function<void(const std::string& what, double done)>
       progress;  // loading, 0 … 1; may be empty
+
+  DrafterFiles drafter_files() const {
+    return {.model = draft, .head = draft_head, .counts = draft_counts};
+  }
 };
 
 // Reads what there is to be wrong in the files, without their weights, and in what the options ask

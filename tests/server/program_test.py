@@ -109,6 +109,23 @@ class CommandLine(unittest.TestCase):
         self.refuses(['theory', '--alpha', '0.5', '--k', '3', '--max-k', '4'], '--max-k')
         self.refuses(['theory', '--c', '0.1'], '--alpha')
 
+    def test_flags_that_do_not_go_together(self):
+        for starter in (['serve'], ['launch', '--ranks', '2', '--', 'serve']):
+            for flags, *parts in (
+                    (['--drafter', 'head'], '--draft-head DIR'),
+                    (['--drafter', 'model'], '--draft DIR'),
+                    (['--drafter', 'bigram'], '--draft-counts FILE'),
+                    (['--address', '0.0.0.0'], '--insecure'),
+                    (['--address', 'no.such.invalid', '--insecure'], 'no.such.invalid'),
+                    (['--port', '23456', '--http-port', '23456'],
+                     '--http-port and --port are both 23456'),
+                    (['--http-port', '50051'], '--http-port and --port are both 50051'),
+                    (['--tls-cert', 'x'], '--tls-key'),
+                    (['--tls-key', 'x'], '--tls-cert'),
+                    (['--tls-client-ca', 'x'], '--tls-cert', '--tls-key'),
+                    (['--reflection', '--auth-token-file', 'x'], '--reflection', 'token')):
+                self.refuses([*starter, '--model', 'x', *flags], *parts)
+
     def test_the_environment_and_a_file_give_flags(self):
         where = dict(os.environ, OUTRIDER_PORT='1')
         self.refuses(['generate', 'x'], 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
@@ -185,7 +202,6 @@ class CommandLine(unittest.TestCase):
                         (serve('--model', CHECKPOINT, '--port', port), f'127.0.0.1:{port}'),
                         (serve('--model', '/no/such/model', '--port', '0'), '/no/such/model'),
                         (serve('--model', '+nosuch', '--port', '0'), 'outrider: +nosuch'),
-                        (serve('--model', CHECKPOINT, '--address', '0.0.0.0'), '--insecure'),
                         (serve('--model', CHECKPOINT, '--port', '0', '--tls-cert', '/no/such.pem',
                                '--tls-key', '/no/such.key'), '/no/such.pem'),
                         (serve('--model', CHECKPOINT, '--port', '0', '--auth-token-file',
@@ -218,9 +234,6 @@ class CommandLine(unittest.TestCase):
             Path(broken, 'tokenizer_config.json').write_text('[]')
             for ranks, options, part in (
                     (5, [], '5 ranks: it has 4 query heads'),
-                    (3, ['--drafter', 'head'], '--draft-head'),
-                    (2, ['--drafter', 'model'], '--draft DIR'),
-                    (2, ['--drafter', 'bigram'], '--draft-counts'),
                     (3, ['--kv-cache-tokens', '1'], '--kv-cache-tokens is 1;'),
                     (2, ['--max-positions', '999999'], '--max-positions is 999999;'),
                     (2, ['--model', broken], 'tokenizer_config.json')):
