@@ -4,13 +4,11 @@ All arms of a prompt give the same answer, greedy or by a seed, so they differ i
 A step is priced at the median of what such steps took in the whole run, from the server's trace:
 the share of the drafter by drafter and number of tokens, the rest by the number of rows, both by
 the way of sampling; where the medians say that more rows take less, it is their mean for both. So
-what the machine does beside moves all arms alike. Of the steps that prefill a prompt only the
-drafter's share counts: what it takes to feed its cache.
+what the machine does beside moves all arms alike. Steps that prefill a prompt are left out.
 """
 
 import bisect
 import collections
-import dataclasses
 import itertools
 import json
 import statistics
@@ -37,21 +35,10 @@ class Step(typing.NamedTuple):
     rest_ms: float
 
 
-@dataclasses.dataclass
-class Decoding:
-    """Of an answer, or of several."""
-    steps: list[Step] = dataclasses.field(default_factory=list)
-    fed_ms: float = 0  # what it took to feed the drafter's cache with prompts
-
-    def add(self, other):
-        self.steps += other.steps
-        self.fed_ms += other.fed_ms
-
-
-def read_requests(lines):
-    """The Decoding of each, in the order in which they ended. lines: of a trace (JSON Array Format,
-    an event a line, its end may be missing), in which a request begins behind the end of the one
-    before."""
+def read_steps(lines):
+    """Those of each request, in the order in which they ended. lines: of a trace (JSON Array
+    Format, an event a line, its end may be missing), in which a request begins behind the end of
+    the one before."""
     steps, drafting, ends = [], {}, []
     for line in lines:
         text = line.strip().strip(',')
@@ -64,17 +51,14 @@ def read_requests(lines):
             drafting[event['args']['step']] = event['dur'] / 1000
         elif event['name'] == 'request' and event['ph'] == 'e':
             ends.append(event['ts'])
-    requests = [Decoding() for _ in ends]
+    requests = [[] for _ in ends]
     for step in steps:
-        if step['ts'] >= ends[-1]:
-            continue
-        about, request = step['args'], requests[bisect.bisect_right(ends, step['ts'])]
-        draft_ms = drafting[about['step']]
-        if about['prompt_rows'] > 0:
-            request.fed_ms += draft_ms
-        elif about['sequences'] == 1:
-            request.steps.append(Step(about['drafted'], about['accepted'], draft_ms,
-                                      step['dur'] / 1000 - draft_ms))
+        about = step['args']
+        if about['sequences'] == 1 and about['prompt_rows'] == 0 and step['ts'] < ends[-1]:
+            draft_ms = drafting[about['step']]
+            requests[bisect.bisect_right(ends, step['ts'])].append(
+                Step(about['drafted'], about['accepted'], draft_ms,
+                     step['dur'] / 1000 - draft_ms))
     return requests
 
 
@@ -136,13 +120,12 @@ class Figures(typing.NamedTuple):
     p99: float  # of a token's, where those of a step share its time
 
 
-def figures(decoding, price):
+def figures(steps, price):
     """price: of a step."""
-    priced = [(price(step), step.accepted + 1) for step in decoding.steps]
+    priced = [(price(step), step.accepted + 1) for step in steps]
     tokens = sum(number for _, number in priced)
     of_tokens = np.repeat([ms / number for ms, number in priced], [number for _, number in priced])
-    total_ms = sum(ms for ms, _ in priced) + decoding.fed_ms
-    return Figures(total_ms / tokens, np.quantile(of_tokens, 0.99))
+    return Figures(sum(ms for ms, _ in priced) / tokens, np.quantile(of_tokens, 0.99))
 
 
 class Lookahead(typing.NamedTuple):
@@ -161,7 +144,7 @@ class Lookahead(typing.NamedTuple):
 
 
 def lookahead_of(arms, prices, drafter):
-    """arms: {(drafter, K): Decoding}."""
+    """arms: {(drafter, K): [Step]}."""
     def priced(key, price=prices.ms):
         return figures(arms[key], lambda step: price(key[0], step))
     ks = sorted(k for of, k in arms if of == drafter and k > 0)
@@ -178,8 +161,8 @@ def beside_best(adaptive, others):
 def prices_by_sampling(cells, default):
     samplings = collections.defaultdict(lambda: collections.defaultdict(list))
     for (sampling, _), arms in cells.items():
-        for key, decoding in arms.items():
-            samplings[sampling][key] += decoding.steps
+        for key, steps in arms.items():
+            samplings[sampling][key] += steps
     return {sampling: Prices(arms, default) for sampling, arms in samplings.items()}
 
 
@@ -194,7 +177,7 @@ def summary(drafter, founds):
 
 
 def lookahead_text(cells, drafters, default):
-    """cells: {(sampling, text): {(drafter, K): Decoding}}: without drafts, of each of drafters with K
+    """cells: {(sampling, text): {(drafter, K): [Step]}}: without drafts, of each of drafters with K
     fixed and adapted, and perhaps of requests that name none. default: who draws for those."""
     prices = prices_by_sampling(cells, default)
     rows, founds = [], collections.defaultdict(list)

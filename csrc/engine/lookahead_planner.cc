@@ -22,12 +22,9 @@ constexpr double kMostOverrun = 4;
 // By its tokens: what a budget is counted in, and what it costs at least, of a plain step.
 constexpr int kBudgetTokens = 4;
 constexpr double kLeastCost = 0.02;
-// Of plain steps: what a sequence's may take more for drafts that bring it nothing.
-constexpr double kSpareShare = 0.0025;
-// Tokens that were hoped for, before it is held against a sequence that fewer came.
-constexpr double kHopeWeight = 4;
-// Of what came of such hopes, by a step with drafts, and by one without where nothing is owed.
-constexpr double kHopeKept = 0.95, kIdleHopeKept = 0.98;
+// Plain steps that a sequence has to spare for the drafts of others: at first, by each step that it
+// shares, and at most. Who owes the last of these waits for none.
+constexpr double kFirstSpare = 1, kSpareShare = 0.0025, kMostSpare = 8, kMostOwed = 2;
 
 double accepted_of(const Hazard& hazard, int num_tokens) {
   double accepted = 0, all_before = 1;
@@ -50,6 +47,7 @@ void LookaheadPlanner::add(int64_t id, const DraftingTerms& terms) {
   sequences_.emplace(id,
                      Sequence{.terms = terms,
                               .counts = std::vector(kClasses, AcceptanceCounts(kSequenceWindow)),
+                              .spare = kFirstSpare,
                               .drafter = terms.drafter});
 }
 
@@ -112,12 +110,12 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     Sequence& sequence = sequences_.at(choice.id);
     LookaheadSequence& candidate = candidates_.emplace_back();
     candidate.drafter = static_cast<int>(sequence.drafter);
-    if (step.size() > 1) {  // or it waits for nobody
-      candidate.spare_ms = std::max(sequence.spare_ms, 0.0);
-      candidate.trust =
-          std::min((sequence.came + kHopeWeight) / (sequence.hoped + kHopeWeight), 1.0);
-    }
     if (choice.exact) continue;
+    sequence.waits = step.size() > 1;
+    if (sequence.waits) {
+      candidate.spare = std::max(sequence.spare, 0.0);
+      candidate.trust = 1 + std::min(sequence.spare, 0.0) / kMostOwed;
+    }
     int most = std::exchange(choice.num_draft_tokens, 0);
     // A drafter whose budget is spent is not even asked.
     if (most == 0 || plain || of(sequence.drafter).budget.left_ms() == 0) continue;
@@ -145,6 +143,10 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     num_drafted += chosen_[i];
   }
   try_others(step, num_drafted, choice);
+  if (!choice.held_back) return;
+  // That nothing is drafted says nothing of the drafts.
+  for (const DecodeChoice& held : step) sequences_.at(held.id).judged = false;
+  held_back_ = true;
 }
 
 // What a plain step takes is known from plain steps alone.
@@ -236,14 +238,15 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
                          candidates_[i].row_ms + pricing_.round_ms(kind, 1);
     if (added > of(kind).budget.left_ms()) return false;
     if (costs_.step_ms[0] <= costs_.max_ms && ms + added > costs_.max_ms) return false;
-    if (ms + added > choice.patience_ms) return false;
+    if (ms + added > choice.limit_ms) return false;
     step[i].num_draft_tokens = chosen_[i] = 1;
     ++num_drafted;
     ms += added;
     return true;
   };
   for (size_t i = 0; i < step.size(); ++i) {
-    if (chosen_[i] == 0 && sequences_.at(step[i].id).tries_copy) try_one(i);
+    if (candidates_[i].max_tokens == 0 || chosen_[i] > 0) continue;
+    if (sequences_.at(step[i].id).tries_copy) try_one(i);
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     Drafter& drafter = drafters_[d];
@@ -354,6 +357,7 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
     if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
       settle(account, prefill, durations);
       settle_waiting(outcomes, account);
+      held_back_ = false;
     }
     if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
@@ -409,7 +413,7 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
     if (account.sequences[d] > 0) {
       drafter.budget.earn(plain_ms * account.sequences[d] /
                           static_cast<double>(account.plain.sequences));
-      drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
+      drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + !held_back_;
       if (account.rows[d] > 0) drafter.catching_up = -1;
     }
     if (added[d] > 0) {
@@ -418,16 +422,17 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
   }
 }
 
-// What a sequence's tokens would have taken in steps without adaptive drafts, and a little more, is
-// what its steps may take: who has gained by drafts can wait for those of others.
+// Where a step is shared, a sequence gains by its own tokens and loses by what all drafts make the
+// step longer.
 void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes,
                                       const Account& account) {
   const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
   const double ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all);
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
-    const int tokens = sequence.terms.exact ? 1 : outcome.num_emitted;  // in `base`, one
-    sequence.spare_ms += (tokens + kSpareShare) * base_ms - ms;
+    if (!std::exchange(sequence.waits, false)) continue;
+    sequence.spare = std::clamp(sequence.spare + outcome.num_emitted + kSpareShare - ms / base_ms,
+                                -kMostOwed, kMostSpare);
   }
 }
 
@@ -435,10 +440,6 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     const bool judged = std::exchange(sequence.judged, false);
-    const bool idle = outcome.drafts.num_drafted == 0;
-    const double kept = !idle ? kHopeKept : sequence.spare_ms >= 0 ? kIdleHopeKept : 1;
-    sequence.hoped *= kept;
-    sequence.came *= kept;
     if (outcome.drafts.num_drafted == 0) {
       if (judged) sequence.counts[sequence.draft_class].age();
       continue;
@@ -446,8 +447,6 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     Drafter& drafter = of(sequence.drafter);
     const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
     const int i = sequence.draft_class;
-    sequence.hoped += accepted_of(hazard_of_sequence(sequence), used.num_drafted);
-    sequence.came += used.num_accepted;
     sequence.counts[i].observe(used.num_drafted, used.num_accepted);
     drafter.counts[i].observe(used.num_drafted, used.num_accepted);
     drafter.alpha_sum += used.alpha_sum;

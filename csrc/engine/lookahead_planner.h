@@ -74,12 +74,12 @@ class LookaheadPlanner final : public LookaheadChooser {
     DraftingTerms terms;
     std::vector<AcceptanceCounts> counts;  // [kClasses]
     TokenIndex index;                      // where it copies: of its tokens
-    double spare_ms = 0;         // that its steps might have taken more; below 0: took too long
-    double hoped = 0, came = 0;  // tokens by drafts: expected, and accepted
+    double spare;  // plain steps that it may yet wait for the drafts of others; below 0: owed
     // For the step that is planned:
     DrafterKind drafter;
     int draft_class = 0;
     bool tries_copy = false;  // though less likely than what it would draw
+    bool waits = false;       // for the drafts of others
     bool judged = false;      // by what is known of its drafts, which may have spoken against them
     std::vector<int32_t> proposed;
   };
@@ -135,6 +135,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   int plain_asked_ = 0;
   int64_t steps_since_copy_tried_ = 0;
   DecodeShape last_base_;
+  bool held_back_ = false;  // what is planned: for some sequence's sake
 
   LookaheadSearch search_;
   LookaheadCosts costs_;

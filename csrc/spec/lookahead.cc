@@ -93,22 +93,15 @@ void LookaheadSearch::sort_rows(Sequences sequences, double least_row_ms, double
             [](const Row& a, const Row& b) { return a.order < b.order; });
 }
 
-void LookaheadSearch::reset_patience(Sequences sequences, double plain_ms) {
-  patience_.clear();
+void LookaheadSearch::begin_limits(Sequences sequences, double plain_ms) {
+  limits_ms_.clear();
   for (const LookaheadSequence& sequence : sequences) {
-    patience_.push_back(plain_ms + sequence.spare_ms);
+    limits_ms_.push_back(plain_ms * (1 + sequence.spare));
   }
-  hastiest_ = std::min_element(patience_.begin(), patience_.end()) - patience_.begin();
 }
 
-void LookaheadSearch::add_patience(int32_t sequence, double ms) {
-  patience_[sequence] += ms;
-  if (static_cast<size_t>(sequence) != hastiest_) return;  // they only grow
-  hastiest_ = std::min_element(patience_.begin(), patience_.end()) - patience_.begin();
-}
-
-double LookaheadSearch::patience_ms() const {
-  return patience_.empty() ? std::numeric_limits<double>::infinity() : patience_[hastiest_];
+double LookaheadSearch::least_limit_ms() const {
+  return *std::min_element(limits_ms_.begin(), limits_ms_.end());
 }
 
 template <typename Visit>
@@ -119,7 +112,7 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
     added_ms_[d] = 0;
     closed_[d] = false;
   }
-  reset_patience(sequences, costs.step_ms[0]);
+  begin_limits(sequences, costs.step_ms[0]);
   double tokens = costs.tokens, beside_ms = 0;
   int num_rows = 0;
   for (const Row& row : rows_) {
@@ -141,21 +134,22 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
     added_ms_[d] = added;
     beside_ms += beside;
     tokens += row.accepted;
-    add_patience(row.sequence, sequence.trust * row.accepted * costs.step_ms[0]);
+    limits_ms_[row.sequence] += sequence.trust * row.accepted * costs.step_ms[0];
     if (!visit(row, tokens, costs.step_ms[num_rows] + beside_ms)) return;
   }
 }
 
 const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const LookaheadCosts& costs,
                                                std::span<int> num_tokens) {
-  CHECK(num_tokens.size() == sequences.size() && !costs.step_ms.empty() && costs.tokens > 0);
+  CHECK(num_tokens.size() == sequences.size() && !sequences.empty());
+  CHECK(!costs.step_ms.empty() && costs.tokens > 0);
   drafting_.resize(costs.drafters.size());
   added_ms_.assign(costs.drafters.size(), 0);
   closed_.resize(costs.drafters.size());
-  reset_patience(sequences, costs.step_ms[0]);
+  begin_limits(sequences, costs.step_ms[0]);
   choice_ = {.tokens = costs.tokens,
              .ms = costs.step_ms[0],
-             .patience_ms = patience_ms(),
+             .limit_ms = least_limit_ms(),
              .added_ms = added_ms_};
   std::fill(num_tokens.begin(), num_tokens.end(), 0);
   double best = choice_.tokens / choice_.ms;
@@ -172,13 +166,18 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
   int best_cap = 0, best_rows = 0;
   for (int cap = 1; cap <= deepest; ++cap) {
     int num_rows = 0;
+    double limit_ms = 0;  // at least: they rise from row to row
     walk(sequences, costs, cap, [&](const Row&, double tokens, double ms) {
       ++num_rows;
-      if (ms <= max_ms && ms <= patience_ms() && tokens > best * ms) {
-        best = tokens / ms;
-        best_cap = cap;
-        best_rows = num_rows;
+      if (ms > max_ms || tokens <= best * ms) return true;
+      if (ms > limit_ms) limit_ms = least_limit_ms();
+      if (ms > limit_ms) {
+        choice_.held_back = true;
+        return true;
       }
+      best = tokens / ms;
+      best_cap = cap;
+      best_rows = num_rows;
       return true;
     });
   }
@@ -189,7 +188,7 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
     choice_.ms = ms;
     return --best_rows > 0;
   });
-  choice_.patience_ms = patience_ms();
+  choice_.limit_ms = least_limit_ms();
   choice_.added_ms = added_ms_;
   return choice_;
 }

@@ -36,15 +36,16 @@ struct LookaheadPolicy {
 // The reverse of text(); "table" alone is a table for CPUs. nullopt: it is none of them.
 std::optional<LookaheadPolicy> parse_lookahead(const std::string& text);
 
-// A sequence of a step that may draft.
+// A sequence of a step.
 struct LookaheadSequence {
   int drafter = 0;     // of LookaheadCosts
   int max_tokens = 0;  // K at most, 0 … kMaxDraftTokens
   double row_ms = 0;   // what each drafted row takes for the sequence's context
   Hazard hazard{};
-  // The step takes no longer than the tokens expected for this sequence would take in steps without
-  // drafts, and spare_ms more; of tokens that are expected by drafts, `trust` of each.
-  double spare_ms = std::numeric_limits<double>::infinity();
+  // The step takes no longer than the tokens expected for the sequence would take in steps without
+  // drafts, of which those by drafts count for `trust` of a token, and than `spare` such steps
+  // more.
+  double spare = std::numeric_limits<double>::infinity();
   double trust = 1;
 };
 
@@ -68,17 +69,18 @@ struct LookaheadCosts {
 
 struct LookaheadChoice {
   double tokens = 0, ms = 0;     // expected, of the whole step
-  double patience_ms = 0;        // that it may take for whoever waits the least
+  double limit_ms = 0;           // that it may take for all of its sequences
+  bool held_back = false;        // without those limits it would have been another
   std::vector<double> added_ms;  // [drafters]: what drafting with it adds
 };
 
 // Chooses the K of all sequences of a step together, for the most expected tokens over expected
 // time. For each depth cap D the rows of the first D positions of all sequences are sorted by their
 // probability of being reached and accepted, and every prefix is evaluated: one row more may never
-// pay where several do, since the first row of a depth pays for the whole round. Prefixes that
-// would make some sequence wait for the others' drafts are passed over. Where nobody does, and a
-// row and a round cost the same for all, nothing is better; in any case no K that is the same for
-// all is.
+// pay where several do, since the first row of a depth pays for the whole round. Where a row and a
+// round cost the same for all, nothing is better; in any case no K that is the same for all is.
+// Prefixes that take too long for some sequence are passed over; there may then be something better
+// that is no prefix.
 class LookaheadSearch {
  public:
   // num_tokens: [sequences]. Valid until the next call.
@@ -100,18 +102,15 @@ class LookaheadSearch {
   void sort_rows(Sequences sequences, double least_row_ms, double rate);
   // Goes through the rows of the first `cap` positions in their order, leaving out those of a
   // drafter that may add no more, and calls visit(row, tokens, ms) with what the step comes to with
-  // it and all before it; until visit returns false. patience_ms() is of the same rows.
+  // it and all before it; until visit returns false. limits_ms_ are of the same rows.
   template <typename Visit>
   void walk(Sequences sequences, const LookaheadCosts& costs, int cap, const Visit& visit);
 
-  // Without drafts; where a sequence can wait longer; of the least patient.
-  void reset_patience(Sequences sequences, double plain_ms);
-  void add_patience(int32_t sequence, double ms);
-  double patience_ms() const;
+  void begin_limits(Sequences sequences, double plain_ms);
+  double least_limit_ms() const;
 
   std::vector<Row> rows_;
-  std::vector<double> patience_;                            // [sequences], ms
-  size_t hastiest_ = 0;                                     // of them, the least patient
+  std::vector<double> limits_ms_;  // [sequences]: that the step may take for each
   std::vector<std::array<int, kMaxDraftTokens>> drafting_;  // [drafters]
   std::vector<double> added_ms_;                            // [drafters]
   std::vector<bool> closed_;                                // [drafters]

@@ -18,7 +18,7 @@ sys.path.append(str(SOURCE / 'bench'))
 import load  # noqa: E402
 from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
-from lookahead import Decoding, Prices, Step, lookahead_text, read_requests, rising  # noqa: E402
+from lookahead import Prices, Step, lookahead_text, read_steps, rising  # noqa: E402
 from speculation import ADAPTIVE, DEFAULT, PLAIN, chat_request, speculation_params  # noqa: E402
 from serving import Server  # noqa: E402
 
@@ -161,9 +161,9 @@ class Lookahead(unittest.TestCase):
                 request.text = 'ab ab ab'  # it has no chat template
                 answer = server.stub.GenerateOnce(request)
                 self.assertEqual(len(answer.token_ids), 33)
-        plain, copied, guessed = read_requests(path.read_text(encoding='utf-8').splitlines())
-        self.assertEqual([(s.drafted, s.accepted) for s in plain.steps], [(0, 0)] * 32)
-        for steps, most in ((plain.steps, 0), (copied.steps, 3), (guessed.steps, 2)):
+        plain, copied, guessed = read_steps(path.read_text(encoding='utf-8').splitlines())
+        self.assertEqual([(s.drafted, s.accepted) for s in plain], [(0, 0)] * 32)
+        for steps, most in ((plain, 0), (copied, 3), (guessed, 2)):
             self.assertLessEqual(sum(s.accepted + 1 for s in steps), 32)
             self.assertGreater(len(steps), 6)
             self.assertEqual(max(s.drafted for s in steps), most)
@@ -189,29 +189,27 @@ class Lookahead(unittest.TestCase):
         self.assertEqual(rising({2: (1, 1), 1: (2, 1), 0: (3, 2)}), {0: 2.25, 1: 2.25, 2: 2.25})
 
     def test_ways_of_sampling_have_prices_of_their_own(self):
-        arms = {PLAIN: Decoding([step(0, 0)]), ('head', 1): Decoding([step(1, 1, 1.0)]),
-                ('head', ADAPTIVE): Decoding([step(1, 1, 1.0)])}
-        slow = {key: Decoding([Step(s.drafted, s.accepted, 2 * s.draft_ms, 2 * s.rest_ms)
-                               for s in arm.steps]) for key, arm in arms.items()}
+        arms = {PLAIN: [step(0, 0)], ('head', 1): [step(1, 1, 1.0)],
+                ('head', ADAPTIVE): [step(1, 1, 1.0)]}
+        slow = {key: [Step(s.drafted, s.accepted, 2 * s.draft_ms, 2 * s.rest_ms) for s in steps]
+                for key, steps in arms.items()}
         lines = lookahead_text({('greedy', 'chat'): arms, ('T 1', 'chat'): slow}, ['head'], 'head')
         self.assertIn('| greedy | 1 | 11.00 | 1.00 |', lines.splitlines())
         self.assertIn('| T 1 | 1 | 22.00 | 2.00 |', lines.splitlines())
 
     def test_adapted_is_beside_the_best_fixed_of_its_text(self):
-        arms = {PLAIN: Decoding([step(0, 0)] * 6),
-                ('head', 1): Decoding([step(1, 1, 1.0)] * 2 + [step(1, 1, 1.0)], 6.0),
-                ('head', 2): Decoding([step(2, 1, 2.0)] * 3, 6.0),
-                ('head', ADAPTIVE): Decoding([step(1, 1, 1.0)] * 2 + [step(0, 0)] * 2, 6.0),
-                (DEFAULT, ADAPTIVE): Decoding([step(2, 2)] * 2)}
+        arms = {PLAIN: [step(0, 0)] * 6, ('head', 1): [step(1, 1, 1.0)] * 3,
+                ('head', 2): [step(2, 1, 2.0)] * 3,
+                ('head', ADAPTIVE): [step(1, 1, 1.0)] * 2 + [step(0, 0)] * 2,
+                (DEFAULT, ADAPTIVE): [step(2, 2)] * 2}
         lines = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head').splitlines()
-        # Plain 60 ms; K = 1: 36 + 6; K = 2: 42 + 6; adapted 44 + 6; informed: 1 of 2 drafted,
-        # 36 + 6.
-        self.assertEqual(lines[2], '| head | greedy | chat | 1.43 | 1.25 | 1.200 | 0.840 | 1.43 | '
+        # Plain 60 ms; K = 1: 36; K = 2: 42; adapted 44; informed: 1 of 2 drafted, 36.
+        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | 0.818 | 1.67 | '
                                    '10.0 / 6.0 / 10.0 |')
-        self.assertEqual(lines[3], '| default | greedy | chat | 1.43 | 1.25 | 2.500 | 1.750 | 1.43 '
+        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.500 | 1.500 | 1.67 '
                                    '| 10.0 / 6.0 / 4.0 |')
-        self.assertIn('- head: adapted, 0.840 of the best fixed K in the mean of 1 cells, 0.840 at '
-                      'least, 0.98 or more in 0; 1.200 of no drafts at least, 0.99 or more in 1.',
+        self.assertIn('- head: adapted, 0.818 of the best fixed K in the mean of 1 cells, 0.818 at '
+                      'least, 0.98 or more in 0; 1.364 of no drafts at least, 0.99 or more in 1.',
                       lines)
 
 
