@@ -330,6 +330,31 @@ TEST(LookaheadPlanner, WhoGainsHoldsNobodyBack) {
   EXPECT_LT(steps.slowdowns.front(), 0.65);
 }
 
+TEST(LookaheadPlanner, WhoNamesAKHoldsNobodyBack) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(1, {.drafter = kModel});
+  planner.add(2, {.drafter = kModel, .exact = true});
+  const std::vector<int32_t> context = {1};
+  constexpr int kSteps = 500;
+  int drafting = 0;
+  for (int i = 0; i < kSteps; ++i) {
+    std::vector<DecodeChoice> both = {
+        {.id = 1, .tokens = context, .num_draft_tokens = kMaxDraftTokens},
+        {.id = 2, .exact = true, .tokens = context}};
+    planner.choose(both);
+    const int k = both[0].num_draft_tokens;
+    drafting += k > 0;
+    const std::vector<LookaheadOutcome> outcomes = {
+        {.id = 1,
+         .position = 1,
+         .drafts = {.num_drafted = k, .num_accepted = k},
+         .num_emitted = k + 1},
+        {.id = 2, .position = 1, .num_emitted = 1}};
+    planner.observe(outcomes, {}, {10.2 + 1.2 * k, 1.0 * k});
+  }
+  EXPECT_GT(drafting, 0.9 * kSteps);
+}
+
 // Three of four cannot be drafted for, as where a copy drafter finds no match: the fourth may draw
 // on what they spare.
 TEST(LookaheadPlanner, DraftsBesideWhoHasNone) {
