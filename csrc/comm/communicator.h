@@ -21,6 +21,10 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
+  // On every rank, before the first step: no sum will have more elements. The largest count of all
+  // calls stands; a larger sum is a bug where scratch memory has to be taken beforehand. Throws
+  // Error where there is none left. It may move: what was recorded before is to be forgotten.
+  virtual void reserve_sum(int64_t /*max_elements*/) {}
   // In place; x: f32 [rows, hidden]. All ranks end with equal bits.
   virtual void all_reduce_sum(TensorView x, Stream& stream) = 0;
   // mine: n bytes on every rank, of any dtype; all: [size, n], in rank order, apart from `mine`.

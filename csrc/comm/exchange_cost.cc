@@ -1,5 +1,7 @@
 #include "comm/exchange_cost.h"
 
+#include <algorithm>
+
 namespace outrider {
 
 ExchangeCost& ExchangeCost::operator+=(const ExchangeCost& other) {
@@ -7,6 +9,13 @@ ExchangeCost& ExchangeCost::operator+=(const ExchangeCost& other) {
   bytes += other.bytes;
   launches += other.launches;
   return *this;
+}
+
+int64_t sum_scratch_bytes(int ranks, int64_t max_elements, Numerics numerics) {
+  if (nccl_sums(ranks, numerics)) return 0;
+  const int64_t gathered = std::min(max_elements, kGatherMaxFloats);
+  const int64_t block = max_elements > kGatherMaxFloats ? sum_block(ranks, max_elements) : 0;
+  return ranks * std::max(gathered, block) * static_cast<int64_t>(sizeof(float));
 }
 
 ExchangeCost all_reduce_sum_cost(int ranks, int64_t elements) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/numerics.h"
+
 namespace outrider {
 
 struct ExchangeCost {
@@ -19,6 +21,17 @@ struct ExchangeCost {
 // N - 1, in two exchanges instead of one. Not measured: where 8 ranks at 300 GB/s lose as much by
 // the bytes as by another exchange of some 10 µs. Two ranks leave the sum to NCCL.
 constexpr int64_t kGatherMaxFloats = 128 * 1024;
+
+// Whether NCCL's own sum is used as it is.
+constexpr bool nccl_sums(int ranks, Numerics numerics) {
+  return ranks <= 2 || numerics == Numerics::fast;
+}
+// Scratch in which a rank has the parts of a sum of up to max_elements floats.
+int64_t sum_scratch_bytes(int ranks, int64_t max_elements, Numerics numerics);
+// A rank's part of a larger sum, the last ranks' less: whole 16 bytes.
+constexpr int64_t sum_block(int ranks, int64_t elements) {
+  return (elements + 4 * ranks - 1) / (4 * ranks) * 4;
+}
 
 // elements: fp32, on every rank.
 ExchangeCost all_reduce_sum_cost(int ranks, int64_t elements);

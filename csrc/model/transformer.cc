@@ -101,6 +101,8 @@ Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_wei
   });
   scratch_ = backend_.allocate(scratch_bytes);
   backend_.reserve_attention(max_rows_, max_positions_, shard_.attention);
+  backend_.forget_replayed();  // of another model: the memory that its sums take may move
+  communicator_.reserve_sum(max_rows_ * config_.hidden_size);
 }
 
 Transformer::~Transformer() = default;

@@ -109,6 +109,8 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
   const int64_t draft_rows = kPadding * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
   const int64_t summary_rows = 2 * server.max_rows;
   cost.workspace += attention + kLoadingBytes;
+  cost.workspace +=
+      sum_scratch_bytes(shard.size, server.max_rows * target.hidden_size, server.numerics);
   cost.workspace += std::max(
       cuda_verify_scratch_bytes(std::max(summary_rows, server.max_sequences), shard.vocab.size()),
       cuda_verify_scratch_bytes(cuda_padded_rows(server.max_sequences), target.vocab_size));

@@ -65,6 +65,7 @@ int64_t wrong_bits(Communicator& comm, int64_t first_row, int64_t rows, int64_t 
 // bit; so a row's bits are the same alone and among others.
 template <template <class> class Array = HostArray>
 void check_sums(Communicator& comm) {
+  comm.reserve_sum(600 * 576);
   const struct {
     int64_t rows, hidden;
   } kShapes[] = {{1, 576}, {8, 576},  {10, 576}, {11, 576}, {600, 576}, {0, 576},  {1, 1},
@@ -81,6 +82,7 @@ void check_sums(Communicator& comm) {
 // 1e8 + 1 - 1e8 and the like: the sum is the one of rank order and of no other.
 template <template <class> class Array = HostArray>
 void check_sum_order(Communicator& comm) {
+  comm.reserve_sum(40000);
   const std::vector<float> addends = {1e8f, 1.0f, -1e8f, 3.0f, 0x1p-24f, -3.0f};
   for (const int64_t n : {1, 40000}) {
     Array<float> x(std::vector<float>(n, addends[comm.rank() % addends.size()]));

@@ -56,7 +56,8 @@ Metered run_step(Communicator& communicator, Drafts drafts, const StepShape& sha
   }
   SpeculativeStep step(backend, metering, target, cache, kMaxSequences, kMaxRows);
   cache.deal_pages(stream);
-  const int64_t bytes = backend.allocated_bytes() + backend.packed_bytes() - cache_bytes;
+  const int64_t bytes =
+      backend.allocated_bytes() + backend.packed_bytes() + metering.reserved_bytes() - cache_bytes;
 
   const std::vector<int32_t> guesses(shape.num_draft_tokens, 1);
   std::vector<SequenceState> states(kMaxSequences);
@@ -143,8 +144,8 @@ TEST(StepCost, MemoryIsWhatAServerTakes) {
   const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
   const ModelConfig draft = ModelConfig::load(test_checkpoint("tiny-draft"));
   const ServerShape server = {kMaxSequences, kMaxRows, target.max_position_embeddings};
-  run_thread_ranks(2, [&](Communicator& communicator) {
-    const Shard shard = Shard::of(target, communicator.rank(), 2);
+  const auto expect = [&](Communicator& communicator) {
+    const Shard shard = Shard::of(target, communicator.rank(), communicator.size());
     for (const bool with_draft : {false, true}) {
       const MemoryCost cost = memory_cost(target, shard, with_draft ? &draft : nullptr, server);
       const Drafts drafts = with_draft ? Drafts::model : Drafts::copied;
@@ -155,7 +156,26 @@ TEST(StepCost, MemoryIsWhatAServerTakes) {
       EXPECT_LE(planned, taken);
       EXPECT_GE(planned, taken - taken / 20);
     }
-  });
+  };
+  for (const int ranks : {2, 3}) run_thread_ranks(ranks, expect);
+}
+
+// Of three ranks and more, added in the order of ranks: all parts of a small sum, or of a block.
+TEST(StepCost, SumsOfManyRanksTakeScratch) {
+  constexpr int64_t kSmall = kGatherMaxFloats, kLarge = 8 * kGatherMaxFloats;
+  EXPECT_EQ(sum_scratch_bytes(2, kLarge, Numerics::exact), 0);
+  EXPECT_EQ(sum_scratch_bytes(4, kLarge, Numerics::fast), 0);
+  EXPECT_EQ(sum_scratch_bytes(4, 100, Numerics::exact), 4 * 4 * 100);
+  EXPECT_EQ(sum_scratch_bytes(4, kSmall, Numerics::exact), 4 * 4 * kSmall);
+  EXPECT_EQ(sum_scratch_bytes(4, kSmall + 1, Numerics::exact), 4 * 4 * kSmall);  // smaller ones too
+  EXPECT_EQ(sum_scratch_bytes(4, kLarge, Numerics::exact), 4 * kLarge);
+  EXPECT_EQ(sum_scratch_bytes(3, kLarge, Numerics::exact), 4 * 3 * 349528);
+  const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
+  const auto workspace = [&](Numerics numerics) {
+    return memory_cost(target, Shard::of(target, 2, 3), nullptr, {1, 8192, 64, numerics}).workspace;
+  };
+  EXPECT_EQ(workspace(Numerics::exact) - workspace(Numerics::fast) + kFastLinearWorkspaceBytes,
+            sum_scratch_bytes(3, 8192 * target.hidden_size, Numerics::exact));
 }
 
 TEST(StepCost, MemoryOfAHeadIsWhatItTakes) {

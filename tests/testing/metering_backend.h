@@ -174,9 +174,15 @@ class MeteringCommunicator final : public Communicator {
 
   const ExchangeCost& cost() const { return cost_; }
   void forget_costs() { cost_ = {}; }
+  int64_t reserved_bytes() const { return reserved_bytes_; }
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
+  void reserve_sum(int64_t max_elements) override {
+    const int64_t bytes = sum_scratch_bytes(size(), max_elements, Numerics::exact);
+    reserved_bytes_ = std::max(reserved_bytes_, bytes);
+    inner_.reserve_sum(max_elements);
+  }
   void all_reduce_sum(TensorView x, Stream& stream) override {
     cost_ += all_reduce_sum_cost(size(), x.size());
     inner_.all_reduce_sum(x, stream);
@@ -192,6 +198,7 @@ class MeteringCommunicator final : public Communicator {
  private:
   Communicator& inner_;
   ExchangeCost cost_;
+  int64_t reserved_bytes_ = 0;
 };
 
 }  // namespace outrider

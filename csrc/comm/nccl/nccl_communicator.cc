@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <vector>
 
 #include "comm/exchange_cost.h"
 #include "comm/nccl/ordered_sum.h"
@@ -49,7 +48,7 @@ cudaStream_t handle(const Stream& stream) { return static_cast<cudaStream_t>(str
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(int rank, int size, const std::string& id, Numerics numerics)
-      : rank_(rank), size_(size), ordered_by_nccl_(size == 2 || numerics == Numerics::fast) {
+      : rank_(rank), size_(size), numerics_(numerics) {
     if (size == 1) return;
     ncclUniqueId unique_id;
     CHECK(id.size() == sizeof unique_id.internal);
@@ -71,11 +70,25 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
+  void reserve_sum(int64_t max_elements) override {
+    const auto bytes = static_cast<size_t>(sum_scratch_bytes(size_, max_elements, numerics_));
+    if (bytes <= scratch_.bytes()) return;
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    scratch_ = {};
+    void* data = nullptr;
+    if (cudaMalloc(&data, bytes) != cudaSuccess) {
+      cudaGetLastError();  // it is told here
+      throw Error("the device has no room for " + std::to_string(bytes) + " bytes in which the " +
+                  "parts of " + std::to_string(size_) + " ranks are added");
+    }
+    scratch_ = Buffer(data, bytes, [](void* memory, size_t) { cudaFree(memory); });
+  }
+
   void all_reduce_sum(TensorView x, Stream& stream) override {
     CHECK(x.dtype() == DType::f32 && x.contiguous());
     if (size_ == 1 || x.size() == 0) return;
     auto* const data = x.data<float>();
-    if (ordered_by_nccl_) {
+    if (nccl_sums(size_, numerics_)) {
       check_nccl(ncclAllReduce(data, data, x.size(), ncclFloat32, ncclSum, comm_, handle(stream)),
                  "ncclAllReduce", comm_);
     } else if (x.size() <= kGatherMaxFloats) {
@@ -124,7 +137,7 @@ class NcclCommunicator final : public Communicator {
 
   // Block r, the elements from r * block on, is added by rank r.
   void sum_in_blocks(float* x, int64_t n, cudaStream_t stream) {
-    const int64_t block = (n + 4 * size_ - 1) / (4 * size_) * 4;  // aligned to 16 bytes
+    const int64_t block = sum_block(size_, n);
     const auto count = [=](int rank) { return std::clamp<int64_t>(n - rank * block, 0, block); };
     const int64_t mine = count(rank_);
     float* const parts = scratch(size_ * mine);  // [size, mine]
@@ -152,23 +165,16 @@ class NcclCommunicator final : public Communicator {
     if (n > 0) check_nccl(ncclRecv(data, n, ncclFloat32, from, comm_, stream), "ncclRecv", comm_);
   }
 
-  // Grows where a larger sum than ever before comes; what it was stays, for graphs that use it.
-  float* scratch(int64_t elements) {
-    const size_t bytes = elements * sizeof(float);
-    if (scratch_.empty() || scratch_.back().bytes() < bytes) {
-      const size_t grown = scratch_.empty() ? bytes : std::max(bytes, 2 * scratch_.back().bytes());
-      void* data = nullptr;
-      check_cuda(cudaMalloc(&data, grown), "cudaMalloc");
-      scratch_.emplace_back(data, grown, [](void* memory, size_t) { cudaFree(memory); });
-    }
-    return static_cast<float*>(scratch_.back().data());
+  float* scratch(int64_t elements) const {
+    CHECK(elements * sizeof(float) <= scratch_.bytes());
+    return static_cast<float*>(scratch_.data());
   }
 
   int exceptions_at_start_ = std::uncaught_exceptions();
   int rank_, size_;
-  bool ordered_by_nccl_;       // sums
+  Numerics numerics_;
   ncclComm_t comm_ = nullptr;  // null: a group of one
-  std::vector<Buffer> scratch_;
+  Buffer scratch_;             // reserve_sum
 };
 
 }  // namespace

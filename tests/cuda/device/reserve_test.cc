@@ -2,14 +2,17 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include <memory>
+#include <barrier>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/operation_cost.h"
-#include "comm/self_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/distribution.h"
+#include "kernels/cuda/launch.h"
 #include "spec/drafter.h"
 #include "spec/speculative_step.h"
 #include "testing/checkpoints.h"
@@ -69,17 +72,16 @@ TEST(ReserveDeathTest, WhatWasNotReservedIsABug) {
   EXPECT_DEATH(backend.sample_drafts(view, nullptr, 2, nullptr, nullptr, stream), "CHECK failed");
 }
 
-// Prompts, drafts and more sequences than in any step before.
-TEST(Reserve, NoStepTakesMemory) {
-  if (!emulated_gpus()) GTEST_SKIP() << "a GPU's graphs take memory too";
+// Prompts, drafts and more sequences than in any step before. all_ranks: they share the emulator's
+// memory, and meet before each look at it and behind it.
+void expect_no_step_takes_memory(Communicator& communicator, std::barrier<>& all_ranks) {
   constexpr int64_t kPositions = 256, kRows = 64, kSlots = 4;
   constexpr int64_t kPages = kSlots * kPositions / kPageTokens;
-  CudaBackend backend(0);
-  const auto self = make_self_communicator();
-  Transformer target(test_checkpoint("tiny"), backend, *self, kRows, kPositions);
+  CudaBackend backend(gpu_of_thread(communicator.rank()));
+  Transformer target(test_checkpoint("tiny"), backend, communicator, kRows, kPositions);
   KvCache cache = target.make_kv_cache(kPages, kSlots);
   ModelDrafter drafter(test_checkpoint("tiny-draft"), backend, kPages, kSlots, kRows, {});
-  SpeculativeStep step(backend, *self, target, cache, kSlots, kRows);
+  SpeculativeStep step(backend, communicator, target, cache, kSlots, kRows);
   Stream stream = backend.make_stream();
   cache.deal_pages(stream);
   drafter.cache().deal_pages(stream);
@@ -92,7 +94,13 @@ TEST(Reserve, NoStepTakesMemory) {
     slots[slot].drafter = &drafter;
     slots[slot].top_logprobs = 2;
   }
-  const int64_t before = free_bytes();
+  const auto free_together = [&] {
+    all_ranks.arrive_and_wait();
+    const int64_t free = free_bytes();
+    all_ranks.arrive_and_wait();
+    return free;
+  };
+  const int64_t before = free_together();
   for (const int64_t sequences : {1, 1, 2, 4, 4}) {
     std::vector<SlotWork> work;
     for (int64_t slot = 0; slot < sequences; ++slot) {
@@ -104,7 +112,25 @@ TEST(Reserve, NoStepTakesMemory) {
                       .num_draft_tokens = 1});
     }
     step.run(slots, work, 0, stream);
-    EXPECT_EQ(free_bytes(), before) << sequences;
+    EXPECT_EQ(free_together(), before) << sequences;
+  }
+  backend.forget_replayed();  // the communicator ends after this
+}
+
+TEST(Reserve, NoStepTakesMemory) {
+  if (!emulated_gpus()) GTEST_SKIP() << "a GPU's graphs take memory too";
+  for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    const std::string id = make_nccl_id();
+    std::barrier all_ranks(ranks);
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        cuda::check_cuda(cudaSetDevice(gpu_of_thread(rank)), "cudaSetDevice");
+        const auto communicator = make_nccl_communicator(rank, ranks, id);
+        expect_no_step_takes_memory(*communicator, all_ranks);
+      });
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "comm/exchange_cost.h"
 #include "kernels/cuda/launch.h"
 #include "testing/gpus.h"
 #include "tests/comm/communicator_checks.h"
@@ -56,6 +57,7 @@ TEST_P(NcclRanks, AreReplayedInGraphs) {
   NEED_GPUS(GetParam());
   run_ranks(GetParam(), [](Communicator& comm) {
     constexpr int64_t kSmall = 1000, kLarge = 200'000;
+    comm.reserve_sum(kLarge);
     std::vector<float> small(kSmall), large(kLarge);
     for (int64_t i = 0; i < kSmall; ++i) small[i] = testing::addend(comm.rank(), 0, i);
     for (int64_t i = 0; i < kLarge; ++i) large[i] = testing::addend(comm.rank(), 1, i);
@@ -109,6 +111,50 @@ TEST_P(NcclRanks, AreReplayedInGraphs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, NcclRanks, ::testing::Values(1, 2, 3));
+
+// Sums on both sides of where blocks begin.
+TEST(NcclRanks, TakeMemoryForSumsBeforehand) {
+  if (!emulated_gpus()) GTEST_SKIP() << "NCCL takes memory of a GPU when it likes";
+  static constexpr int kRanks = 3;
+  static constexpr int64_t kMost = kGatherMaxFloats + 4096;
+  run_ranks(kRanks, [](Communicator& comm) {
+    cuda::DeviceArray<float> x{std::vector<float>(kMost)};
+    Stream stream;
+    const auto sum = [&](int64_t n) {
+      comm.all_reduce_sum(TensorView(x.data(), DType::f32, {n}), stream);
+      check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    };
+    const auto used = [&] {  // by all ranks, which meet before it and behind it
+      sum(1);
+      size_t free = 0, total = 0;
+      check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+      sum(1);
+      return static_cast<int64_t>(total - free);
+    };
+    comm.reserve_sum(1);
+    const int64_t before = used();
+    comm.reserve_sum(kMost);
+    comm.reserve_sum(7);
+    const int64_t reserved = used();
+    const int64_t more = sum_scratch_bytes(kRanks, kMost, Numerics::exact) -
+                         sum_scratch_bytes(kRanks, 1, Numerics::exact);
+    EXPECT_EQ(reserved - before, kRanks * more);
+    for (const int64_t n : {int64_t{1}, kGatherMaxFloats, kGatherMaxFloats + 1, kMost}) sum(n);
+    EXPECT_EQ(used(), reserved);
+  });
+}
+
+TEST(NcclRanksDeathTest, ASumThatNoneWasReservedForIsABug) {
+  if (!emulated_gpus()) GTEST_SKIP() << "the others would wait in a kernel of NCCL";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run = [](Communicator& comm) {
+    cuda::DeviceArray<float> x(std::vector<float>(2));
+    Stream stream;
+    comm.reserve_sum(1);
+    comm.all_reduce_sum(TensorView(x.data(), DType::f32, {2}), stream);
+  };
+  EXPECT_DEATH(run_ranks(3, run), "CHECK failed");
+}
 
 // Fast: right but for rounding, equal on all ranks, and (on the emulator, of three) not in the
 // order of ranks.
