@@ -11,7 +11,7 @@ namespace {
 // Keys vary with rows, sequences and rounds of drafting: some hundreds on a busy server.
 constexpr size_t kMaxGraphs = 2048;
 
-cudaGraphExec_t record(cudaStream_t stream, const std::function<void()>& enqueue) {
+cudaGraph_t capture(cudaStream_t stream, const std::function<void()>& enqueue) {
   check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
              "cudaStreamBeginCapture");
   cudaGraph_t graph = nullptr;
@@ -23,11 +23,7 @@ cudaGraphExec_t record(cudaStream_t stream, const std::function<void()>& enqueue
     throw;
   }
   check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  cudaGraphExec_t executable = nullptr;
-  const cudaError_t result = cudaGraphInstantiate(&executable, graph, 0);
-  cudaGraphDestroy(graph);
-  check_cuda(result, "cudaGraphInstantiate");
-  return executable;
+  return graph;
 }
 
 }  // namespace
@@ -35,16 +31,42 @@ cudaGraphExec_t record(cudaStream_t stream, const std::function<void()>& enqueue
 void Graphs::replay(uint64_t key, cudaStream_t stream, const std::function<void()>& enqueue) {
   const auto found = graphs_.find(key);
   if (found == graphs_.end()) {
-    if (graphs_.size() >= kMaxGraphs) {
-      check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // some are under way
-      clear();
-    }
+    if (graphs_.size() >= kMaxGraphs) clear_behind(stream);
     enqueue();
     graphs_.emplace(key, nullptr);
     return;
   }
-  if (found->second == nullptr) found->second = record(stream, enqueue);
-  check_cuda(cudaGraphLaunch(found->second, stream), "cudaGraphLaunch");
+  cudaGraphExec_t executable = found->second;
+  if (executable == nullptr) {
+    executable = record(stream, enqueue);
+    graphs_[key] = executable;  // it may have been forgotten with the others
+  }
+  check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+}
+
+cudaGraphExec_t Graphs::record(cudaStream_t stream, const std::function<void()>& enqueue) {
+  const cudaGraph_t graph = capture(stream, enqueue);
+  cudaGraphExec_t executable = nullptr;
+  cudaError_t result = cudaGraphInstantiate(&executable, graph, 0);
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // the others make room
+    clear_behind(stream);
+    result = cudaGraphInstantiate(&executable, graph, 0);
+  }
+  cudaGraphDestroy(graph);
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw Error(
+        "the device has no room for one CUDA graph; expected it in what is left beside the "
+        "KV cache (--gpu-memory-utilization)");
+  }
+  check_cuda(result, "cudaGraphInstantiate");
+  return executable;
+}
+
+void Graphs::clear_behind(cudaStream_t stream) {
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // some are under way
+  clear();
 }
 
 void Graphs::clear() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "testing/emu/device_memory.h"
+#include "testing/emu/environment.h"
 
 namespace emu {
 
@@ -412,8 +413,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 
+static std::atomic<uint64_t> num_executables = 0;
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
                                  unsigned long long) {
+  if (num_executables >= emu::environment_number("OUTRIDER_EMU_GRAPHS", UINT64_MAX)) {
+    return cudaErrorMemoryAllocation;
+  }
+  ++num_executables;
   *executable =
       new CUgraphExec_st{std::make_shared<const std::vector<emu::Operation>>(graph->operations)};
   return cudaSuccess;
@@ -443,6 +450,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  --num_executables;
   delete executable;
   return cudaSuccess;
 }
