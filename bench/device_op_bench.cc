@@ -70,7 +70,7 @@ class DeviceOpBench {
     }
   }
 
-  // An FFN's first product, with its activation.
+  // An FFN's first product, with its activation: so has the peer (tests/gpu/peer_torch.py).
   void linear_activated(const std::string& name, Activation activation, int64_t width, int64_t k) {
     const int64_t n = num_inputs(activation) * width;
     std::vector<PackedWeight> weights(copies_of(cuda_packed_bytes(n, k)));

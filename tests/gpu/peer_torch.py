@@ -5,8 +5,8 @@
 
 For each shape: a greedy decode step with a full cache of KEYS tokens, captured in a CUDA graph; and
 every product's time and the bytes of its weights a second, in a graph that goes through more
-weights than any cache holds. --compiled: the step alone, compiled by torch.compile first, which
-takes long.
+weights than any cache holds; gate_up with its activation behind it, as Outrider has it.
+--compiled: the step alone, compiled by torch.compile first, which takes long.
 Weights are random. {"unavailable": why} where there is no PyTorch or no GPU for it.
 """
 
@@ -75,6 +75,12 @@ def products(config: dict) -> dict[str, tuple[int, int]]:
             "lm_head": (config["vocab_size"], hidden)}
 
 
+def activated(x, weight):
+    """An FFN's first product and SwiGLU: bf16 [rows, n / 2]."""
+    gate, up = linear(x, weight).chunk(2, -1)
+    return silu(gate) * up
+
+
 def measure_products(name: str, config: dict) -> None:
     for product, (n, k) in products(config).items():
         copies = max(1, min(64, SPREAD_BYTES // (2 * n * k)))
@@ -82,9 +88,9 @@ def measure_products(name: str, config: dict) -> None:
         for rows in (1, 5, 8):
             x = random(rows, k)
 
-            def step(x=x, weights=weights):
+            def step(x=x, weights=weights, run=activated if product == "gate_up" else linear):
                 for weight in weights:
-                    linear(x, weight)
+                    run(x, weight)
             ms = milliseconds(captured(step)) / copies
             say(name=f"linear/{name}/{product}/rows:{rows}", us=1e3 * ms,
                 bytes_per_second=2 * n * k / (1e-3 * ms))
@@ -131,8 +137,8 @@ class Decoder:
             attended = scaled_dot_product_attention(self.rotated(q), layer["cache"][0],
                                                     layer["cache"][1], enable_gqa=True)
             x = x + linear(attended.reshape(1, -1), layer["attention_out"])
-            gate, up = linear(self.normed(x, layer["norms"][1]), layer["gate_up"]).chunk(2, -1)
-            x = x + linear(silu(gate) * up, layer["down"])
+            x = x + linear(activated(self.normed(x, layer["norms"][1]), layer["gate_up"]),
+                           layer["down"])
         logits = linear(self.normed(x, self.norm), self.embedding)
         self.token.copy_(logits.argmax(-1))
 
