@@ -98,7 +98,8 @@ class Backend {
                                 Stream& stream) = 0;
 
   // x += addend; y = the norm of x. x: f32 [rows, hidden]; addend: the same, or an empty view:
-  // nothing is added; weight: bf16 [hidden]; y: bf16 [rows, hidden]
+  // nothing is added; weight: bf16 [hidden]; y: bf16 [rows, hidden]. x, addend and y do not
+  // overlap: kernels load ahead of what they store
   virtual void rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon,
                         TensorView y, Stream& stream) = 0;
 

@@ -15,11 +15,9 @@ constexpr int64_t kToken = 4;
 // kernels/cuda/linear.h
 constexpr int64_t kPanelRows = 16;
 constexpr int64_t kStepK = 32;
-// kernels/cuda/attention.h: positions of a split, bytes of its maximum and sum, and the most that
-// the backend keeps of them.
+// kernels/cuda/attention.h: positions of a split, bytes of its maximum and sum.
 constexpr int64_t kSplitTokens = 256;
 constexpr int64_t kSplitStateBytes = 2 * kFloat;
-constexpr int64_t kAttentionScratchBytes = int64_t{128} << 20;
 // kernels/cuda/summary.cuh, sample.cu: tokens of a row that a block looks at, bytes of what it
 // finds.
 constexpr int64_t kChunkTokens = 4096;

@@ -15,6 +15,8 @@ namespace outrider {
 
 // That cuBLASLt may use, where numerics are fast.
 constexpr int64_t kFastLinearWorkspaceBytes = int64_t{32} << 20;
+// The most that the CUDA backend keeps of attention's partial results, unless one row has more.
+constexpr int64_t kAttentionScratchBytes = int64_t{128} << 20;
 
 struct OperationCost {
   int64_t weight_bytes = 0;      // of parameters, read

@@ -27,6 +27,11 @@ inline void check_product(const PackedWeight& weight, TensorView x, TensorView b
   CHECK(bias.raw() == nullptr || has_shape(bias, DType::f32, {weight.n}));
 }
 
+inline void check_embed(const PackedWeight& table, TensorView tokens, TensorView y) {
+  CHECK(!table.gate_up && has_shape(tokens, DType::i32, {tokens.extent(0)}));
+  CHECK(has_shape(y, DType::f32, {tokens.extent(0), table.k}));
+}
+
 inline void check_linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y) {
   check_product(weight, x, bias);
   CHECK(!weight.gate_up && has_shape(y, DType::f32, {x.extent(0), weight.n}));
@@ -40,6 +45,13 @@ inline void check_linear_activated(const PackedWeight& weight, TensorView x, Ten
   CHECK(has_shape(y, DType::bf16, {x.extent(0), weight.n / num_inputs(activation)}));
 }
 
+// Whether no byte is both views'. Of contiguous ones.
+inline bool disjoint(TensorView a, TensorView b) {
+  const auto begin = [](TensorView view) { return reinterpret_cast<uintptr_t>(view.raw()); };
+  return a.bytes() == 0 || b.bytes() == 0 || begin(a) + a.bytes() <= begin(b) ||
+         begin(b) + b.bytes() <= begin(a);
+}
+
 // Checks the views that every norm has.
 inline void check_norm(TensorView x, TensorView addend, TensorView weight, TensorView y) {
   const int64_t rows = x.extent(0), hidden = weight.extent(0);
@@ -47,6 +59,8 @@ inline void check_norm(TensorView x, TensorView addend, TensorView weight, Tenso
   CHECK(addend.raw() == nullptr || has_shape(addend, DType::f32, {rows, hidden}));
   CHECK(has_shape(weight, DType::bf16, {hidden}));
   CHECK(has_shape(y, DType::bf16, {rows, hidden}));
+  CHECK(disjoint(x, y) &&
+        (addend.raw() == nullptr || (disjoint(x, addend) && disjoint(addend, y))));
 }
 
 // Checks the tables of rotary angles: both, or neither.

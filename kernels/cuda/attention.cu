@@ -96,6 +96,7 @@ void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16*
   pass.max_splits = static_cast<int>(divide_up(map.max_pages, kSplitPages));
   pass.values = static_cast<float*>(workspace);
   const int64_t most_rows = workspace_bytes / attention_workspace_bytes(1, map.max_pages, shape);
+  CHECK(most_rows > 0);  // or the loop would not end
   for (int64_t first = 0; first < rows; first += pass.rows) {
     pass.rows = static_cast<int>(std::min(most_rows, rows - first));
     pass.qkv = qkv + first * pass.qkv_width;

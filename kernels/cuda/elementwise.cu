@@ -23,7 +23,7 @@ __device__ float load_sum(float* x, const float* addend, int i) {
   return x[i];
 }
 
-// Grid: rows. Nothing overlaps, so that loads go ahead of what is written.
+// Grid: rows. Nothing overlaps (check_norm), so that loads go ahead of what is written.
 __global__ void __launch_bounds__(kNormThreads)
     rms_norm_kernel(float* __restrict__ x, const float* __restrict__ addend,
                     const bf16* __restrict__ weight, bf16* __restrict__ y, int hidden,

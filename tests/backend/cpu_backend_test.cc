@@ -233,6 +233,22 @@ TEST_F(CpuBackendDeathTest, WrongShapesAreBugs) {
   const TensorView indices = zeros<int32_t>({2});
   indices.data<int32_t>()[1] = 2;
   EXPECT_DEATH(backend_->gather_rows(x, indices, zeros<bf16>({2, 6}), stream_), "CHECK failed");
+  EXPECT_DEATH(backend_->embed(gate_up, zeros<int32_t>({2}), 0, zeros<float>({2, 6}), stream_),
+               "CHECK failed");
+}
+
+// Of what a norm reads and writes: by one row, by a whole view, and by a row of a wider dtype.
+TEST_F(CpuBackendDeathTest, NormsOfOverlappingViewsAreBugs) {
+  const TensorView weight = zeros<bf16>({6});
+  const TensorView all = zeros<float>({5, 6}), y = zeros<bf16>({2, 6});
+  const TensorView x = all.rows(0, 2), next = all.rows(2, 4);
+  backend_->rms_norm(x, next, weight, 1e-5f, y, stream_);
+  EXPECT_DEATH(backend_->rms_norm(x, all.rows(1, 3), weight, 1e-5f, y, stream_), "CHECK failed");
+  EXPECT_DEATH(backend_->layer_norm(x, x, weight, weight, 1e-5f, y, stream_), "CHECK failed");
+  for (const int64_t row : {0, 1, 2, 3}) {
+    const TensorView within(all.rows(row, row + 1).raw(), DType::bf16, {2, 6});
+    EXPECT_DEATH(backend_->rms_norm(x, next, weight, 1e-5f, within, stream_), "CHECK failed");
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/operation_cost.h"
+#include "backend/shape_checks.h"
 #include "comm/communicator.h"
 #include "comm/exchange_cost.h"
 
@@ -55,19 +56,25 @@ class MeteringBackend final : public Backend {
     return packed;
   }
 
-  PackedWeight pack_gate_up(std::span<const TensorView> parts) override { return pack(parts); }
+  PackedWeight pack_gate_up(std::span<const TensorView> parts) override {
+    PackedWeight packed = pack(parts);
+    packed.gate_up = true;
+    return packed;
+  }
 
-  void embed(const PackedWeight&, TensorView tokens, int64_t, TensorView y, Stream&) override {
+  void embed(const PackedWeight& table, TensorView tokens, int64_t, TensorView y,
+             Stream&) override {
+    check_embed(table, tokens, y);
     cost_ += embed_cost(tokens.extent(0), y.extent(1));
   }
   void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
               Stream&) override {
-    CHECK(x.extent(0) == y.extent(0) && x.extent(1) == weight.k && y.extent(1) == weight.n);
+    check_linear(weight, x, bias, y);
     cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr);
   }
   void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
-                        Activation activation, TensorView, TensorView y, Stream&) override {
-    CHECK(x.extent(1) == weight.k && y.extent(1) * num_inputs(activation) == weight.n);
+                        Activation activation, TensorView scratch, TensorView y, Stream&) override {
+    check_linear_activated(weight, x, bias, activation, scratch, y);
     cost_ += linear_activated_cost(x.extent(0), y.extent(1), weight.k, bias.raw() != nullptr,
                                    activation);
   }

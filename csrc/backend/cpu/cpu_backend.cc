@@ -101,11 +101,9 @@ Buffer CpuBackend::place_weight(size_t bytes) {
 
 void CpuBackend::embed(const PackedWeight& table, TensorView tokens, int64_t first_token,
                        TensorView y, Stream&) {
-  const int64_t rows = tokens.extent(0);
-  CHECK(has_shape(tokens, DType::i32, {rows}));
-  CHECK(has_shape(y, DType::f32, {rows, table.k}));
-  cpu::embed(table.data.data(), tokens.data<int32_t>(), first_token, y.data<float>(), rows, table.n,
-             table.k);
+  check_embed(table, tokens, y);
+  cpu::embed(table.data.data(), tokens.data<int32_t>(), first_token, y.data<float>(),
+             tokens.extent(0), table.n, table.k);
 }
 
 void CpuBackend::linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,

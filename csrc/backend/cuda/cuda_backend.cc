@@ -31,9 +31,10 @@ RowPointers row_pointers(const RowMap& map) {
           map.page_tables.data<int32_t>(), map.page_tables.extent(1)};
 }
 
-// Of `rows` rows at once, or of as many as the backend keeps scratch for.
+// Of `rows` rows at once, or of as many as the backend keeps scratch for: one at least.
 size_t attention_bytes(int64_t rows, int64_t max_pages, const AttentionShape& shape) {
-  return static_cast<size_t>(cuda_attention_scratch_bytes(rows, max_pages * kPageTokens, shape));
+  const size_t of_row = cuda::attention_workspace_bytes(1, max_pages, shape);
+  return std::max(of_row, std::min<size_t>(kAttentionScratchBytes, rows * of_row));
 }
 
 // What an operation needs of what was reserved.
@@ -219,11 +220,9 @@ PackedWeight CudaBackend::pack(std::span<const TensorView> parts, bool gate_up) 
 
 void CudaBackend::embed(const PackedWeight& table, TensorView tokens, int64_t first_token,
                         TensorView y, Stream& stream) {
-  const int64_t rows = tokens.extent(0);
-  CHECK(has_shape(tokens, DType::i32, {rows}));
-  CHECK(has_shape(y, DType::f32, {rows, table.k}));
-  cuda::embed(table.data.data(), tokens.data<int32_t>(), first_token, y.data<float>(), rows,
-              table.n, table.k, handle(stream));
+  check_embed(table, tokens, y);
+  cuda::embed(table.data.data(), tokens.data<int32_t>(), first_token, y.data<float>(),
+              tokens.extent(0), table.n, table.k, handle(stream));
 }
 
 bool CudaBackend::linear_fast(const PackedWeight& weight, TensorView x, TensorView bias,
@@ -310,11 +309,17 @@ void CudaBackend::table_logits(TensorView tokens, const LogitTable& table, Tenso
 
 void CudaBackend::reserve_attention(int64_t max_rows, int64_t max_positions,
                                     const AttentionShape& shape) {
-  reserve(attention_scratch_, cuda_attention_scratch_bytes(max_rows, max_positions, shape));
+  const int64_t max_pages = (max_positions + kPageTokens - 1) / kPageTokens;
+  const size_t bytes = attention_bytes(max_rows, max_pages, shape);
+  const int64_t planned = cuda_attention_scratch_bytes(max_rows, max_positions, shape);
+  CHECK(bytes == static_cast<size_t>(planned));
+  reserve(attention_scratch_, bytes);
 }
 
 void CudaBackend::reserve_verification(int64_t max_rows, int64_t vocab_size) {
-  reserve(verify_scratch_, cuda_verify_scratch_bytes(max_rows, vocab_size));
+  const size_t bytes = cuda::verify_workspace_bytes(max_rows, vocab_size);
+  CHECK(bytes == static_cast<size_t>(cuda_verify_scratch_bytes(max_rows, vocab_size)));
+  reserve(verify_scratch_, bytes);
 }
 
 void CudaBackend::reserve(Buffer& scratch, size_t bytes) {
