@@ -59,22 +59,26 @@ std::vector<float> product(const Values& values, Numerics numerics, int64_t rows
   return result;
 }
 
-// The same of an FFN's first product, of a gate and an up.
-std::vector<float> gated_product(const Values& values, Numerics numerics, int64_t rows) {
+// The same of an FFN's first product, [rows, n / num_inputs].
+std::vector<float> activated_product(const Values& values, Numerics numerics, int64_t rows,
+                                     Activation activation, bool with_bias) {
   CudaBackend backend(0, numerics);
   Stream stream = backend.make_stream();
   const TensorView weight(const_cast<bf16*>(values.weight.data()), DType::bf16,
                           {values.n, values.k});
-  const PackedWeight packed = backend.pack_gate_up({&weight, 1});
+  const PackedWeight packed = activation == Activation::swiglu ? backend.pack_gate_up({&weight, 1})
+                                                               : backend.pack({&weight, 1});
+  const Buffer bias = backend.allocate(values.n * sizeof(float));
+  backend.copy_from_host(bias.view(DType::f32, {values.n}), values.bias.data(), stream);
   const Buffer x = backend.allocate(rows * values.k * sizeof(bf16));
   const Buffer scratch = backend.allocate(rows * values.n * sizeof(float));
-  const int64_t width = values.n / 2;
+  const int64_t width = values.n / num_inputs(activation);
   const Buffer y = backend.allocate(rows * width * sizeof(bf16));
   const TensorView x_view = x.view(DType::bf16, {rows, values.k});
   backend.copy_from_host(x_view, values.x.data(), stream);
-  backend.linear_activated(packed, x_view, {}, Activation::swiglu,
-                           scratch.view(DType::f32, {rows, values.n}),
-                           y.view(DType::bf16, {rows, width}), stream);
+  backend.linear_activated(
+      packed, x_view, with_bias ? bias.view(DType::f32, {values.n}) : TensorView(), activation,
+      scratch.view(DType::f32, {rows, values.n}), y.view(DType::bf16, {rows, width}), stream);
   std::vector<bf16> result(rows * width);
   backend.copy_to_host(result.data(), y.view(DType::bf16, {rows, width}), stream);
   backend.synchronize(stream);
@@ -93,16 +97,22 @@ TEST(FastNumerics, FewRowsHaveTheExactBits) {
 // Many rows' product goes by way of the scratch, and is activated there.
 TEST(FastNumerics, AnActivatedProductIsTheActivationOfTheProduct) {
   const Values values({34, 96});
-  const int64_t few = FastLinear::kMinRows - 1, width = values.n / 2;
-  EXPECT_EQ(gated_product(values, Numerics::fast, few),
-            gated_product(values, Numerics::exact, few));
-  const auto product_of = product(values, Numerics::fast, kMostRows, false);
-  const auto got = gated_product(values, Numerics::fast, kMostRows);
-  for (int64_t row = 0; row < kMostRows; ++row) {
-    for (int64_t i = 0; i < width; ++i) {
-      const float* const of_row = product_of.data() + row * values.n;
-      ASSERT_EQ(got[row * width + i], to_float(to_bf16(silu_f32(of_row[i]) * of_row[width + i])))
-          << row << ", " << i;
+  const int64_t few = FastLinear::kMinRows - 1;
+  for (const Activation activation : {Activation::swiglu, Activation::gelu_tanh}) {
+    for (const bool with_bias : {false, true}) {
+      const bool gated = activation == Activation::swiglu;
+      SCOPED_TRACE(std::string(gated ? "swiglu" : "gelu_tanh") + (with_bias ? ", bias" : ""));
+      EXPECT_EQ(activated_product(values, Numerics::fast, few, activation, with_bias),
+                activated_product(values, Numerics::exact, few, activation, with_bias));
+      const auto products = product(values, Numerics::fast, kMostRows, with_bias);
+      const auto got = activated_product(values, Numerics::fast, kMostRows, activation, with_bias);
+      const int64_t width = values.n / num_inputs(activation);
+      ASSERT_EQ(static_cast<int64_t>(got.size()), kMostRows * width);
+      for (int64_t i = 0; i < kMostRows * width; ++i) {
+        const float* const x = products.data() + i / width * values.n + i % width;
+        const float expected = gated ? silu_f32(x[0]) * x[width] : gelu_tanh_f32(x[0]);
+        ASSERT_EQ(got[i], to_float(to_bf16(expected))) << i / width << ", " << i % width;
+      }
     }
   }
 }
