@@ -21,7 +21,7 @@ struct RowCase {
   int64_t rows, width;
 };
 
-// Norms and add over hidden, activations over the intermediate size.
+// Norms over hidden, activations over the intermediate size.
 inline constexpr RowCase kRowCases[] = {{1, 1},   {2, 15},   {3, 17},   {1, 576},
                                         {8, 576}, {8, 1536}, {64, 576}, {5, 1001}};
 

@@ -1,5 +1,5 @@
 // The operations of a decoder layer that work row by row: norm with the residual sum before it,
-// activation, the choice of rows; and the logits of a trimmed LM head.
+// the choice of rows, activations where a product has none; and the logits of a trimmed LM head.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,9 @@ void layer_norm(float* x,             // [rows, hidden]
                 bf16* y,              // [rows, hidden]
                 int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream);
 
+// The activations alone, behind a product that cuBLASLt made (--numerics fast); linear_activated of
+// linear.h has them in its own.
+//
 // y = silu(gate) * up, rounded once to bf16. exp is ours (math.h): the bits of the CPU.
 // Bound: rows * width * 10 bytes.
 void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up

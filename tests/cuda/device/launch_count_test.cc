@@ -39,7 +39,7 @@ int64_t recorded_kernels(Transformer& model, KvCache& cache, CudaBackend& backen
   const auto pass = [&] {
     model.forward(batch, cache, logits.view(DType::f32, {num_logits, vocab}), stream);
   };
-  pass();  // what is allocated once, is
+  pass();  // what is done once (sizes of shared memory) is done
   backend.synchronize(stream);
   auto* const handle = static_cast<cudaStream_t>(stream.handle);
   EXPECT_EQ(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal), cudaSuccess);
