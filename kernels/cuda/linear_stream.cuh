@@ -106,18 +106,17 @@ __global__ void __launch_bounds__(kMaxSplits* kWarp, kRows == 8 ? 2 : 1) stream_
     }
   }
   __syncthreads();
-  const auto sum = [&](int row, int output) {
-    float total = 0.0f;
-    for (int s = 0; s < p.splits; ++s) total += partial[s][row][output];
-    return total;
-  };
+  // A warp's lanes stay together, so that each has the sum of the lane 8 further on.
   constexpr int kColumns = Epilogue::kColumns;
-  for (int i = threadIdx.x; i < kRows * kColumns; i += blockDim.x) {
-    const int row = i / kColumns, in_panel = i % kColumns;
+  for (int i = threadIdx.x; i < kRows * kPanelRows; i += blockDim.x) {
+    const int row = i / kPanelRows, in_panel = i % kPanelRows;
+    float total = 0.0f;
+    for (int s = 0; s < p.splits; ++s) total += partial[s][row][in_panel];
+    float further = 0.0f;
+    if constexpr (kColumns < kPanelRows) further = __shfl_down_sync(kAllLanes, total, 8);
     const int column = blockIdx.x * kColumns + in_panel;
-    if (first_row + row >= p.rows || column >= p.columns) continue;
-    const float further = kColumns < kPanelRows ? sum(row, in_panel + 8) : 0.0f;
-    Column<Epilogue>(p, column).store(first_row + row, sum(row, in_panel), further);
+    if (in_panel >= kColumns || column >= p.columns || first_row + row >= p.rows) continue;
+    Column<Epilogue>(p, column).store(first_row + row, total, further);
   }
 }
 
