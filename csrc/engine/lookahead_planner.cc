@@ -146,7 +146,6 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
   if (!choice.held_back) return;
   // That nothing is drafted says nothing of the drafts.
   for (const DecodeChoice& held : step) sequences_.at(held.id).judged = false;
-  held_back_ = true;
 }
 
 // What a plain step takes is known from plain steps alone.
@@ -231,14 +230,15 @@ void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted)
 void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_drafted,
                                   const LookaheadChoice& choice) {
   double ms = choice.ms;
-  const auto try_one = [&](size_t i) {
+  // due: whatever sequences have to spare, or what is put aside under load would stay so.
+  const auto try_one = [&](size_t i, bool due) {
     if (num_drafted + 1 >= static_cast<int64_t>(costs_.step_ms.size())) return false;
     const auto kind = static_cast<DrafterKind>(candidates_[i].drafter);
     const double added = costs_.step_ms[num_drafted + 1] - costs_.step_ms[num_drafted] +
                          candidates_[i].row_ms + pricing_.round_ms(kind, 1);
     if (added > of(kind).budget.left_ms()) return false;
     if (costs_.step_ms[0] <= costs_.max_ms && ms + added > costs_.max_ms) return false;
-    if (ms + added > choice.limit_ms) return false;
+    if (!due && ms + added > choice.limit_ms) return false;
     step[i].num_draft_tokens = chosen_[i] = 1;
     ++num_drafted;
     ms += added;
@@ -246,7 +246,7 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
   };
   for (size_t i = 0; i < step.size(); ++i) {
     if (candidates_[i].max_tokens == 0 || chosen_[i] > 0) continue;
-    if (sequences_.at(step[i].id).tries_copy) try_one(i);
+    if (sequences_.at(step[i].id).tries_copy) try_one(i, true);
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     Drafter& drafter = drafters_[d];
@@ -258,7 +258,8 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
       drafts |= chosen_[i] > 0;
       if (best == step.size() || candidates_[i].hazard[0] > candidates_[best].hazard[0]) best = i;
     }
-    if (drafts || best == step.size() || !try_one(best)) continue;
+    if (drafts || best == step.size()) continue;
+    if (!try_one(best, drafter.idle_steps >= kTryEvery)) continue;
     drafter.tried = step[best].id;
     drafter.try_again = false;
   }
@@ -357,7 +358,6 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
     if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
       settle(account, prefill, durations);
       settle_waiting(outcomes, account);
-      held_back_ = false;
     }
     if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
@@ -413,7 +413,7 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
     if (account.sequences[d] > 0) {
       drafter.budget.earn(plain_ms * account.sequences[d] /
                           static_cast<double>(account.plain.sequences));
-      drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + !held_back_;
+      drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
       if (account.rows[d] > 0) drafter.catching_up = -1;
     }
     if (added[d] > 0) {

@@ -135,7 +135,6 @@ class LookaheadPlanner final : public LookaheadChooser {
   int plain_asked_ = 0;
   int64_t steps_since_copy_tried_ = 0;
   DecodeShape last_base_;
-  bool held_back_ = false;  // what is planned: for some sequence's sake
 
   LookaheadSearch search_;
   LookaheadCosts costs_;
