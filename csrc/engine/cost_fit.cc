@@ -13,11 +13,30 @@ constexpr double kLeast = 0.02;        // of a factor
 
 }  // namespace
 
+CostFit CostFit::from(const CostFit& guess) {
+  CostFit fit;
+  fit.plain_ = guess.plain_;
+  fit.added_ = guess.added_;
+  return fit;
+}
+
+void CostFit::drift() {
+  const auto grow = [](double& variance, double drift, double square) {
+    if (variance < kFirstVariance * square) variance += drift * drift * square;
+  };
+  grow(plain_variance_, kPlainDrift, plain_ * plain_);
+  grow(added_variance_, kAddedDrift, std::max(1.0, added_ * added_));
+}
+
 void CostFit::observe(double plain_ms, double added_ms, double ms) {
   if (plain_ms <= 0 || ms <= 0) return;
-  if (added_ms == 0) ++num_plain_;
-  plain_variance_ += kPlainDrift * kPlainDrift * plain_ * plain_;
-  added_variance_ += kAddedDrift * kAddedDrift * std::max(1.0, added_ * added_);
+  ++num_observed_;
+  ++num_since_plain_;
+  if (added_ms == 0) {
+    ++num_plain_;
+    num_since_plain_ = 0;
+  }
+  drift();
   const double expected = plain_ * plain_ms + added_ * added_ms;
   const double most = kMostSurprise * expected;
   const double surprise = std::clamp(ms - expected, -most, most);

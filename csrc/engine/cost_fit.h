@@ -11,17 +11,27 @@ namespace outrider {
 // with drafts does not tell the two apart; one without does, now and then.
 class CostFit {
  public:
+  CostFit() = default;
+  // Nothing was observed yet; the factors of `guess` are the first guess.
+  static CostFit from(const CostFit& guess);
+
   // A step took ms where the table says plain_ms and, for drafted rows, added_ms more.
   void observe(double plain_ms, double added_ms, double ms);
+  // A step went by that says nothing of these factors.
+  void drift();
 
   double plain_factor() const { return plain_; }
   double added_factor() const { return added_; }
-  int64_t num_plain() const { return num_plain_; }  // steps without drafts that were observed
+  int64_t num_observed() const { return num_observed_; }
+  int64_t num_plain() const { return num_plain_; }  // … of them, steps without drafts
+  int64_t num_since_plain() const { return num_since_plain_; }
 
  private:
+  static constexpr double kFirstVariance = 0.25;
+
   double plain_ = 1, added_ = 1;
-  double plain_variance_ = 0.25, added_variance_ = 0.25, covariance_ = 0;
-  int64_t num_plain_ = 0;
+  double plain_variance_ = kFirstVariance, added_variance_ = kFirstVariance, covariance_ = 0;
+  int64_t num_observed_ = 0, num_plain_ = 0, num_since_plain_ = 0;
 };
 
 }  // namespace outrider

@@ -102,7 +102,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
   }
   last_base_ = base;
   set_budgets(base);
-  const bool plain = wants_plain_step();
+  const bool plain = wants_plain_step(base.sequences);
 
   candidates_.clear();
   int64_t most_drafted = 0;
@@ -127,7 +127,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
       if (most == 0) continue;
     }
     candidate.max_tokens = most;
-    candidate.row_ms = pricing_.row_context_ms(static_cast<int64_t>(choice.tokens.size()));
+    candidate.row_ms = pricing_.row_context_ms(base.sequences, static_cast<int64_t>(choice.tokens.size()));
     candidate.hazard = hazard_of_sequence(sequence);
     sequence.judged = true;
     most_drafted += most;
@@ -149,10 +149,9 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
 }
 
 // What a plain step takes is known from plain steps alone.
-bool LookaheadPlanner::wants_plain_step() {
-  const bool wanted =
-      steps_since_plain_ >= kPlainEvery || pricing_.num_plain_observed() < kPlainFirst;
-  if (!wanted) return false;
+bool LookaheadPlanner::wants_plain_step(int64_t sequences) {
+  const CostFit& fit = pricing_.fit(sequences);
+  if (fit.num_since_plain() < kPlainEvery && fit.num_plain() >= kPlainFirst) return false;
   if (++plain_asked_ > kPlainEvery) plain_asked_ = 0;
   return plain_asked_ <= kPlainPatience;
 }
@@ -361,9 +360,7 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
     }
     if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
-      const bool plain = account.all.drafted_rows == 0;
-      steps_since_plain_ = plain ? 0 : steps_since_plain_ + 1;
-      if (plain) plain_asked_ = 0;
+      if (account.all.drafted_rows == 0) plain_asked_ = 0;
       timed = {.plain_ms = pricing_.step_ms(account.plain),
                .expected_ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all),
                .ms = durations.ms};

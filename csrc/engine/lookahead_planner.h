@@ -113,7 +113,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   void forget_removed();
 
   void choose_adaptively(std::span<DecodeChoice> step);
-  bool wants_plain_step();
+  bool wants_plain_step(int64_t sequences);
   void fill_costs(const DecodeShape& base, int64_t most_drafted);
   void set_budgets(const DecodeShape& base);
   bool find_proposal(Sequence& sequence, const DecodeChoice& choice);
@@ -131,7 +131,6 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::array<Drafter, kNumDrafterKinds> drafters_;  // by DrafterKind
   std::unordered_map<int64_t, Sequence> sequences_;
   std::vector<int64_t> removed_;
-  int64_t steps_since_plain_ = 0;
   int plain_asked_ = 0;
   int64_t steps_since_copy_tried_ = 0;
   DecodeShape last_base_;

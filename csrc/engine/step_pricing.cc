@@ -1,6 +1,7 @@
 #include "engine/step_pricing.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace outrider {
 
@@ -21,6 +22,15 @@ void DecodeShape::add(const StepCosts& target, int64_t position, DrafterKind dra
   for (int i = 0; i < num_drafted; ++i) ++drafting[static_cast<int>(drafter)][i];
 }
 
+int StepPricing::size_of(int64_t sequences) {
+  return std::min(static_cast<int>(std::bit_width(static_cast<uint64_t>(sequences))), kSizes - 1);
+}
+
+const CostFit& StepPricing::fit(int64_t sequences) const {
+  const CostFit& own = fits_[size_of(sequences)];
+  return own.num_observed() > 0 ? own : fits_[latest_];
+}
+
 double StepPricing::plain_table_ms(const DecodeShape& shape) const {
   return shape.sequences == 0 ? 0 : target().decode_ms(shape.sequences) + shape.context_ms;
 }
@@ -35,11 +45,12 @@ double StepPricing::added_table_ms(const DecodeShape& shape) const {
 
 double StepPricing::step_ms(const DecodeShape& shape, int64_t prefill_rows) const {
   const int64_t rows = shape.sequences + shape.drafted_rows;
+  const CostFit& fit = this->fit(shape.sequences);
   double ms =
-      fit_.plain_factor() * plain_table_ms(shape) + fit_.added_factor() * added_table_ms(shape);
+      fit.plain_factor() * plain_table_ms(shape) + fit.added_factor() * added_table_ms(shape);
   if (prefill_rows > 0) {
     const double before = rows == 0 ? 0 : target().rows_ms(rows);
-    ms += fit_.plain_factor() * (target().rows_ms(rows + prefill_rows) - before);
+    ms += fit.plain_factor() * (target().rows_ms(rows + prefill_rows) - before);
   }
   return ms;
 }
@@ -61,12 +72,19 @@ double StepPricing::draft_ms(const DecodeShape& shape) const {
   return ms;
 }
 
-double StepPricing::row_context_ms(int64_t position) const {
-  return fit_.added_factor() * target().ms_per_row_position * static_cast<double>(position);
+double StepPricing::row_context_ms(int64_t sequences, int64_t position) const {
+  return fit(sequences).added_factor() * target().ms_per_row_position *
+         static_cast<double>(position);
 }
 
 void StepPricing::observe(const DecodeShape& shape, double ms, double draft_ms) {
-  fit_.observe(plain_table_ms(shape), added_table_ms(shape), ms - draft_ms);
+  const int size = size_of(shape.sequences);
+  for (int i = 0; i < kSizes; ++i) {
+    if (i != size) fits_[i].drift();
+  }
+  if (fits_[size].num_observed() == 0) fits_[size] = CostFit::from(fits_[latest_]);
+  fits_[size].observe(plain_table_ms(shape), added_table_ms(shape), ms - draft_ms);
+  latest_ = size;
   // Where several drafted, each is taken to have had its share of the time.
   const double expected = this->draft_ms(shape);
   for (int d = 0; d < kNumDrafterKinds; ++d) {

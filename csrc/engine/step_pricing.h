@@ -44,20 +44,27 @@ class StepPricing {
   // All rounds of a drafter, and of all of them.
   double draft_ms(const DecodeShape& shape, DrafterKind kind) const;
   double draft_ms(const DecodeShape& shape) const;
-  // What a drafted row of a sequence takes for the context before it.
-  double row_context_ms(int64_t position) const;
+  // What a drafted row of a sequence takes for the context before it, in a step of so many.
+  double row_context_ms(int64_t sequences, int64_t position) const;
 
   // A step that only decoded was carried out.
   void observe(const DecodeShape& shape, double ms, double draft_ms);
-  int64_t num_plain_observed() const { return fit_.num_plain(); }
+  // What is known of steps of alike many sequences.
+  const CostFit& fit(int64_t sequences) const;
 
  private:
+  // Tiles of rows, caches and the host's own work make steps of few sequences unlike those of many:
+  // each power of two has its factors.
+  static constexpr int kSizes = 8;
+  static int size_of(int64_t sequences);
+
   const StepCosts& table(DrafterKind kind) const { return tables_.draft[static_cast<int>(kind)]; }
   double plain_table_ms(const DecodeShape& shape) const;
   double added_table_ms(const DecodeShape& shape) const;
 
   LookaheadTables tables_;
-  CostFit fit_;
+  std::array<CostFit, kSizes> fits_;
+  int latest_ = 0;  // of them, the one last observed
   std::array<CostFit, kNumDrafterKinds> draft_fits_;
 };
 

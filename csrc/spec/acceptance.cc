@@ -1,6 +1,7 @@
 #include "spec/acceptance.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 
@@ -11,11 +12,24 @@ namespace {
 // Nobody knows a drafter before it has drafted: worth a try, and soon forgotten.
 constexpr double kFirstGuess = 0.6, kFirstGuessWeight = 2;
 // Observations that a guess from the position before, or from the server, is worth.
-constexpr double kInheritedWeight = 2, kServerWeight = 8;
+constexpr double kInheritedWeight = 2, kServerWeight = 32;
+constexpr double kCarried = 0.5;  // of how much better a sequence does, to its next position
+// Standard deviations between what a sequence showed and what is believed of it, at most.
+constexpr double kFurthest = 1.5;
 constexpr double kKept = 0.99;  // of what is known, by a step without drafts
 
 double posterior(double accepted, double reached, double guess, double weight) {
   return (accepted + weight * guess) / (reached + weight);
+}
+
+// Brings `guess` into the interval of Wilson (1927) around accepted of reached.
+double within_reach(double guess, double accepted, double reached) {
+  if (reached <= 0) return guess;
+  constexpr double kSquare = kFurthest * kFurthest;
+  const double refused = reached - accepted, all = reached + kSquare;
+  const double middle = (accepted + kSquare / 2) / all;
+  const double half = kFurthest * std::sqrt(accepted * refused / reached + kSquare / 4) / all;
+  return std::clamp(guess, middle - half, middle + half);
 }
 
 }  // namespace
@@ -64,8 +78,9 @@ Hazard hazard_of(const AcceptanceCounts& sequence, const Hazard& server) {
   Hazard hazard;
   double better = 0;  // than the server, at the position before
   for (int i = 0; i < kMaxDraftTokens; ++i) {
-    const double guess = std::clamp(server[i] + better, 0.0, 1.0);
-    hazard[i] = posterior(sequence.accepted(i), sequence.reached(i), guess, kServerWeight);
+    const double accepted = sequence.accepted(i), reached = sequence.reached(i);
+    const double guess = std::clamp(server[i] + kCarried * better, 0.0, 1.0);
+    hazard[i] = within_reach(posterior(accepted, reached, guess, kServerWeight), accepted, reached);
     better = hazard[i] - server[i];
   }
   return hazard;

@@ -49,8 +49,10 @@ class AcceptanceCounts {
 // The server's own: a weak guess at first; a position that was not reached inherits the one before.
 Hazard hazard_of(const AcceptanceCounts& server);
 
-// Of one sequence: the server's, and what the sequence adds. Where it does better or worse than the
-// server at one position, it is taken to do so at the next.
+// Of one sequence: the server's, and what the sequence adds. Sequences differ little, so that a few
+// of its tokens say less than all others'; but one that is unlike the others is soon believed.
+// Where it does better or worse than the server at one position, half as much is expected of the
+// next.
 Hazard hazard_of(const AcceptanceCounts& sequence, const Hazard& server);
 
 }  // namespace outrider

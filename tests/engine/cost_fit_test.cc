@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "engine/step_pricing.h"
 #include "spec/speedup.h"
 
 namespace outrider {
@@ -38,6 +39,33 @@ TEST(CostFit, ASlowMachineIsNotTheDraftedRowsFault) {
   EXPECT_LT(fit.added_factor(), 2);
 }
 
+TEST(CostFit, AGuessIsSoonGivenUp) {
+  CostFit other;
+  for (int i = 0; i < 200; ++i) other.observe(10, i % 2, 10 + 3 * (i % 2));
+  CostFit fit = CostFit::from(other);
+  EXPECT_EQ(fit.plain_factor(), other.plain_factor());
+  EXPECT_EQ(fit.added_factor(), other.added_factor());
+  EXPECT_EQ(fit.num_observed(), 0);
+  for (int i = 0; i < 20; ++i) fit.observe(10, i % 2, 15 + i % 2);
+  EXPECT_NEAR(fit.plain_factor(), 1.5, 0.1);
+  EXPECT_EQ(fit.num_observed(), 20);
+  EXPECT_EQ(fit.num_plain(), 10);
+  EXPECT_EQ(fit.num_since_plain(), 1);
+}
+
+// What was not seen for long is not held on to.
+TEST(CostFit, TimeWithoutStepsMakesItDoubt) {
+  const auto after = [](int drifted) {
+    CostFit fit;
+    for (int i = 0; i < 300; ++i) fit.observe(10, 0, 10);
+    for (int i = 0; i < drifted; ++i) fit.drift();
+    fit.observe(10, 0, 12);
+    return fit.plain_factor();
+  };
+  EXPECT_GT(after(1000), after(0) + 0.05);
+  EXPECT_NEAR(after(1'000'000), after(10'000), 1e-9);  // there is an end to it
+}
+
 TEST(CostFit, AnAccidentIsNoNews) {
   CostFit fit;
   for (int i = 0; i < 50; ++i) fit.observe(10, 0, 10);
@@ -46,6 +74,24 @@ TEST(CostFit, AnAccidentIsNoNews) {
   fit.observe(0, 0, 5);  // nothing to compare with
   fit.observe(5, 0, 0);
   EXPECT_LT(fit.plain_factor(), 1.05);
+}
+
+// Rows are dearer where a step has many sequences, and the table knows nothing of it.
+TEST(StepPricing, LearnsByHowManySequencesAStepHas) {
+  LookaheadTables tables;
+  tables.target.steps = {{1, 10}, {101, 20}};
+  StepPricing pricing(tables);
+  const DecodeShape one{.sequences = 1, .drafted_rows = 2}, plain_one{.sequences = 1};
+  const DecodeShape many{.sequences = 16, .drafted_rows = 16}, plain_many{.sequences = 16};
+  for (int i = 0; i < 400; ++i) {
+    pricing.observe(i % 4 == 0 ? plain_one : one, i % 4 == 0 ? 10 : 10.2, 0);
+    pricing.observe(i % 4 == 0 ? plain_many : many, i % 4 == 0 ? 14 : 17, 0);
+  }
+  EXPECT_NEAR(pricing.step_ms(one) - pricing.step_ms(plain_one), 0.2, 0.05);
+  EXPECT_NEAR(pricing.step_ms(many) - pricing.step_ms(plain_many), 3, 0.3);
+  // Of another number nothing is known but what the last steps were like.
+  const DecodeShape other{.sequences = 32};
+  EXPECT_NEAR(pricing.step_ms(other) / pricing.step_ms(plain_many), 13.1 / 11.5, 0.01);
 }
 
 TEST(SpeedupRecord, PredictsByTheoryAndMeasuresByTokens) {

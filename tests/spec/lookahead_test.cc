@@ -317,6 +317,30 @@ TEST(Acceptance, ANewSequenceIsTheServersAverage) {
   for (int i = 0; i < kMaxDraftTokens; ++i) EXPECT_GT(better[i], average[i]);
 }
 
+// Sequences are much alike: what the first tokens of one show is luck for the most part.
+TEST(Acceptance, LuckIsNotTakenForSkill) {
+  AcceptanceCounts server(256);
+  for (int i = 0; i < 200; ++i) server.observe(1, i % 2);
+  const double average = hazard_of(server)[0];
+  for (const int accepted : {0, 1}) {
+    AcceptanceCounts sequence(32);
+    for (int i = 0; i < 3; ++i) sequence.observe(1, accepted);
+    EXPECT_NEAR(hazard_of(sequence, hazard_of(server))[0], average, 0.1) << accepted;
+  }
+}
+
+TEST(Acceptance, WhoIsUnlikeTheOthersIsSoonBelieved) {
+  AcceptanceCounts server(256);
+  for (int i = 0; i < 200; ++i) server.observe(1, i % 2);
+  for (const int accepted : {0, 1}) {
+    AcceptanceCounts sequence(32);
+    for (int i = 0; i < 16; ++i) sequence.observe(1, accepted);
+    EXPECT_NEAR(hazard_of(sequence, hazard_of(server))[0], accepted, 0.15) << accepted;
+    for (int i = 0; i < 14; ++i) sequence.observe(1, accepted);
+    EXPECT_NEAR(hazard_of(sequence, hazard_of(server))[0], accepted, 0.08) << accepted;
+  }
+}
+
 TEST(Acceptance, OldCountsFade) {
   AcceptanceCounts counts(16);
   for (int i = 0; i < 1000; ++i) counts.observe(1, 1);
