@@ -77,16 +77,15 @@ class DeviceOpBench {
     for (PackedWeight& weight : weights) {
       weight = matrices_.make_ffn_in(activation, width, k, backend_);
     }
+    backend_.reserve_activation(std::ranges::max(options_.rows), n);
     for (int64_t rows : options_.rows) {
       const Buffer x = upload(random_values(rows * k));
-      const Buffer scratch = backend_.allocate(rows * n * sizeof(float));
       const Buffer y = backend_.allocate(rows * width * sizeof(bf16));
       measure("linear/" + name + absl::StrFormat("/rows:%d/n:%d/k:%d", rows, n, k),
               linear_activated_cost(rows, width, k, false, activation), weights.size(),
               [&](size_t i) {
                 backend_.linear_activated(weights[i], x.view(DType::bf16, {rows, k}), {},
-                                          activation, scratch.view(DType::f32, {rows, n}),
-                                          y.view(DType::bf16, {rows, width}), stream_);
+                                          activation, y.view(DType::bf16, {rows, width}), stream_);
               });
     }
   }

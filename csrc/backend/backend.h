@@ -92,10 +92,9 @@ class Backend {
                       Stream& stream) = 0;
 
   // y = the activation of x Wᵀ + bias. x, bias: as linear's; weight: of pack_gate_up for swiglu;
-  // scratch: f32 [rows, n], for a backend that goes by way of it; y: bf16 [rows, n / num_inputs]
+  // y: bf16 [rows, n / num_inputs]
   virtual void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
-                                Activation activation, TensorView scratch, TensorView y,
-                                Stream& stream) = 0;
+                                Activation activation, TensorView y, Stream& stream) = 0;
 
   // x += addend; y = the norm of x. x: f32 [rows, hidden]; addend: the same, or an empty view:
   // nothing is added; weight: bf16 [hidden]; y: bf16 [rows, hidden]. x, addend and y do not
@@ -122,6 +121,8 @@ class Backend {
   // Scratch memory is taken before anything is served: whoever will call these operations says how
   // large they get, and the largest counts. One that needs more than was reserved is a bug. Throws
   // Error where there is none left; where memory has to move, what was recorded is forgotten.
+  // Of linear_activated, for max_rows rows and weights of n outputs:
+  virtual void reserve_activation(int64_t max_rows, int64_t n) = 0;
   // Of attention, in passes of max_rows rows over page tables for max_positions:
   virtual void reserve_attention(int64_t max_rows, int64_t max_positions,
                                  const AttentionShape& shape) = 0;

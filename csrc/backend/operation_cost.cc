@@ -135,6 +135,10 @@ OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
           .launches = 2 * divide_up(rows.rows(), at_once)};
 }
 
+int64_t cuda_activation_scratch_bytes(int64_t max_rows, int64_t n, Numerics numerics) {
+  return cuda_linear_is_fast(max_rows, numerics) ? max_rows * n * kFloat : 0;
+}
+
 int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
                                      const AttentionShape& shape) {
   const int64_t of_row = row_scratch_bytes(max_positions, shape);

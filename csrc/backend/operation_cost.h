@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/numerics.h"
 #include "kernels/activation.h"
 #include "kernels/attention_types.h"
 
@@ -15,6 +16,12 @@ namespace outrider {
 
 // That cuBLASLt may use, where numerics are fast.
 constexpr int64_t kFastLinearWorkspaceBytes = int64_t{32} << 20;
+// Fewer rows wait for the weights' bytes in any case: those the other kernel streams.
+constexpr int64_t kFastLinearMinRows = 65;
+// Whether cuBLASLt makes a product, if it has something for the shape.
+constexpr bool cuda_linear_is_fast(int64_t rows, Numerics numerics) {
+  return numerics == Numerics::fast && rows >= kFastLinearMinRows;
+}
 // The most that the CUDA backend keeps of attention's partial results, unless one row has more.
 constexpr int64_t kAttentionScratchBytes = int64_t{128} << 20;
 
@@ -67,6 +74,10 @@ OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShap
 // once together.
 OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
                              const AttentionShape& shape);
+// What linear_activated keeps of up to max_rows rows of n outputs: the product that cuBLASLt made
+// and another kernel activates; else nothing.
+int64_t cuda_activation_scratch_bytes(int64_t max_rows, int64_t n, Numerics numerics);
+
 // What attention keeps of partial results for passes of up to max_rows rows: of all of them, unless
 // that were too much.
 int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,

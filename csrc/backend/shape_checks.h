@@ -38,10 +38,9 @@ inline void check_linear(const PackedWeight& weight, TensorView x, TensorView bi
 }
 
 inline void check_linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
-                                   Activation activation, TensorView scratch, TensorView y) {
+                                   Activation activation, TensorView y) {
   check_product(weight, x, bias);
   CHECK(weight.gate_up == (activation == Activation::swiglu));
-  CHECK(has_shape(scratch, DType::f32, {x.extent(0), weight.n}));
   CHECK(has_shape(y, DType::bf16, {x.extent(0), weight.n / num_inputs(activation)}));
 }
 

@@ -144,9 +144,9 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
   residual_ = floats(backend, max_rows, hidden);
   partial_ = floats(backend, max_rows, hidden);
   normed_ = halves(backend, max_rows, hidden);
-  gate_up_out_ = floats(backend, max_rows, 2 * ffn);
   activated_ = halves(backend, max_rows, ffn);
   scored_ = floats(backend, max_rows, lm_head_.n);
+  backend.reserve_activation(max_rows, gate_up_.n);
 }
 
 int64_t DraftHead::weight_bytes() const {
@@ -164,7 +164,6 @@ void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits,
   const TensorView residual = residual_.view(DType::f32, {rows, hidden});
   const TensorView partial = partial_.view(DType::f32, {rows, hidden});
   const TensorView normed = normed_.view(DType::bf16, {rows, hidden});
-  const TensorView gate_up = gate_up_out_.view(DType::f32, {rows, 2 * ffn});
   const TensorView activated = activated_.view(DType::bf16, {rows, ffn});
   const TensorView scored = scored_.view(DType::f32, {rows, lm_head_.n});
 
@@ -173,7 +172,7 @@ void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits,
   backend_.linear(embed_proj_, normed, {}, residual, stream);
   backend_.linear(state_proj_, states, {}, partial, stream);
   backend_.rms_norm(residual, partial, ffn_norm_.view, config_.rms_norm_eps, normed, stream);
-  backend_.linear_activated(gate_up_, normed, {}, Activation::swiglu, gate_up, activated, stream);
+  backend_.linear_activated(gate_up_, normed, {}, Activation::swiglu, activated, stream);
   backend_.linear(down_, activated, {}, partial, stream);
   backend_.rms_norm(residual, partial, norm_.view, config_.rms_norm_eps, states, stream);
   backend_.linear(lm_head_, states, {}, scored, stream);

@@ -72,7 +72,6 @@ class DraftHead {
   // Of a pass:
   Buffer residual_, partial_;  // f32 [max_rows, hidden]
   Buffer normed_;              // bf16 [max_rows, hidden]
-  Buffer gate_up_out_;         // f32 [max_rows, 2 intermediate]
   Buffer activated_;           // bf16 [max_rows, intermediate]
   Buffer scored_;              // f32 [max_rows, draft_token_ids]
 };

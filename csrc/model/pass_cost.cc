@@ -144,11 +144,9 @@ int64_t matrix_bytes(const DraftHeadConfig& config) {
 int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
                                     int64_t max_positions) {
   const int64_t q = shard.heads.size() * config.head_dim;
-  const int64_t ffn = shard.intermediate.size();
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
-  const int64_t floats =
-      2 * config.hidden_size + shard.attention.qkv_width() + config.num_ffn_in() * ffn + scored;
-  const int64_t halves = 2 * config.hidden_size + q + ffn;
+  const int64_t floats = 2 * config.hidden_size + shard.attention.qkv_width() + scored;
+  const int64_t halves = 2 * config.hidden_size + q + shard.intermediate.size();
   const bool rotary = config.positions == Positions::rotary;
   const int64_t angles = rotary ? max_positions * config.head_dim : 0;  // cosines and sines
   const int64_t head_rows = scored > 0 ? config.vocab_size : 0;
@@ -158,7 +156,7 @@ int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shar
 int64_t draft_head_workspace_bytes(const DraftHeadConfig& config, int64_t max_rows) {
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
-  const int64_t floats = 2 * hidden + 2 * ffn + scored, halves = 2 * hidden + ffn;
+  const int64_t floats = 2 * hidden + scored, halves = 2 * hidden + ffn;
   return max_rows * (floats * kFloat + halves * kBf16) + config.vocab_size * kFloat;
 }
 

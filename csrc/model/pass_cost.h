@@ -36,8 +36,8 @@ int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard);
 int64_t cuda_weight_bytes(const DraftHeadConfig& config);
 int64_t matrix_bytes(const DraftHeadConfig& config);
 
-// Bytes beside the weights and the KV pages: the tables of rotary angles, and what a pass of
-// max_rows rows writes. max_positions: the longest context.
+// Bytes beside the weights, the KV pages and the backend's scratch memory: the tables of rotary
+// angles, and what a pass of max_rows rows writes. max_positions: the longest context.
 int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
                                     int64_t max_positions);
 int64_t draft_head_workspace_bytes(const DraftHeadConfig& config, int64_t max_rows);

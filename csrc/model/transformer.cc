@@ -36,22 +36,19 @@ struct Transformer::Scratch {
                          // the ranks' sum, which the next norm adds
   TensorView qkv;        // f32 [rows, (heads + 2 kv_heads) * head_dim]
   TensorView attention;  // bf16 [rows, heads * head_dim]
-  TensorView ffn_in;     // f32 [rows, num_ffn_in * intermediate]: linear_activated's scratch
   TensorView activated;  // bf16 [rows, intermediate]
   TensorView scored;     // f32 [rows, draft_token_ids]: logits of a trimmed head
 
   // Calls place(view, dtype, width) for each.
   template <typename Place>
   void lay_out(const ModelConfig& config, const Shard& shard, Place place) {
-    const int64_t ffn = shard.intermediate.size();
     place(residual, DType::f32, config.hidden_size);
     place(normed, DType::bf16, config.hidden_size);
     place(wanted, DType::bf16, config.hidden_size);
     place(partial, DType::f32, config.hidden_size);
     place(qkv, DType::f32, shard.attention.qkv_width());
     place(attention, DType::bf16, shard.attention.num_heads * config.head_dim);
-    place(ffn_in, DType::f32, config.num_ffn_in() * ffn);
-    place(activated, DType::bf16, ffn);
+    place(activated, DType::bf16, shard.intermediate.size());
     place(scored, DType::f32, static_cast<int64_t>(config.draft_token_ids.size()));
   }
 };
@@ -100,6 +97,7 @@ Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_wei
     scratch_bytes += max_rows_ * width * dtype_bytes(dtype) + kScratchAlignment;
   });
   scratch_ = backend_.allocate(scratch_bytes);
+  backend_.reserve_activation(max_rows_, config_.num_ffn_in() * shard_.intermediate.size());
   backend_.reserve_attention(max_rows_, max_positions_, shard_.attention);
   backend_.forget_replayed();  // of another model: the memory that its sums take may move
   communicator_.reserve_sum(max_rows_ * config_.hidden_size);
@@ -216,7 +214,7 @@ void Transformer::ffn_block(const LayerWeights& layer, const Scratch& scratch, S
   norm(layer.ffn_norm, scratch.partial, scratch, stream);
   // Column-parallel: this rank's FFN columns (of gate and up both, where there are two).
   backend_.linear_activated(layer.ffn_in, scratch.normed, layer.ffn_in_bias.view,
-                            config_.activation, scratch.ffn_in, scratch.activated, stream);
+                            config_.activation, scratch.activated, stream);
   // Row-parallel: partial products, summed in rank order.
   backend_.linear(layer.ffn_out, scratch.activated, layer.ffn_out_bias.view, scratch.partial,
                   stream);

@@ -89,6 +89,12 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
   cost.page_bytes = KvCache::page_bytes(target.num_layers, shard.attention);
   int64_t attention =
       cuda_attention_scratch_bytes(server.max_rows, server.max_positions, shard.attention);
+  // Of the products that are activated, the largest.
+  int64_t activation = 0;
+  const auto count_activation = [&](int64_t rows, int64_t n) {
+    activation = std::max(activation, cuda_activation_scratch_bytes(rows, n, server.numerics));
+  };
+  count_activation(server.max_rows, target.num_ffn_in() * shard.intermediate.size());
   cost.workspace =
       transformer_workspace_bytes(target, shard, server.max_rows, server.max_positions);
   if (draft != nullptr) {
@@ -97,18 +103,20 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
     cost.draft_weights = cuda_weight_bytes(*draft, whole);
     cost.page_bytes += KvCache::page_bytes(draft->num_layers, whole.attention);
     cost.workspace += transformer_workspace_bytes(*draft, whole, server.max_rows, positions);
+    count_activation(server.max_rows, draft->num_ffn_in() * draft->intermediate_size);
     attention = std::max(attention,
                          cuda_attention_scratch_bytes(server.max_rows, positions, whole.attention));
   }
   if (head != nullptr) {
     const int64_t rows = cuda_padded_rows(server.max_sequences);
     const int64_t states = (server.max_sequences + rows) * head->hidden_size * kBf16;
+    count_activation(rows, num_inputs(Activation::swiglu) * head->intermediate_size);
     cost.draft_weights += cuda_weight_bytes(*head);
     cost.workspace += draft_head_workspace_bytes(*head, rows) + states;
   }
   const int64_t draft_rows = kPadding * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
   const int64_t summary_rows = 2 * server.max_rows;
-  cost.workspace += attention + kLoadingBytes;
+  cost.workspace += activation + attention + kLoadingBytes;
   cost.workspace +=
       sum_scratch_bytes(shard.size, server.max_rows * target.hidden_size, server.numerics);
   cost.workspace += std::max(

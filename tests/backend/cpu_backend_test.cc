@@ -174,17 +174,25 @@ TEST_F(CpuBackendTest, LinearActivated) {
   bias.data<float>()[5] = 1.0f;
   const TensorView parts[] = {w.rows(0, 2), w.rows(2, 6)};
   const PackedWeight gate_up = backend_->pack_gate_up(parts);
-  const TensorView scratch = zeros<float>({1, 6}), y = zeros<bf16>({1, 3});
-  backend_->linear_activated(gate_up, x, bias, Activation::swiglu, scratch, y, stream_);
+  const TensorView y = zeros<bf16>({1, 3});
+  backend_->reserve_activation(1, 6);
+  backend_->linear_activated(gate_up, x, bias, Activation::swiglu, y, stream_);
   const double silu = 2.0 / (1.0 + std::exp(-2.0));
   for (int64_t i = 0; i < 3; ++i) {
     const double exact = silu * (i < 2 ? 3.0 : 4.0);
     EXPECT_NEAR(to_float(y.data<bf16>()[i]), exact, exact * 0x1p-8) << i;
   }
   const TensorView all = zeros<bf16>({1, 6});
-  backend_->linear_activated(backend_->pack(parts), x, {}, Activation::gelu_tanh, scratch, all,
-                             stream_);
+  backend_->linear_activated(backend_->pack(parts), x, {}, Activation::gelu_tanh, all, stream_);
   EXPECT_NEAR(to_float(all.data<bf16>()[5]), 2.99595, 3 * 0x1p-8);
+}
+
+TEST_F(CpuBackendDeathTest, AnActivationThatWasNotReservedIsABug) {
+  const TensorView w = counting<bf16>({4, 6});
+  const PackedWeight gate_up = backend_->pack_gate_up({&w, 1});
+  const TensorView x = zeros<bf16>({2, 6}), y = zeros<bf16>({2, 2});
+  EXPECT_DEATH(backend_->linear_activated(gate_up, x, {}, Activation::swiglu, y, stream_),
+               "CHECK failed");
 }
 
 // With one token in the cache, attention gives its value; a longer page table needs more scratch,
@@ -224,11 +232,12 @@ TEST_F(CpuBackendDeathTest, WrongShapesAreBugs) {
   const PackedWeight gate_up = backend_->pack_gate_up({&w, 1});
   EXPECT_DEATH(backend_->linear(gate_up, x, {}, y, stream_), "CHECK failed");
   const TensorView half = zeros<bf16>({2, 2}), all = zeros<bf16>({2, 4});
-  EXPECT_DEATH(backend_->linear_activated(weight, x, {}, Activation::swiglu, y, half, stream_),
+  backend_->reserve_activation(2, 4);
+  EXPECT_DEATH(backend_->linear_activated(weight, x, {}, Activation::swiglu, half, stream_),
                "CHECK failed");
-  EXPECT_DEATH(backend_->linear_activated(gate_up, x, {}, Activation::gelu_tanh, y, all, stream_),
+  EXPECT_DEATH(backend_->linear_activated(gate_up, x, {}, Activation::gelu_tanh, all, stream_),
                "CHECK failed");
-  EXPECT_DEATH(backend_->linear_activated(gate_up, x, {}, Activation::swiglu, y, all, stream_),
+  EXPECT_DEATH(backend_->linear_activated(gate_up, x, {}, Activation::swiglu, all, stream_),
                "CHECK failed");
   const TensorView indices = zeros<int32_t>({2});
   indices.data<int32_t>()[1] = 2;

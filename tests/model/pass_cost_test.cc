@@ -82,17 +82,22 @@ TEST_P(PassCostTest, MemoryIsWhatLoadingTakes) {
   const auto& [name, ranks] = GetParam();
   const auto directory = test_checkpoint(name);
   run_thread_ranks(ranks, [&](Communicator& communicator) {
-    MeteringBackend backend;
-    const Transformer model(directory, backend, communicator, kMaxRows, 0);
-    const int64_t positions = model.config().max_position_embeddings;
-    const int64_t planned =
-        cuda_weight_bytes(model.config(), model.shard()) +
-        transformer_workspace_bytes(model.config(), model.shard(), kMaxRows, positions) +
-        cuda_attention_scratch_bytes(kMaxRows, positions, model.shard().attention);
-    const int64_t taken = backend.allocated_bytes() + backend.packed_bytes();
-    // What a pass writes is aligned, view by view: some KiB that no plan counts.
-    EXPECT_LE(planned, taken);
-    EXPECT_GE(planned, taken - 9 * 64);
+    for (const Numerics numerics : {Numerics::exact, Numerics::fast}) {
+      constexpr int64_t kRows = kFastLinearMinRows;
+      MeteringBackend backend(numerics);
+      const Transformer model(directory, backend, communicator, kRows, 0);
+      const int64_t positions = model.config().max_position_embeddings;
+      const int64_t ffn_in = model.config().num_ffn_in() * model.shard().intermediate.size();
+      const int64_t planned =
+          cuda_weight_bytes(model.config(), model.shard()) +
+          transformer_workspace_bytes(model.config(), model.shard(), kRows, positions) +
+          cuda_activation_scratch_bytes(kRows, ffn_in, numerics) +
+          cuda_attention_scratch_bytes(kRows, positions, model.shard().attention);
+      const int64_t taken = backend.allocated_bytes() + backend.packed_bytes();
+      // What a pass writes is aligned, view by view: some KiB that no plan counts.
+      EXPECT_LE(planned, taken);
+      EXPECT_GE(planned, taken - 8 * 64);
+    }
   });
 }
 

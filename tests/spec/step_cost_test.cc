@@ -174,7 +174,9 @@ TEST(StepCost, SumsOfManyRanksTakeScratch) {
   const auto workspace = [&](Numerics numerics) {
     return memory_cost(target, Shard::of(target, 2, 3), nullptr, {1, 8192, 64, numerics}).workspace;
   };
-  EXPECT_EQ(workspace(Numerics::exact) - workspace(Numerics::fast) + kFastLinearWorkspaceBytes,
+  const int64_t ffn_in = target.num_ffn_in() * Shard::of(target, 2, 3).intermediate.size();
+  EXPECT_EQ(workspace(Numerics::exact) - workspace(Numerics::fast) + kFastLinearWorkspaceBytes +
+                cuda_activation_scratch_bytes(8192, ffn_in, Numerics::fast),
             sum_scratch_bytes(3, 8192 * target.hidden_size, Numerics::exact));
 }
 

@@ -18,9 +18,12 @@ namespace outrider {
 // Memory is the host's and zero; copies are made, so that positions can be read.
 class MeteringBackend final : public Backend {
  public:
+  explicit MeteringBackend(Numerics numerics = Numerics::exact) : numerics_(numerics) {}
+
   const OperationCost& cost() const { return cost_; }
   int64_t allocated_bytes() const {
-    return allocated_bytes_ + attention_scratch_bytes_ + verify_scratch_bytes_;
+    return allocated_bytes_ + activation_scratch_bytes_ + attention_scratch_bytes_ +
+           verify_scratch_bytes_;
   }
   int64_t packed_bytes() const { return packed_bytes_; }
   void forget_costs() { cost_ = {}; }
@@ -73,8 +76,8 @@ class MeteringBackend final : public Backend {
     cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr);
   }
   void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
-                        Activation activation, TensorView scratch, TensorView y, Stream&) override {
-    check_linear_activated(weight, x, bias, activation, scratch, y);
+                        Activation activation, TensorView y, Stream&) override {
+    check_linear_activated(weight, x, bias, activation, y);
     cost_ += linear_activated_cost(x.extent(0), y.extent(1), weight.k, bias.raw() != nullptr,
                                    activation);
   }
@@ -96,6 +99,10 @@ class MeteringBackend final : public Backend {
     cost_ += table_logits_cost(y.extent(0), y.extent(1));
   }
 
+  void reserve_activation(int64_t max_rows, int64_t n) override {
+    const int64_t bytes = cuda_activation_scratch_bytes(max_rows, n, numerics_);
+    activation_scratch_bytes_ = std::max(activation_scratch_bytes_, bytes);
+  }
   void reserve_attention(int64_t max_rows, int64_t max_positions,
                          const AttentionShape& shape) override {
     const int64_t bytes = cuda_attention_scratch_bytes(max_rows, max_positions, shape);
@@ -168,9 +175,10 @@ class MeteringBackend final : public Backend {
   }
 
  private:
+  Numerics numerics_;
   OperationCost cost_;
   int64_t allocated_bytes_ = 0;  // beside packed weights and what is reserved
-  int64_t attention_scratch_bytes_ = 0, verify_scratch_bytes_ = 0;
+  int64_t activation_scratch_bytes_ = 0, attention_scratch_bytes_ = 0, verify_scratch_bytes_ = 0;
   int64_t packed_bytes_ = 0;
 };
 

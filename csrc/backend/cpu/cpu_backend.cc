@@ -69,7 +69,7 @@ PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
   return packed;
 }
 
-// Stacked: the activation reads both from the scratch.
+// Stacked: the activation reads both from the product.
 PackedWeight CpuBackend::pack_gate_up(std::span<const TensorView> parts) {
   PackedWeight packed = pack(parts);
   CHECK(packed.n % 2 == 0);
@@ -114,16 +114,17 @@ void CpuBackend::linear(const PackedWeight& weight, TensorView x, TensorView bia
 }
 
 void CpuBackend::linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
-                                  Activation activation, TensorView scratch, TensorView y,
-                                  Stream&) {
-  check_linear_activated(weight, x, bias, activation, scratch, y);
+                                  Activation activation, TensorView y, Stream&) {
+  check_linear_activated(weight, x, bias, activation, y);
   const int64_t rows = x.extent(0), width = y.extent(1);
-  cpu::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), scratch.data<float>(), rows,
-              weight.n, weight.k, isa_);
+  CHECK(rows * weight.n * sizeof(float) <= activation_scratch_.bytes());
+  auto* const product = static_cast<float*>(activation_scratch_.data());  // [rows, n]
+  cpu::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), product, rows, weight.n,
+              weight.k, isa_);
   if (activation == Activation::swiglu) {
-    cpu::silu_mul(scratch.data<float>(), y.data<bf16>(), rows, width, isa_);
+    cpu::silu_mul(product, y.data<bf16>(), rows, width, isa_);
   } else {
-    cpu::gelu_tanh(scratch.data<float>(), y.data<bf16>(), rows * width, isa_);
+    cpu::gelu_tanh(product, y.data<bf16>(), rows * width, isa_);
   }
 }
 
@@ -171,6 +172,11 @@ void CpuBackend::table_logits(TensorView tokens, const LogitTable& table, Tensor
   const int64_t rows = tokens.extent(0);
   CHECK(has_shape(tokens, DType::i32, {rows}) && has_shape(y, DType::f32, {rows, -1}));
   cpu::table_logits(tokens.data<int32_t>(), table, y.data<float>(), rows, y.extent(1));
+}
+
+void CpuBackend::reserve_activation(int64_t max_rows, int64_t n) {
+  const size_t bytes = max_rows * n * sizeof(float);
+  if (activation_scratch_.bytes() < bytes) activation_scratch_ = allocate_host(bytes);
 }
 
 void CpuBackend::reserve_attention(int64_t, int64_t max_positions, const AttentionShape& shape) {

@@ -42,8 +42,7 @@ class CpuBackend : public Backend {
   void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
               Stream& stream) override;
   void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
-                        Activation activation, TensorView scratch, TensorView y,
-                        Stream& stream) override;
+                        Activation activation, TensorView y, Stream& stream) override;
   void rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon, TensorView y,
                 Stream& stream) override;
   void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
@@ -52,6 +51,7 @@ class CpuBackend : public Backend {
   void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
   void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
                     Stream& stream) override;
+  void reserve_activation(int64_t max_rows, int64_t n) override;
   void reserve_attention(int64_t max_rows, int64_t max_positions,
                          const AttentionShape& shape) override;
   void reserve_verification(int64_t max_rows, int64_t vocab_size) override {}
@@ -93,8 +93,9 @@ class CpuBackend : public Backend {
     size_t used;  // bytes
   };
   std::vector<Chunk> weights_;
-  size_t weights_given_ = 0;  // that packed_memory has told of, and which take no more
-  Buffer attention_scratch_;  // for the longest sequence
+  size_t weights_given_ = 0;   // that packed_memory has told of, and which take no more
+  Buffer activation_scratch_;  // of a product, before its activation
+  Buffer attention_scratch_;   // for the longest sequence
 };
 
 }  // namespace outrider

@@ -225,41 +225,43 @@ void CudaBackend::embed(const PackedWeight& table, TensorView tokens, int64_t fi
               tokens.extent(0), table.n, table.k, handle(stream));
 }
 
-bool CudaBackend::linear_fast(const PackedWeight& weight, TensorView x, TensorView bias,
-                              TensorView y, Stream& stream) {
-  const int64_t rows = x.extent(0);
-  const float* const b = bias.data<float>();
-  if (!fast_linear_ || rows < FastLinear::kMinRows ||
-      !fast_linear_->has(weight.n, weight.k, b != nullptr)) {
-    return false;
-  }
-  fast_linear_->linear(x.data<bf16>(), static_cast<const bf16*>(weight.rows.data()), b,
-                       y.data<float>(), rows, weight.n, weight.k, handle(stream));
-  return true;
+bool CudaBackend::is_fast(const PackedWeight& weight, TensorView x, TensorView bias) const {
+  return cuda_linear_is_fast(x.extent(0), numerics()) &&
+         fast_linear_->has(weight.n, weight.k, bias.raw() != nullptr);
+}
+
+void CudaBackend::linear_fast(const PackedWeight& weight, TensorView x, TensorView bias, float* y,
+                              Stream& stream) {
+  fast_linear_->linear(x.data<bf16>(), static_cast<const bf16*>(weight.rows.data()),
+                       bias.data<float>(), y, x.extent(0), weight.n, weight.k, handle(stream));
 }
 
 void CudaBackend::linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
                          Stream& stream) {
   check_linear(weight, x, bias, y);
-  if (linear_fast(weight, x, bias, y, stream)) return;
+  if (is_fast(weight, x, bias)) return linear_fast(weight, x, bias, y.data<float>(), stream);
   const int64_t rows = x.extent(0);
   cuda::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), y.data<float>(), rows,
                weight.n, weight.k, cuda::linear_tile(rows, weight.n), handle(stream));
 }
 
 void CudaBackend::linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
-                                   Activation activation, TensorView scratch, TensorView y,
-                                   Stream& stream) {
-  check_linear_activated(weight, x, bias, activation, scratch, y);
+                                   Activation activation, TensorView y, Stream& stream) {
+  check_linear_activated(weight, x, bias, activation, y);
   const int64_t rows = x.extent(0), width = y.extent(1);
-  if (!linear_fast(weight, x, bias, scratch, stream)) {
+  if (!is_fast(weight, x, bias)) {
     cuda::linear_activated(x.data<bf16>(), weight.data.data(), bias.data<float>(), activation,
                            y.data<bf16>(), rows, weight.n, weight.k,
                            cuda::linear_tile(rows, weight.n), handle(stream));
-  } else if (activation == Activation::swiglu) {
-    cuda::silu_mul(scratch.data<float>(), y.data<bf16>(), rows, width, handle(stream));
+    return;
+  }
+  auto* const product =  // [rows, n]
+      static_cast<float*>(reserved(activation_scratch_, rows * weight.n * sizeof(float)));
+  linear_fast(weight, x, bias, product, stream);
+  if (activation == Activation::swiglu) {
+    cuda::silu_mul(product, y.data<bf16>(), rows, width, handle(stream));
   } else {
-    cuda::gelu_tanh(scratch.data<float>(), y.data<bf16>(), rows * width, handle(stream));
+    cuda::gelu_tanh(product, y.data<bf16>(), rows * width, handle(stream));
   }
 }
 
@@ -305,6 +307,10 @@ void CudaBackend::table_logits(TensorView tokens, const LogitTable& table, Tenso
   CHECK(has_shape(tokens, DType::i32, {rows}) && has_shape(y, DType::f32, {rows, -1}));
   cuda::table_logits(tokens.data<int32_t>(), table, y.data<float>(), rows, y.extent(1),
                      handle(stream));
+}
+
+void CudaBackend::reserve_activation(int64_t max_rows, int64_t n) {
+  reserve(activation_scratch_, cuda_activation_scratch_bytes(max_rows, n, numerics()));
 }
 
 void CudaBackend::reserve_attention(int64_t max_rows, int64_t max_positions,

@@ -43,8 +43,7 @@ class CudaBackend final : public Backend {
   void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
               Stream& stream) override;
   void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
-                        Activation activation, TensorView scratch, TensorView y,
-                        Stream& stream) override;
+                        Activation activation, TensorView y, Stream& stream) override;
   void rms_norm(TensorView x, TensorView addend, TensorView weight, float epsilon, TensorView y,
                 Stream& stream) override;
   void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
@@ -53,6 +52,7 @@ class CudaBackend final : public Backend {
   void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
   void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
                     Stream& stream) override;
+  void reserve_activation(int64_t max_rows, int64_t n) override;
   void reserve_attention(int64_t max_rows, int64_t max_positions,
                          const AttentionShape& shape) override;
   void reserve_verification(int64_t max_rows, int64_t vocab_size) override;
@@ -81,9 +81,12 @@ class CudaBackend final : public Backend {
                    int ranks, Verdict* verdicts, Stream& stream) override;
 
  private:
+  Numerics numerics() const { return fast_linear_ ? Numerics::fast : Numerics::exact; }
   PackedWeight pack(std::span<const TensorView> parts, bool gate_up);
-  // By cuBLASLt, where numerics are fast, the rows are many and it can: else false.
-  bool linear_fast(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
+  // Whether the product is cuBLASLt's: numerics are fast, the rows are many, and it can.
+  bool is_fast(const PackedWeight& weight, TensorView x, TensorView bias) const;
+  // y: [rows, n]
+  void linear_fast(const PackedWeight& weight, TensorView x, TensorView bias, float* y,
                    Stream& stream);
   void reserve(Buffer& scratch, size_t bytes);
 
@@ -92,7 +95,7 @@ class CudaBackend final : public Backend {
   Graphs graphs_;
   cudaEvent_t marks_[kMaxMarks] = {};
   std::optional<FastLinear> fast_linear_;  // where numerics are fast
-  Buffer attention_scratch_, verify_scratch_;
+  Buffer activation_scratch_, attention_scratch_, verify_scratch_;
   // Loading: a piece of weights on its way, twice, so that one is read from the file while the
   // other travels.
   struct Piece {

@@ -21,9 +21,6 @@ class FastLinear {
   FastLinear(const FastLinear&) = delete;
   FastLinear& operator=(const FastLinear&) = delete;
 
-  // Fewer rows wait for the weights' bytes in any case: those the other kernel streams.
-  static constexpr int64_t kMinRows = 65;
-
   // Chooses for weights of this shape, with a bias and without. Where cuBLASLt has nothing for it,
   // has() stays false.
   void choose(int64_t n, int64_t k);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/cuda_backend.h"
+#include "backend/operation_cost.h"
 #include "kernels/math.h"
 #include "testing/gpus.h"
 
@@ -71,14 +72,14 @@ std::vector<float> activated_product(const Values& values, Numerics numerics, in
   const Buffer bias = backend.allocate(values.n * sizeof(float));
   backend.copy_from_host(bias.view(DType::f32, {values.n}), values.bias.data(), stream);
   const Buffer x = backend.allocate(rows * values.k * sizeof(bf16));
-  const Buffer scratch = backend.allocate(rows * values.n * sizeof(float));
+  backend.reserve_activation(rows, values.n);
   const int64_t width = values.n / num_inputs(activation);
   const Buffer y = backend.allocate(rows * width * sizeof(bf16));
   const TensorView x_view = x.view(DType::bf16, {rows, values.k});
   backend.copy_from_host(x_view, values.x.data(), stream);
-  backend.linear_activated(
-      packed, x_view, with_bias ? bias.view(DType::f32, {values.n}) : TensorView(), activation,
-      scratch.view(DType::f32, {rows, values.n}), y.view(DType::bf16, {rows, width}), stream);
+  backend.linear_activated(packed, x_view,
+                           with_bias ? bias.view(DType::f32, {values.n}) : TensorView(), activation,
+                           y.view(DType::bf16, {rows, width}), stream);
   std::vector<bf16> result(rows * width);
   backend.copy_to_host(result.data(), y.view(DType::bf16, {rows, width}), stream);
   backend.synchronize(stream);
@@ -89,7 +90,7 @@ std::vector<float> activated_product(const Values& values, Numerics numerics, in
 
 TEST(FastNumerics, FewRowsHaveTheExactBits) {
   const Values values({48, 96});
-  const int64_t rows = FastLinear::kMinRows - 1;
+  const int64_t rows = kFastLinearMinRows - 1;
   EXPECT_EQ(product(values, Numerics::fast, rows, true),
             product(values, Numerics::exact, rows, true));
 }
@@ -97,7 +98,7 @@ TEST(FastNumerics, FewRowsHaveTheExactBits) {
 // Many rows' product goes by way of the scratch, and is activated there.
 TEST(FastNumerics, AnActivatedProductIsTheActivationOfTheProduct) {
   const Values values({34, 96});
-  const int64_t few = FastLinear::kMinRows - 1;
+  const int64_t few = kFastLinearMinRows - 1;
   for (const Activation activation : {Activation::swiglu, Activation::gelu_tanh}) {
     for (const bool with_bias : {false, true}) {
       const bool gated = activation == Activation::swiglu;

@@ -62,6 +62,21 @@ TEST(Reserve, TakesWhatPlansCountAndTheLargestOnce) {
   EXPECT_EQ(before - free_bytes(), attention + verification);
 }
 
+// A product is kept where cuBLASLt makes it: the exact kernel activates what it has in registers.
+TEST(Reserve, ActivationsTakeWhatPlansCount) {
+  if (!emulated_gpus()) GTEST_SKIP() << "to the byte on the emulator alone";
+  for (const Numerics numerics : {Numerics::exact, Numerics::fast}) {
+    CudaBackend backend(0, numerics);
+    const int64_t before = free_bytes();
+    for (const int64_t rows : {kFastLinearMinRows - 1, kFastLinearMinRows}) {
+      backend.reserve_activation(rows, 1000);
+      const bool kept = numerics == Numerics::fast && rows == kFastLinearMinRows;
+      EXPECT_EQ(before - free_bytes(), kept ? rows * 1000 * 4 : 0);
+      EXPECT_EQ(before - free_bytes(), cuda_activation_scratch_bytes(rows, 1000, numerics));
+    }
+  }
+}
+
 TEST(ReserveDeathTest, WhatWasNotReservedIsABug) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   CudaBackend backend(0);
@@ -70,6 +85,22 @@ TEST(ReserveDeathTest, WhatWasNotReservedIsABug) {
   const TensorView view = logits.view(DType::f32, {2, 100});
   backend.reserve_verification(1, 100);
   EXPECT_DEATH(backend.sample_drafts(view, nullptr, 2, nullptr, nullptr, stream), "CHECK failed");
+}
+
+TEST(ReserveDeathTest, AProductThatWasNotReservedIsABug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  constexpr int64_t kRows = kFastLinearMinRows;
+  CudaBackend backend(0, Numerics::fast);
+  Stream stream = backend.make_stream();
+  std::vector<bf16> values(32 * 32);
+  const TensorView rows(values.data(), DType::bf16, {32, 32});
+  const PackedWeight weight = backend.pack({&rows, 1});
+  const Buffer x = backend.allocate(kRows * 32 * sizeof(bf16)), y = backend.allocate(x.bytes());
+  const TensorView x_view = x.view(DType::bf16, {kRows, 32}),
+                   y_view = y.view(DType::bf16, {kRows, 32});
+  backend.reserve_activation(kRows - 1, 32);
+  EXPECT_DEATH(backend.linear_activated(weight, x_view, {}, Activation::gelu_tanh, y_view, stream),
+               "CHECK failed");
 }
 
 // Prompts, drafts and more sequences than in any step before. all_ranks: they share the emulator's

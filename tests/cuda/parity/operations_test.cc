@@ -163,8 +163,8 @@ TEST_P(OperationsTest, LinearActivated) {
       const TensorView product = empty_f32({c.rows, n}), y = empty_bf16({c.rows, c.n});
       backend_->linear(backend_->pack(parts), x, bias_of_it, product, stream_);
       const PackedWeight weight = gated ? backend_->pack_gate_up(parts) : backend_->pack(parts);
-      backend_->linear_activated(weight, x, bias_of_it, activation, empty_f32({c.rows, n}), y,
-                                 stream_);
+      backend_->reserve_activation(c.rows, n);
+      backend_->linear_activated(weight, x, bias_of_it, activation, y, stream_);
       const auto products = values<float>(product);
       const auto got = values<bf16>(y);
       for (int64_t r = 0; r < c.rows; ++r) {
