@@ -41,8 +41,12 @@ int64_t parameters(const ModelConfig& config) {
 
 StepShape step_shape(const ServingPlan& plan, int num_draft_tokens) {
   const PlanOptions& options = plan.options;
-  return {options.sequences, options.context, num_draft_tokens, options.sampled,
-          options.server.max_positions};
+  return {options.sequences,
+          options.context,
+          num_draft_tokens,
+          options.sampled,
+          options.server.max_positions,
+          options.server.numerics};
 }
 
 StepCost step_on(const ServingPlan& plan, int rank, int num_draft_tokens) {
@@ -258,9 +262,10 @@ std::string plan_as_text(const ServingPlan& plan) {
       "device   %d x %s: %.1f GiB, %.0f GB/s, %.0f bf16 TFLOP/s, %s %.0f GB/s (%s)\n",
       options.ranks, gpu.name, gpu.memory_bytes / kGiB, gpu.bandwidth / kGiga,
       gpu.bf16_flops / 1e12, gpu.link_name, gpu.link / kGiga, gpu.source);
-  text += absl::StrFormat("step     %d sequence%s of %d tokens, %s\n", options.sequences,
-                          options.sequences == 1 ? "" : "s", options.context,
-                          options.sampled ? "sampled" : "greedy");
+  text += absl::StrFormat("step     %d sequence%s of %d tokens, %s, numerics %s\n",
+                          options.sequences, options.sequences == 1 ? "" : "s", options.context,
+                          options.sampled ? "sampled" : "greedy",
+                          numerics_name(options.server.numerics));
   return text + memory_text(plan) + passes_text(plan) + prediction_text(plan);
 }
 
@@ -284,6 +289,7 @@ std::string plan_as_json(const ServingPlan& plan) {
                {"sequences", options.sequences},
                {"context", options.context},
                {"sampled", options.sampled},
+               {"numerics", numerics_name(options.server.numerics)},
                {"memory",
                 {{"rank", plan.fullest_rank},
                  {"utilization", options.gpu_memory_utilization},

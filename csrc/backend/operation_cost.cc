@@ -65,17 +65,25 @@ OperationCost embed_cost(int64_t rows, int64_t hidden) {
           .launches = 1};
 }
 
-OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias) {
-  return {.weight_bytes = cuda_packed_bytes(n, k) + (bias ? n * kFloat : 0),
-          .activation_bytes = rows * (k * kBf16 + n * kFloat),
-          .flops = 2 * rows * n * k,
-          .launches = 1};
+OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias, Numerics numerics) {
+  const bool fast = cuda_linear_is_fast(rows, numerics);
+  return {
+      .weight_bytes = (fast ? n * k * kBf16 : cuda_packed_bytes(n, k)) + (bias ? n * kFloat : 0),
+      .activation_bytes = rows * (k * kBf16 + n * kFloat),
+      .flops = 2 * rows * n * k,
+      .launches = 1};
 }
 
 OperationCost linear_activated_cost(int64_t rows, int64_t width, int64_t k, bool bias,
-                                    Activation activation) {
-  OperationCost cost = linear_cost(rows, num_inputs(activation) * width, k, bias);
-  cost.activation_bytes = rows * (k + width) * kBf16;
+                                    Activation activation, Numerics numerics) {
+  const int64_t n = num_inputs(activation) * width;
+  OperationCost cost = linear_cost(rows, n, k, bias, numerics);
+  if (cuda_linear_is_fast(rows, numerics)) {  // the product is written, read again and activated
+    cost.activation_bytes += rows * (n * kFloat + width * kBf16);
+    cost.launches += 1;
+  } else {
+    cost.activation_bytes = rows * (k + width) * kBf16;
+  }
   return cost;
 }
 

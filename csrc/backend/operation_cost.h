@@ -2,7 +2,7 @@
 // matrix units, kernels of the CUDA backend. Pure arithmetic; sizes as in backend.h.
 //
 // An operand counts once, however often a cache gives it again, so bytes are the least that there
-// can be. Weights count as they are packed.
+// can be. Weights count as the kernel that reads them has them: packed, or as cuBLASLt wants them.
 #pragma once
 
 #include <cstddef>
@@ -47,10 +47,11 @@ int64_t cuda_packed_bytes(int64_t n, int64_t k);
 
 OperationCost copy_tokens_cost(int64_t n);
 OperationCost embed_cost(int64_t rows, int64_t hidden);
-OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias);
+OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias,
+                          Numerics numerics = Numerics::exact);
 // width: of what the activation gives.
 OperationCost linear_activated_cost(int64_t rows, int64_t width, int64_t k, bool bias,
-                                    Activation activation);
+                                    Activation activation, Numerics numerics = Numerics::exact);
 OperationCost rms_norm_cost(int64_t rows, int64_t hidden, bool adds);
 OperationCost layer_norm_cost(int64_t rows, int64_t hidden, bool adds);
 OperationCost gather_rows_cost(int64_t rows, int64_t hidden);

@@ -18,10 +18,10 @@ int64_t sum_scratch_bytes(int ranks, int64_t max_elements, Numerics numerics) {
   return ranks * std::max(gathered, block) * static_cast<int64_t>(sizeof(float));
 }
 
-ExchangeCost all_reduce_sum_cost(int ranks, int64_t elements) {
+ExchangeCost all_reduce_sum_cost(int ranks, int64_t elements, Numerics numerics) {
   const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
   if (ranks == 1 || elements == 0) return {};
-  if (ranks == 2) return {1, bytes, 1};
+  if (nccl_sums(ranks, numerics)) return {1, 2 * (ranks - 1) * bytes / ranks, 1};
   if (elements <= kGatherMaxFloats) return {1, (ranks - 1) * bytes, 2};
   return {2, 2 * (ranks - 1) * bytes / ranks, 3};
 }

@@ -33,8 +33,8 @@ constexpr int64_t sum_block(int ranks, int64_t elements) {
   return (elements + 4 * ranks - 1) / (4 * ranks) * 4;
 }
 
-// elements: fp32, on every rank.
-ExchangeCost all_reduce_sum_cost(int ranks, int64_t elements);
+// elements: fp32, on every rank. Of NCCL's own sum: a block of it is added on its way around.
+ExchangeCost all_reduce_sum_cost(int ranks, int64_t elements, Numerics numerics = Numerics::exact);
 // bytes: that each rank brings.
 ExchangeCost all_gather_cost(int ranks, int64_t bytes);
 

@@ -27,7 +27,7 @@ class Pass {
     }
     norm(true);
     if (shape_.num_logits < rows_) add(gather_rows_cost(shape_.num_logits, hidden));
-    add(linear_cost(shape_.num_logits, shard_.head.size(), hidden, false));
+    linear(shape_.num_logits, shard_.head.size(), hidden, false);
     if (!config_.draft_token_ids.empty()) {
       add(expand_logits_cost(shape_.num_logits, shard_.head.size(), shard_.vocab.size()));
     }
@@ -40,12 +40,12 @@ class Pass {
     const AttentionShape& attention = shard_.attention;
     const int64_t hidden = config_.hidden_size;
     norm(adds);
-    add(linear_cost(rows_, attention.qkv_width(), hidden, config_.attention_bias));
+    linear(rows_, attention.qkv_width(), hidden, config_.attention_bias);
     add(rope_and_cache_cost(shape_.rows, attention, config_.positions == Positions::rotary));
     if (only_cache) return;
     add(attention_cost(shape_.rows, shape_.max_positions, attention));
-    add(linear_cost(rows_, hidden, attention.num_heads * attention.head_dim,
-                    config_.attention_bias && shard_.rank == 0));
+    linear(rows_, hidden, attention.num_heads * attention.head_dim,
+           config_.attention_bias && shard_.rank == 0);
     all_reduce();
   }
 
@@ -53,8 +53,9 @@ class Pass {
     const int64_t hidden = config_.hidden_size;
     const int64_t ffn = shard_.intermediate.size();
     norm(true);
-    add(linear_activated_cost(rows_, ffn, hidden, config_.mlp_bias, config_.activation));
-    add(linear_cost(rows_, hidden, ffn, config_.mlp_bias && shard_.rank == 0));
+    add(linear_activated_cost(rows_, ffn, hidden, config_.mlp_bias, config_.activation,
+                              shape_.numerics));
+    linear(rows_, hidden, ffn, config_.mlp_bias && shard_.rank == 0);
     all_reduce();
   }
 
@@ -63,9 +64,14 @@ class Pass {
     add((layer_norm ? layer_norm_cost : rms_norm_cost)(rows_, config_.hidden_size, adds));
   }
 
+  void linear(int64_t rows, int64_t n, int64_t k, bool bias) {
+    add(linear_cost(rows, n, k, bias, shape_.numerics));
+  }
+
   void add(const OperationCost& cost) { cost_.operations += cost; }
   void all_reduce() {
-    cost_.exchanges += all_reduce_sum_cost(shard_.size, rows_ * config_.hidden_size);
+    cost_.exchanges +=
+        all_reduce_sum_cost(shard_.size, rows_ * config_.hidden_size, shape_.numerics);
   }
 
   const ModelConfig& config_;
@@ -87,21 +93,22 @@ PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShap
   return Pass(config, shard, shape).cost();
 }
 
-PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows) {
+PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows, Numerics numerics) {
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
   PassCost cost;
+  const auto linear = [&](int64_t n, int64_t k) {
+    cost.operations += linear_cost(rows, n, k, false, numerics);
+  };
   cost.operations += embed_cost(rows, hidden);
   // Of the embedding, and of what the state and the FFN add.
   for (const bool adds : {false, true, true}) {
     cost.operations += rms_norm_cost(rows, hidden, adds);
   }
-  for (int inputs = 0; inputs < 2; ++inputs) {  // the token and the state
-    cost.operations += linear_cost(rows, hidden, hidden, false);
-  }
-  cost.operations += linear_activated_cost(rows, ffn, hidden, false, Activation::swiglu);
-  cost.operations += linear_cost(rows, hidden, ffn, false);
-  cost.operations += linear_cost(rows, scored, hidden, false);
+  for (int inputs = 0; inputs < 2; ++inputs) linear(hidden, hidden);  // the token and the state
+  cost.operations += linear_activated_cost(rows, ffn, hidden, false, Activation::swiglu, numerics);
+  linear(hidden, ffn);
+  linear(scored, hidden);
   cost.operations += expand_logits_cost(rows, scored, config.vocab_size);
   return cost;
 }

@@ -6,6 +6,7 @@
 
 #include "backend/operation_cost.h"
 #include "comm/exchange_cost.h"
+#include "core/numerics.h"
 #include "model/draft_head.h"
 #include "model/model_config.h"
 #include "model/shard.h"
@@ -16,6 +17,7 @@ struct PassShape {
   AttendingRows rows;
   int64_t num_logits = 0;     // rows whose logits are wanted; 0: keys and values alone
   int64_t max_positions = 0;  // of a page table
+  Numerics numerics = Numerics::exact;
 };
 
 struct PassCost {
@@ -28,7 +30,8 @@ struct PassCost {
 PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShape& shape);
 
 // Of DraftHead::forward.
-PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows);
+PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows,
+                         Numerics numerics = Numerics::exact);
 
 // Bytes that a rank holds of a model on a GPU, packed.
 int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard);

@@ -31,6 +31,7 @@ PassShape replayed(const StepShape& shape, int64_t each) {
   pass.rows = {shape.sequences, each, shape.context, cuda_padded_rows(rows) - rows};
   pass.num_logits = pass.rows.rows();
   pass.max_positions = shape.max_positions;
+  pass.numerics = shape.numerics;
   return pass;
 }
 
@@ -65,7 +66,7 @@ StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelCon
   cost.verify = verify_cost(shard, shape, pass.num_logits);
   PassShape round = replayed(shape, 1);
   if (head != nullptr) {
-    cost.draft = draft_head_cost(*head, round.num_logits);
+    cost.draft = draft_head_cost(*head, round.num_logits, shape.numerics);
     cost.draft.operations += copy_tokens_cost(round.num_logits);
     if (shape.num_draft_tokens > 0) {
       cost.target.operations += gather_rows_cost(round.num_logits, head->hidden_size);

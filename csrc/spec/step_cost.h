@@ -16,6 +16,7 @@ struct StepShape {
   int num_draft_tokens = 0;   // K
   bool sampled = false;       // some sequence does not decode greedily
   int64_t max_positions = 0;  // of a page table
+  Numerics numerics = Numerics::exact;
 };
 
 struct StepCost {

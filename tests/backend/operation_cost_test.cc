@@ -30,6 +30,21 @@ TEST(OperationCost, AnActivatedLinearWritesTheActivationAlone) {
   EXPECT_EQ(alone.activation_bytes, 5 * (1024 * 2 + 512 * 2));
 }
 
+// Of many rows: in the checkpoint's order, with an activation that is a kernel of its own.
+TEST(OperationCost, FastNumericsAreCuBlasLts) {
+  const auto fast = [](int64_t rows) {
+    return linear_activated_cost(rows, 8, 33, false, Activation::swiglu, Numerics::fast);
+  };
+  const int64_t few = kFastLinearMinRows - 1, many = kFastLinearMinRows;
+  EXPECT_EQ(fast(few), linear_activated_cost(few, 8, 33, false, Activation::swiglu));
+  EXPECT_EQ(fast(many).launches, 2);
+  EXPECT_EQ(fast(many).weight_bytes, 16 * 33 * 2);
+  EXPECT_EQ(fast(many).activation_bytes, many * (33 * 2 + 2 * 16 * 4 + 8 * 2));
+  const OperationCost product = linear_cost(many, 16, 33, true, Numerics::fast);
+  EXPECT_EQ(product.launches, 1);
+  EXPECT_EQ(product.weight_bytes, 16 * 33 * 2 + 16 * 4);
+}
+
 TEST(OperationCost, ANormReadsAndWritesTheSumThatItMakes) {
   EXPECT_EQ(rms_norm_cost(3, 64, false).activation_bytes, 3 * 64 * (4 + 2));
   EXPECT_EQ(rms_norm_cost(3, 64, true).activation_bytes, 3 * 64 * (4 + 4 + 4 + 2));
@@ -67,6 +82,7 @@ TEST(ExchangeCost, CountsWhatARankReceives) {
   EXPECT_EQ(all_reduce_sum_cost(1, 1000), ExchangeCost{});
   EXPECT_EQ(all_reduce_sum_cost(2, 1000), (ExchangeCost{1, 4000, 1}));
   EXPECT_EQ(all_reduce_sum_cost(8, 1000), (ExchangeCost{1, 7 * 4000, 2}));
+  EXPECT_EQ(all_reduce_sum_cost(8, 1000, Numerics::fast), (ExchangeCost{1, 7000, 1}));
   const int64_t large = kGatherMaxFloats + 8;
   EXPECT_EQ(all_reduce_sum_cost(8, large), (ExchangeCost{2, 2 * 7 * large * 4 / 8, 3}));
   EXPECT_EQ(all_gather_cost(4, 72), (ExchangeCost{1, 3 * 72, 1}));

@@ -17,7 +17,7 @@
 namespace outrider {
 namespace {
 
-constexpr int64_t kMaxRows = 32;
+constexpr int64_t kMaxRows = 80;
 
 void expect_equal(const OperationCost& found, const OperationCost& expected) {
   EXPECT_EQ(found.weight_bytes, expected.weight_bytes);
@@ -57,23 +57,26 @@ class PassCostTest : public ::testing::TestWithParam<std::tuple<const char*, int
 TEST_P(PassCostTest, IsWhatAPassAsksFor) {
   const auto& [name, ranks] = GetParam();
   const auto directory = test_checkpoint(name);
-  const PassShape shapes[] = {
-      {{1, 1, 0, 0}, 1},   {{1, 1, 300, 0}, 1}, {{1, 5, 300, 3}, 8},
-      {{3, 4, 17, 0}, 12}, {{2, 9, 255, 0}, 2}, {{1, 32, 0, 0}, 0},  // a chunk of a prompt
-  };
+  const PassShape shapes[] = {{{1, 1, 0, 0}, 1},   {{1, 1, 300, 0}, 1},
+                              {{1, 5, 300, 3}, 8}, {{3, 4, 17, 0}, 12},
+                              {{2, 9, 255, 0}, 2}, {{1, 32, 0, 0}, 0},  // a chunk of a prompt
+                              {{5, 16, 17, 0}, 80}};
   run_thread_ranks(ranks, [&](Communicator& communicator) {
-    MeteringBackend backend;
-    MeteringCommunicator metering(communicator);
-    Transformer model(directory, backend, metering, kMaxRows, 0);
-    for (PassShape shape : shapes) {
-      shape.max_positions = model.config().max_position_embeddings;
-      backend.forget_costs();
-      metering.forget_costs();
-      run_pass(model, backend, shape);
-      const PassCost cost = pass_cost(model.config(), model.shard(), shape);
-      SCOPED_TRACE(std::to_string(shape.rows.rows()) + " rows");
-      expect_equal(cost.operations, backend.cost());
-      EXPECT_EQ(cost.exchanges, metering.cost());
+    for (const Numerics numerics : {Numerics::exact, Numerics::fast}) {
+      MeteringBackend backend(numerics);
+      MeteringCommunicator metering(communicator, numerics);
+      Transformer model(directory, backend, metering, kMaxRows, 0);
+      for (PassShape shape : shapes) {
+        shape.max_positions = model.config().max_position_embeddings;
+        shape.numerics = numerics;
+        backend.forget_costs();
+        metering.forget_costs();
+        run_pass(model, backend, shape);
+        const PassCost cost = pass_cost(model.config(), model.shard(), shape);
+        SCOPED_TRACE(std::to_string(shape.rows.rows()) + " rows, " + numerics_name(numerics));
+        expect_equal(cost.operations, backend.cost());
+        EXPECT_EQ(cost.exchanges, metering.cost());
+      }
     }
   });
 }
@@ -83,16 +86,15 @@ TEST_P(PassCostTest, MemoryIsWhatLoadingTakes) {
   const auto directory = test_checkpoint(name);
   run_thread_ranks(ranks, [&](Communicator& communicator) {
     for (const Numerics numerics : {Numerics::exact, Numerics::fast}) {
-      constexpr int64_t kRows = kFastLinearMinRows;
       MeteringBackend backend(numerics);
-      const Transformer model(directory, backend, communicator, kRows, 0);
+      const Transformer model(directory, backend, communicator, kMaxRows, 0);
       const int64_t positions = model.config().max_position_embeddings;
       const int64_t ffn_in = model.config().num_ffn_in() * model.shard().intermediate.size();
       const int64_t planned =
           cuda_weight_bytes(model.config(), model.shard()) +
-          transformer_workspace_bytes(model.config(), model.shard(), kRows, positions) +
-          cuda_activation_scratch_bytes(kRows, ffn_in, numerics) +
-          cuda_attention_scratch_bytes(kRows, positions, model.shard().attention);
+          transformer_workspace_bytes(model.config(), model.shard(), kMaxRows, positions) +
+          cuda_activation_scratch_bytes(kMaxRows, ffn_in, numerics) +
+          cuda_attention_scratch_bytes(kMaxRows, positions, model.shard().attention);
       const int64_t taken = backend.allocated_bytes() + backend.packed_bytes();
       // What a pass writes is aligned, view by view: some KiB that no plan counts.
       EXPECT_LE(planned, taken);

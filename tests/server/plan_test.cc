@@ -54,6 +54,24 @@ TEST(Plan, EightBillionParametersOnOneGpu) {
   EXPECT_EQ(plan["memory"]["fits"], true);
 }
 
+// From 65 rows on, the activation is a kernel of its own in each layer, and each of the 65 sums of
+// four ranks is NCCL's one in place of three.
+TEST(Plan, FastNumerics) {
+  const auto launches = [](int ranks, int64_t sequences, Numerics numerics) {
+    PlanOptions options = options_for("llama-8b");
+    options.ranks = ranks;
+    options.sequences = sequences;
+    options.rows = {5};
+    options.server.numerics = numerics;
+    const auto plan = planned(options);
+    EXPECT_EQ(plan["numerics"], numerics_name(numerics));
+    return plan["passes"][0]["kernel_launches"].get<int64_t>();
+  };
+  EXPECT_EQ(launches(1, 12, Numerics::fast), launches(1, 12, Numerics::exact));
+  EXPECT_EQ(launches(1, 13, Numerics::fast), launches(1, 13, Numerics::exact) + 32);
+  EXPECT_EQ(launches(4, 13, Numerics::fast), launches(4, 13, Numerics::exact) + 32 - 2 * 65);
+}
+
 TEST(Plan, ADraftHead) {
   PlanOptions options = options_for("tiny");
   options.context = 100;

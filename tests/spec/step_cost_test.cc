@@ -18,7 +18,7 @@
 namespace outrider {
 namespace {
 
-constexpr int64_t kMaxRows = 64;
+constexpr int64_t kMaxRows = 128;
 constexpr int64_t kMaxSequences = 8;
 
 enum class Drafts { copied, model, head };
@@ -31,8 +31,8 @@ struct Metered {
 
 // The step after a step: nothing is left to be fed to the draft but its last token.
 Metered run_step(Communicator& communicator, Drafts drafts, const StepShape& shape) {
-  MeteringBackend backend;
-  MeteringCommunicator metering(communicator);
+  MeteringBackend backend(shape.numerics);
+  MeteringCommunicator metering(communicator, shape.numerics);
   Stream stream;
   Transformer target(test_checkpoint("tiny"), backend, metering, kMaxRows, 0);
   const int64_t before_cache = backend.allocated_bytes();
@@ -88,7 +88,8 @@ Metered run_step(Communicator& communicator, Drafts drafts, const StepShape& sha
 
 void expect_as_planned(int ranks, Drafts drafts, StepShape shape) {
   SCOPED_TRACE(std::to_string(ranks) + " ranks, K " + std::to_string(shape.num_draft_tokens) +
-               ", sequences " + std::to_string(shape.sequences));
+               ", sequences " + std::to_string(shape.sequences) + ", " +
+               numerics_name(shape.numerics));
   const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
   const ModelConfig draft = ModelConfig::load(test_checkpoint("tiny-draft"));
   const DraftHeadConfig head = DraftHeadConfig::load(test_checkpoint("tiny-head"));
@@ -134,6 +135,14 @@ TEST(StepCost, IsWhatAStepAsksFor) {
     for (const Drafts drafts : {Drafts::model, Drafts::head}) {
       expect_as_planned(ranks, drafts,
                         {.sequences = 3, .context = 300, .num_draft_tokens = 7, .sampled = true});
+      // 72 rows.
+      for (const Numerics numerics : {Numerics::exact, Numerics::fast}) {
+        expect_as_planned(ranks, drafts,
+                          {.sequences = kMaxSequences,
+                           .context = 40,
+                           .num_draft_tokens = 8,
+                           .numerics = numerics});
+      }
     }
   }
 }

@@ -73,13 +73,13 @@ class MeteringBackend final : public Backend {
   void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
               Stream&) override {
     check_linear(weight, x, bias, y);
-    cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr);
+    cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr, numerics_);
   }
   void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
                         Activation activation, TensorView y, Stream&) override {
     check_linear_activated(weight, x, bias, activation, y);
     cost_ += linear_activated_cost(x.extent(0), y.extent(1), weight.k, bias.raw() != nullptr,
-                                   activation);
+                                   activation, numerics_);
   }
   void rms_norm(TensorView x, TensorView addend, TensorView, float, TensorView, Stream&) override {
     cost_ += rms_norm_cost(x.extent(0), x.extent(1), addend.raw() != nullptr);
@@ -185,7 +185,8 @@ class MeteringBackend final : public Backend {
 // Counts, and lets `inner` exchange.
 class MeteringCommunicator final : public Communicator {
  public:
-  explicit MeteringCommunicator(Communicator& inner) : inner_(inner) {}
+  explicit MeteringCommunicator(Communicator& inner, Numerics numerics = Numerics::exact)
+      : inner_(inner), numerics_(numerics) {}
 
   const ExchangeCost& cost() const { return cost_; }
   void forget_costs() { cost_ = {}; }
@@ -194,12 +195,12 @@ class MeteringCommunicator final : public Communicator {
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   void reserve_sum(int64_t max_elements) override {
-    const int64_t bytes = sum_scratch_bytes(size(), max_elements, Numerics::exact);
+    const int64_t bytes = sum_scratch_bytes(size(), max_elements, numerics_);
     reserved_bytes_ = std::max(reserved_bytes_, bytes);
     inner_.reserve_sum(max_elements);
   }
   void all_reduce_sum(TensorView x, Stream& stream) override {
-    cost_ += all_reduce_sum_cost(size(), x.size());
+    cost_ += all_reduce_sum_cost(size(), x.size(), numerics_);
     inner_.all_reduce_sum(x, stream);
   }
   void all_gather(TensorView mine, TensorView all, Stream& stream) override {
@@ -212,6 +213,7 @@ class MeteringCommunicator final : public Communicator {
 
  private:
   Communicator& inner_;
+  Numerics numerics_;
   ExchangeCost cost_;
   int64_t reserved_bytes_ = 0;
 };

@@ -10,11 +10,12 @@
 #include "model/pass_cost.h"
 #include "model/transformer.h"
 #include "testing/checkpoints.h"
+#include "testing/gpus.h"
 
 namespace outrider {
 namespace {
 
-constexpr int64_t kMaxRows = 16;
+constexpr int64_t kMaxRows = 80;
 
 // Nodes of the graph of one pass of `rows` rows of a sequence, all with logits where `logits`. With
 // one rank nothing is exchanged, and the pass copies nothing: all of them are kernels.
@@ -52,20 +53,29 @@ int64_t recorded_kernels(Transformer& model, KvCache& cache, CudaBackend& backen
   return static_cast<int64_t>(count);
 }
 
-TEST(LaunchCount, IsThatOfTheRecordedPass) {
+void expect_as_planned(Numerics numerics) {
   for (const char* name : {"tiny", "tiny-odd", "tiny-gpt2"}) {
-    CudaBackend backend(0);
+    CudaBackend backend(0, numerics);
     const auto self = make_self_communicator();
     Transformer model(test_checkpoint(name), backend, *self, kMaxRows, 0);
     KvCache cache = model.make_kv_cache(8, 1);
     for (const auto& [rows, num_logits] :
-         {std::pair<int64_t, int64_t>{1, 1}, {8, 8}, {9, 2}, {16, 0}}) {
+         {std::pair<int64_t, int64_t>{1, 1}, {8, 8}, {9, 2}, {16, 0}, {64, 64}, {80, 70}}) {
       SCOPED_TRACE(std::string(name) + ", " + std::to_string(rows) + " rows");
-      const PassShape shape = {{.each = rows}, num_logits, model.config().max_position_embeddings};
+      const PassShape shape = {
+          {.each = rows}, num_logits, model.config().max_position_embeddings, numerics};
       EXPECT_EQ(pass_cost(model.config(), model.shard(), shape).operations.launches,
                 recorded_kernels(model, cache, backend, rows, num_logits));
     }
   }
+}
+
+TEST(LaunchCount, IsThatOfTheRecordedPass) { expect_as_planned(Numerics::exact); }
+
+// The emulated library's products are one launch each.
+TEST(LaunchCount, IsThatOfTheRecordedPassWithFastNumerics) {
+  if (!emulated_gpus()) GTEST_SKIP() << "cuBLASLt may make a product in several launches";
+  expect_as_planned(Numerics::fast);
 }
 
 }  // namespace
