@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "bench/bench_device.h"
 #include "bench/bench_report.h"
 #include "bench/core_link.h"
 #include "core/buffer.h"
@@ -26,6 +25,8 @@ constexpr std::chrono::seconds kReplyTimeout{60};
 constexpr std::chrono::microseconds kSpin{200};  // as a follower of the engine does
 constexpr int64_t kPlanSequences[] = {1, 8, 64};
 constexpr int kPlanDraftTokens = 4;
+constexpr int kInARowOnGpu = 8;  // in one graph: the host starts them together, as in a step
+constexpr int kWarmUpOnGpu = 2;  // rounds: a first run, a second that records
 
 double seconds_of(const std::function<void()>& work) {
   const Clock::time_point start = Clock::now();
@@ -45,15 +46,21 @@ struct Collective {
 // The three of the communicator, on buffers of this rank.
 class Collectives {
  public:
-  Collectives(const CommBenchOptions& options, Communicator& communicator)
-      : communicator_(communicator),
+  Collectives(const CommBenchOptions& options, BenchDevice& device, Communicator& communicator)
+      : device_(device),
+        communicator_(communicator),
+        backend_(*device.backend),
+        stream_(backend_.make_stream()),
         hidden_(options.hidden),
-        most_bytes_(sizeof(float) * *std::max_element(options.rows.begin(), options.rows.end()) *
-                    hidden_),
-        mine_(allocate_host(most_bytes_)),
-        all_(allocate_host(most_bytes_ * communicator.size())) {
-    write();
+        most_floats_(*std::max_element(options.rows.begin(), options.rows.end()) * hidden_),
+        mine_(backend_.allocate(sizeof(float) * most_floats_)),
+        all_(backend_.allocate(sizeof(float) * most_floats_ * communicator.size())),
+        meeting_(backend_.allocate(sizeof(float))) {
+    communicator.reserve_sum(most_floats_);
   }
+  ~Collectives() { backend_.forget_replayed(); }  // the communicator ends after this
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
 
   std::vector<Collective> list(const std::vector<int64_t>& rows,
                                const std::optional<CoreLink>& link) {
@@ -82,20 +89,39 @@ class Collectives {
     return all;
   }
 
-  // What this rank brings is in its own core's caches alone, as what it has just computed.
-  void write() { std::memset(mine_.data(), 0, mine_.bytes()); }
+  // Seconds of one, begun by all ranks together. key: the collective's own.
+  double time(const Collective& collective, uint64_t key) {
+    // On the CPU, what this rank brings is in its own core's caches alone, as what it has just
+    // computed.
+    if (!device_.gpu) std::memset(mine_.data(), 0, mine_.bytes());
+    enqueue_meeting();
+    const int in_a_row = device_.gpu ? kInARowOnGpu : 1;
+    const double seconds = device_.seconds(1, stream_, [&] {
+      backend_.replay(key, stream_, [&] {
+        for (int i = 0; i < in_a_row; ++i) collective.run();
+      });
+    });
+    return seconds / in_a_row;
+  }
   // All ranks are here at about the same time.
-  void meet() { communicator_.all_reduce_sum(TensorView(&meeting_, DType::f32, {1, 1}), stream_); }
+  void meet() {
+    enqueue_meeting();
+    backend_.synchronize(stream_);
+  }
 
  private:
   TensorView mine(int64_t rows) const { return mine_.view(DType::f32, {rows, hidden_}); }
+  void enqueue_meeting() {
+    communicator_.all_reduce_sum(meeting_.view(DType::f32, {1, 1}), stream_);
+  }
 
+  BenchDevice& device_;
   Communicator& communicator_;
-  int64_t hidden_;
-  size_t most_bytes_;
-  Buffer mine_, all_;
-  float meeting_ = 0;
+  Backend& backend_;
   Stream stream_;
+  int64_t hidden_;
+  int64_t most_floats_;
+  Buffer mine_, all_, meeting_;
 };
 
 // A plan that rank 0 publishes and every other rank answers.
@@ -124,9 +150,11 @@ void go_and_return(const RoundTrip& trip, ControlServer* server, ControlClient* 
   }
 }
 
-void print(const CommBenchOptions& options, int ranks, const std::optional<CoreLink>& link,
-           const std::vector<Collective>& collectives, const std::vector<RoundTrip>& trips) {
-  std::printf("ranks %d, rows of %lld floats", ranks, static_cast<long long>(options.hidden));
+void print(const CommBenchOptions& options, const BenchDevice& device, int ranks,
+           const std::optional<CoreLink>& link, const std::vector<Collective>& collectives,
+           const std::vector<RoundTrip>& trips) {
+  std::printf("ranks %d, %s, rows of %lld floats", ranks, device.name.c_str(),
+              static_cast<long long>(options.hidden));
   if (link) {
     std::printf(", from core to core: a line in %.0f ns, reads %.1f GB/s, writes %.1f GB/s",
                 1e9 * link->line_seconds, link->read_rate / 1e9, link->write_rate / 1e9);
@@ -152,8 +180,9 @@ void print(const CommBenchOptions& options, int ranks, const std::optional<CoreL
   }
 }
 
-void write_json(const CommBenchOptions& options, int ranks, const std::optional<CoreLink>& link,
-                const std::vector<Collective>& collectives, const std::vector<RoundTrip>& trips) {
+void write_json(const CommBenchOptions& options, const BenchDevice& device, int ranks,
+                const std::optional<CoreLink>& link, const std::vector<Collective>& collectives,
+                const std::vector<RoundTrip>& trips) {
   std::vector<Measurement> all;
   for (const Collective& collective : collectives) {
     Measurement m = {.name = "comm/" + collective.name + "/rows:" + std::to_string(collective.rows),
@@ -169,7 +198,8 @@ void write_json(const CommBenchOptions& options, int ranks, const std::optional<
                    .samples = static_cast<int64_t>(trip.samples.size()),
                    .counters = {{"bytes", static_cast<double>(trip.plan.size())}}});
   }
-  std::map<std::string, std::string> context = {{"ranks", std::to_string(ranks)},
+  std::map<std::string, std::string> context = {{"device", device.name},
+                                                {"ranks", std::to_string(ranks)},
                                                 {"hidden", std::to_string(options.hidden)}};
   if (link) {
     all.insert(all.begin(), {.name = "comm/line", .seconds = link->line_seconds, .samples = 1});
@@ -181,24 +211,26 @@ void write_json(const CommBenchOptions& options, int ranks, const std::optional<
 
 }  // namespace
 
-void run_comm_bench(const CommBenchOptions& options, bool one_host, Communicator& communicator,
-                    ControlServer* server, ControlClient* client) {
+void run_comm_bench(const CommBenchOptions& options, BenchDevice& device, bool one_host,
+                    Communicator& communicator, ControlServer* server, ControlClient* client) {
   CHECK(communicator.size() >= 2);
   CHECK((server != nullptr) == (communicator.rank() == 0));
   set_float_environment();
-  const std::optional<CoreLink> link = one_host ? measure_core_link(communicator) : std::nullopt;
-  Collectives on_this_rank(options, communicator);
+  const std::optional<CoreLink> link =
+      one_host && !device.gpu ? measure_core_link(communicator) : std::nullopt;
+  Collectives on_this_rank(options, device, communicator);
   std::vector<Collective> collectives = on_this_rank.list(options.rows, link);
   std::vector<RoundTrip> trips = round_trips();
-  for (int round = 0; round < options.repeats; ++round) {
-    for (Collective& collective : collectives) {
-      on_this_rank.write();
-      on_this_rank.meet();
-      collective.samples.push_back(seconds_of(collective.run));
+  const int warm_up = device.gpu ? kWarmUpOnGpu : 0;
+  for (int round = -warm_up; round < options.repeats; ++round) {
+    for (size_t i = 0; i < collectives.size(); ++i) {
+      const double seconds = on_this_rank.time(collectives[i], i);
+      if (round >= 0) collectives[i].samples.push_back(seconds);
     }
     for (RoundTrip& trip : trips) {
       on_this_rank.meet();
-      trip.samples.push_back(seconds_of([&] { go_and_return(trip, server, client); }));
+      const double seconds = seconds_of([&] { go_and_return(trip, server, client); });
+      if (round >= 0) trip.samples.push_back(seconds);
     }
   }
   if (client != nullptr) {
@@ -207,8 +239,8 @@ void run_comm_bench(const CommBenchOptions& options, bool one_host, Communicator
     return;
   }
   server->goodbye();
-  print(options, communicator.size(), link, collectives, trips);
-  if (options.json) write_json(options, communicator.size(), link, collectives, trips);
+  print(options, device, communicator.size(), link, collectives, trips);
+  if (options.json) write_json(options, device, communicator.size(), link, collectives, trips);
 }
 
 }  // namespace outrider

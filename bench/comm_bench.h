@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "bench/bench_device.h"
 #include "comm/communicator.h"
 #include "comm/control_channel.h"
 
@@ -20,9 +21,10 @@ struct CommBenchOptions {
 };
 
 // Every rank of the job calls it, at least two; rank 0 has the server's end of the control channel,
-// every other rank a client's. one_host: all ranks are on one, so that there is a bound. Rank 0
-// prints Markdown tables. Throws Error where a rank is lost.
-void run_comm_bench(const CommBenchOptions& options, bool one_host, Communicator& communicator,
-                    ControlServer* server, ControlClient* client);
+// every other rank a client's. communicator: for tensors of the device. one_host: all ranks are on
+// one, so that on the CPU there is a bound. Rank 0 prints Markdown tables. Throws Error where a
+// rank is lost.
+void run_comm_bench(const CommBenchOptions& options, BenchDevice& device, bool one_host,
+                    Communicator& communicator, ControlServer* server, ControlClient* client);
 
 }  // namespace outrider

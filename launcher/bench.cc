@@ -37,19 +37,18 @@ struct BenchDeviceOptions {
 
 // world: null where this process is alone.
 BenchDevice open_bench_device(BenchDeviceOptions options, World* world) {
-  BenchDevice device = {.name = "cpu"};
-  if (options.device == "cpu") {
+  using Device = DeviceOptions::Device;
+  options.gpus.device = options.device == "cpu" ? Device::cpu : Device::cuda;
+  const VisibleGpus gpus = visible_gpus(options.gpus);
+  const LocalRank local = world == nullptr ? LocalRank{} : local_rank(gpus, *world);
+  const DeviceChoice choice = choose_device(options.gpus, local, gpus);
+  BenchDevice device = {.name = choice.name, .gpu = choice.gpu.has_value()};
+  if (!device.gpu) {
     device.backend = make_cpu_backend();
     return device;
   }
   if (world != nullptr && world->size() > 1) check_nccl_library();
-  options.gpus.device = DeviceOptions::Device::cuda;
-  const VisibleGpus gpus = visible_gpus(options.gpus);
-  const LocalRank local = world == nullptr ? LocalRank{} : local_rank(gpus, *world);
-  const DeviceChoice choice = choose_device(options.gpus, local, gpus);
   open_cuda_device(*choice.gpu);
-  device.name = choice.name;
-  device.gpu = true;
   device.backend = make_cuda_backend(*choice.gpu);
   if (world != nullptr && options.gpus.share_gpus) let_nccl_share_devices(world->local_rank());
   return device;
@@ -70,7 +69,7 @@ int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on
   return 0;
 }
 
-int bench_comm(const CommBenchOptions& options) {
+int bench_comm(const CommBenchOptions& options, const BenchDeviceOptions& on) {
   constexpr char kNeeds[] =
       "bench comm: there is one rank; expected at least 2, as under mpirun -np 2";
   if (!launched_by_mpi()) throw Error(kNeeds);
@@ -78,13 +77,15 @@ int bench_comm(const CommBenchOptions& options) {
   World world(nullptr, nullptr);
   if (world.size() < 2) throw Error(kNeeds);
   const bool one_host = world.local_size() == world.size();
-  const auto communicator = world.make_communicator();
+  BenchDevice device = open_bench_device(on, &world);
+  const auto communicator =
+      device.gpu ? make_nccl_communicator(world, on.gpus.numerics) : world.make_communicator();
   if (world.rank() == 0) {
     const auto control = open_control(world);
-    run_comm_bench(options, one_host, *communicator, control.get(), nullptr);
+    run_comm_bench(options, device, one_host, *communicator, control.get(), nullptr);
   } else {
     ControlClient control = join_control(world);
-    run_comm_bench(options, one_host, *communicator, nullptr, &control);
+    run_comm_bench(options, device, one_host, *communicator, nullptr, &control);
   }
   return 0;
 }
@@ -196,8 +197,11 @@ void add_decode_command(CLI::App& bench, Action& action) {
 void add_comm_command(CLI::App& bench, Action& action) {
   CLI::App* comm = bench.add_subcommand(
       "comm",
-      "Exchanges among ranks of the CPU, against what cores deliver to each other; under mpirun");
+      "Exchanges among ranks, on the CPU against what cores deliver to each other; under mpirun");
   auto options = std::make_shared<CommBenchOptions>();
+  auto on = std::make_shared<BenchDeviceOptions>();
+  on->add_to(*comm);
+  add_numerics_flag(*comm, on->gpus.numerics);
   comm->add_option("--rows", options->rows, "With commas (default 1,2,4,8,16,32,64)")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 16));
@@ -208,7 +212,7 @@ void add_comm_command(CLI::App& bench, Action& action) {
   comm->add_option_function<std::string>(
       "--json", [options](const std::string& path) { options->json = path; },
       "A file for the results, as Google Benchmark writes them");
-  comm->callback([=, &action] { action = [=] { return bench_comm(*options); }; });
+  comm->callback([=, &action] { action = [=] { return bench_comm(*options, *on); }; });
 }
 
 void add_serve_bench_command(CLI::App& bench, Action& action) {

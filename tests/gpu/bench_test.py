@@ -2,17 +2,18 @@
 """`outrider bench` with --device cuda, on the emulator: what it measures is there; nothing is said
 of how fast it is.
 
-    bench_test.py OUTRIDER_EMU SHAPE CHECKPOINT DRAFT HEAD
+    bench_test.py OUTRIDER_EMU SHAPE CHECKPOINT DRAFT HEAD MPIRUN
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-PROGRAM, SHAPE, CHECKPOINT, DRAFT, HEAD = sys.argv[1:6]
+PROGRAM, SHAPE, CHECKPOINT, DRAFT, HEAD, MPIRUN = sys.argv[1:7]
 del sys.argv[1:]
 
 
@@ -24,6 +25,21 @@ def bench(*arguments):
              "--repeats", "2", "--copy-mib", "1", "--rows", "1,5"],
             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             timeout=240, check=False)
+        report = json.loads(file.read_text()) if file.exists() else None
+        return done, report
+
+
+def bench_comm(ranks, *flags, **emulated):
+    """Of so many ranks. emulated: OUTRIDER_EMU_…"""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bench.json"
+        done = subprocess.run(
+            [MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np",
+             str(ranks), PROGRAM, "bench", "comm", "--device", "cuda", "--hidden", "100",
+             "--repeats", "2", "--json", str(file), *flags],
+            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            timeout=240, check=False,
+            env={**os.environ, **{f"OUTRIDER_EMU_{k}": str(v) for k, v in emulated.items()}})
         report = json.loads(file.read_text()) if file.exists() else None
         return done, report
 
@@ -76,6 +92,37 @@ class Bench(unittest.TestCase):
         self.assertIn(f"rms_norm/{name}/rows:1", found)
         for entry in report["benchmarks"]:
             self.assertGreater(entry["bytes_per_second"], 0)
+
+    def test_exchanges(self):
+        # The sum of two ranks is NCCL's own; that of three is ordered, of gathered parts (up to
+        # 1310 rows of 100) or in blocks, unless numerics are fast.
+        for ranks, rows, flags in ((2, "1,5", ()), (3, "5,1400", ()),
+                                   (3, "5,1400", ("--numerics", "fast"))):
+            with self.subTest(ranks=ranks, flags=flags):
+                done, report = bench_comm(ranks, "--rows", rows, *flags, DEVICES=ranks)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(report["context"]["device"], "emulator")
+                self.assertEqual(report["context"]["ranks"], str(ranks))
+                self.assertEqual(names(report), [
+                    f"comm/{name}/rows:{n}" for n in rows.split(",")
+                    for name in ("all_reduce_sum", "all_gather", "broadcast")] + [
+                    f"comm/plan_round_trip/sequences:{n}" for n in (1, 8, 64)])
+                for entry in report["benchmarks"]:
+                    self.assertGreater(entry["real_time"], 0, entry["name"])
+                    self.assertEqual(entry["iterations"], 2)
+                    self.assertNotIn("bound_us", entry)
+                self.assertIn(f"ranks {ranks}, emulator, rows of 100 floats\n", done.stdout)
+
+    def test_exchanges_that_cannot_be(self):
+        for emulated, why in (
+                ({"DRIVER": 0}, "--device cuda: no NVIDIA driver was found"),
+                ({"DEVICES": 1}, "--device cuda: 2 ranks on this host are shown 1 GPU; expected "
+                                 "one each, or --share-gpus")):
+            with self.subTest(emulated=emulated):
+                done, report = bench_comm(2, **emulated)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(why, done.stderr)
+                self.assertEqual((done.stdout, report), ("", None))
 
     def test_what_cannot_be(self):
         for arguments, why in (

@@ -7,11 +7,13 @@ PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
 from program import CHECKPOINT, LIMIT_S, MPIRUN, PROGRAM  # noqa: E402
@@ -69,8 +71,12 @@ class Comm(Bench):
                     entries['comm/all_reduce_sum/rows:5']['bound_us'] / bound_us, 1, places=6)
                 self.assertIn('| broadcast | 5 | 2000 |', printed)
 
-    def test_one_rank_is_refused(self):
+    def test_what_cannot_be(self):
         self.refuses('expected at least 2', 1, 'comm')
+        self.refuses('expected at least 2', 1, 'comm', '--device', 'cuda')
+        self.refuses('--numerics fast is for GPUs alone', 2, 'comm', '--numerics', 'fast')
+        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=''):
+            self.refuses('outrider: --device cuda: ', 2, 'comm', '--device', 'cuda')
 
 
 class Op(Bench):
