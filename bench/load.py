@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from page import table
 
@@ -17,7 +18,8 @@ LEAST_TURN_S = 8  # or queues would not be long enough to be those of a rate
 
 
 def compare(program, port, rate, rounds, arguments, *flags):
-    """The report of one rate, requests a second. flags: more of loadtest's."""
+    """The report of one rate, requests a second, which must be without errors. flags: more of
+    loadtest's."""
     measured = max(arguments.requests / (rounds * rate), LEAST_TURN_S)  # of a turn
     duration = measured + arguments.warmup
     with tempfile.NamedTemporaryFile(suffix='.json') as report:
@@ -31,7 +33,12 @@ def compare(program, port, rate, rounds, arguments, *flags):
         if done.returncode != 0:
             said = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
             sys.exit(f'reproduce: --rates {rate:g}: {said[-1]}')
-        return json.load(report)['compare']
+        found = json.loads(Path(report.name).read_text(encoding='utf-8'))['compare']
+    for arm in found['arms']:
+        if arm['errors'] or arm['gave_up']:
+            sys.exit(f'reproduce: --rates {rate:g}: {arm["name"]}: expected no errors, found '
+                     f'{arm["errors"]} of {arm["requests"]} requests: {arm["first_error_by_code"]}')
+    return found
 
 
 def milliseconds(summary, share):

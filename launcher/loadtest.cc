@@ -2,8 +2,10 @@
 #include <absl/strings/str_format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -16,6 +18,7 @@
 #include "launcher/command_line.h"
 #include "launcher/loadtest/comparison.h"
 #include "launcher/loadtest/greedy_check.h"
+#include "launcher/loadtest/load_generator.h"
 #include "launcher/loadtest/load_runner.h"
 #include "launcher/loadtest/options.h"
 #include "launcher/loadtest/pages.h"
@@ -100,23 +103,26 @@ Json to_json(const GreedyCheck& check) {
   return {{"num_compared", check.num_compared}, {"differences", std::move(differences)}};
 }
 
+constexpr char kVoid[] = "the test is void", kServerFailed[] = "the server failed";
+
 // name: of the load, where there are several.
-void throw_if_void(const std::string& name, const LoadReport& report, bool gave_up) {
-  if (report.valid()) return;
-  std::string why = absl::StrFormat("%sthe test is void: %d of %d requests succeeded%s",
-                                    name.empty() ? "" : name + ": ", report.answers(),
-                                    report.requests, gave_up ? ", and sending was given up" : "");
-  if (report.errors > 0) {
-    const auto& [code, message] = *report.first_error_by_code.begin();
+Error failure(const std::string& name, const char* what, const LoadReport& report, bool gave_up) {
+  std::string why =
+      absl::StrFormat("%s%s: %d of %d requests succeeded", name.empty() ? "" : name + ": ", what,
+                      report.answers(), report.requests);
+  if (report.requests == 0 && report.warmup_requests > 0) {
+    absl::StrAppendFormat(&why, ", %d of %d in the warm-up",
+                          report.warmup_requests - report.warmup_errors, report.warmup_requests);
+  }
+  if (gave_up) why += ", and sending was given up";
+  for (const auto& [code, message] : report.first_error_by_code) {
     why += "; " + code + ": " + message;
   }
-  throw Error(why);
+  return Error(why);
 }
 
-// A server that answers nothing is saturated; one that cannot be reached has ended.
-bool is_gone(const LoadReport& report) {
-  return report.answers() == 0 && report.errors > 0 &&
-         report.errors_by_code.size() == report.errors_by_code.count("UNAVAILABLE");
+void throw_if_void(const std::string& name, const LoadReport& report, bool gave_up) {
+  if (!report.valid()) throw failure(name, kVoid, report, gave_up);
 }
 
 void throw_if_different(const std::optional<GreedyCheck>& greedy) {
@@ -169,26 +175,50 @@ class Loadtest {
     print(load_table_head("load"));
     for (const double value : sweep.values) {
       Questions questions(source_, options_.seed);
-      SweepStep step{value, runner_.run(options_.at(value).plan({}), questions), {}, false};
+      SweepStep step{.value = value, .load = runner_.run(options_.at(value).plan({}), questions)};
       keep(sweep.name(value), step.load);
       step.report = make_report({step.load}, options_.report());
-      step.saturated = is_saturated(step.load, options_.warmup_s);
+      step.failed = server_failed({step.load}, options_.warmup_s);
+      step.saturated = !step.failed && is_saturated(step.load, options_.warmup_s);
       print(load_table_row(sweep.name(value), step.report) + error_lines(step.report));
       steps.push_back(std::move(step));
-      if (steps.back().saturated || runner_.stopped()) break;
+      if (steps.back().failed || steps.back().saturated || runner_.stopped()) break;
     }
     print(verdict(sweep, steps) + "\n");
     finish("Load sweep of Outrider", {{"sweep", to_json(sweep, steps)}},
            [&](const PageFrame& frame) { return sweep_page(frame, sweep, steps); });
     throw_if_void(sweep.name(steps[0].value), steps[0].report, steps[0].load.gave_up);
     const SweepStep& last = steps.back();
-    if (is_gone(last.report)) throw_if_void(sweep.name(last.value), last.report, last.load.gave_up);
+    if (last.failed) {
+      throw failure(sweep.name(last.value), kServerFailed, last.report, last.load.gave_up);
+    }
     throw_if_different(greedy_);
   }
 
   void run_comparison() {
     std::vector<ArmResult> arms;
     for (const Arm& arm : options_.arms) arms.push_back({.arm = arm});
+    ask_in_turns(arms);
+    evaluate(arms, options_.report());
+    print(load_table_head("arm"));
+    for (const ArmResult& arm : arms) {
+      print(load_table_row(arm.arm.name(), arm.report) + error_lines(arm.report));
+    }
+    print("\n" + ratio_table(arms));
+    finish("Outrider with and without speculation", {{"compare", to_json(arms)}},
+           [&](const PageFrame& frame) { return comparison_page(frame, arms); });
+    for (const ArmResult& arm : arms) {
+      if (arm.report.valid() && !arm.gave_up() && !server_failed(arm.loads, options_.warmup_s)) {
+        continue;
+      }
+      throw failure(arm.arm.name(), kVoid, arm.report, arm.gave_up());
+    }
+    throw_if_different(greedy_);
+  }
+
+ private:
+  // All rounds, or those until nothing is answered any more.
+  void ask_in_turns(std::vector<ArmResult>& arms) {
     Questions questions(source_, options_.seed);
     int64_t first_question = 0;
     for (int round = 0; round < options_.rounds && !runner_.stopped(); ++round) {
@@ -201,27 +231,27 @@ class Loadtest {
                                       arms[i].arm.num_speculative_tokens);
         for (RequestRecord& record : load.records) record.question += first_question;
         keep(absl::StrFormat("%s, round %d", arms[i].arm.name(), round), load);
+        load.gave_up |= nothing_succeeds();
         if (load.records.size() >= most_asked) {
           most_asked = load.records.size();
           questions = same;
         }
         arms[i].loads.push_back(std::move(load));
+        if (arms[i].loads.back().gave_up) return;
       }
       first_question += static_cast<int64_t>(most_asked);
     }
-    evaluate(arms, options_.report());
-    print(load_table_head("arm"));
-    for (const ArmResult& arm : arms) {
-      print(load_table_row(arm.arm.name(), arm.report) + error_lines(arm.report));
-    }
-    print("\n" + ratio_table(arms));
-    finish("Outrider with and without speculation", {{"compare", to_json(arms)}},
-           [&](const PageFrame& frame) { return comparison_page(frame, arms); });
-    for (const ArmResult& arm : arms) throw_if_void(arm.arm.name(), arm.report, arm.gave_up());
-    throw_if_different(greedy_);
   }
 
- private:
+  // As of a load that is given up, over the short loads of a comparison.
+  bool nothing_succeeds() const {
+    const auto failed = [](const RequestRecord& record) {
+      return !record.ok() && !record.cancelled;
+    };
+    return std::ssize(records_) >= kGiveUpAfter &&
+           std::all_of(records_.end() - kGiveUpAfter, records_.end(), failed);
+  }
+
   // run: its name, where there are several.
   void keep(const std::string& run, const LoadResult& load) {
     for (const RequestRecord& record : load.records) {

@@ -259,6 +259,7 @@ std::string sweep_page(const PageFrame& frame, const SweepValues& values,
     samples.push_back(latency_samples({step.load}, frame.warmup_s));
     rows.push_back(load_row(names.back(), step.report));
     if (step.saturated) rows.back().front().small = "saturated";
+    if (step.failed) rows.back().front().small = "the server failed";
   }
   page.table(load_head("load"), rows);
   page.paragraph(kIntervals);
@@ -272,7 +273,7 @@ std::string sweep_page(const PageFrame& frame, const SweepValues& values,
               .mark = Mark::line_and_dots};
     for (size_t i = 0; i < steps.size(); ++i) {
       const Summary& summary = steps[i].report.*quantity.summary;
-      if (summary.count == 0) continue;
+      if (summary.count == 0 || steps[i].failed) continue;
       plot.series[0].points.push_back(
           {steps[i].report.tokens_per_second, summary.p99,
            absl::StrFormat("%g%s", steps[i].value, steps[i].saturated ? " (saturated)" : "")});

@@ -31,8 +31,10 @@ void add_requests(const LoadResult& load, const ReportOptions& options, LoadRepo
       } else {
         ++report.errors;
         ++report.errors_by_code[record.status];
-        report.first_error_by_code.try_emplace(record.status, record.error);
       }
+    }
+    if (!record.cancelled && !record.ok()) {
+      report.first_error_by_code.try_emplace(record.status, record.error);
     }
   }
 }
@@ -69,6 +71,18 @@ double ratio(int64_t part, double whole) {
 }
 
 }  // namespace
+
+bool server_failed(const std::vector<LoadResult>& loads, double warmup_s) {
+  int64_t requests = 0, failures = 0;
+  for (const LoadResult& load : loads) {
+    for (const RequestRecord& record : load.records) {
+      if (!is_measured(record, load.gave_up ? 0 : warmup_s)) continue;
+      ++requests;
+      failures += record.ok() || record.overloaded() ? 0 : 1;
+    }
+  }
+  return static_cast<double>(failures) > kFailedShare * static_cast<double>(requests);
+}
 
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options) {
   LoadReport report;

@@ -29,7 +29,7 @@ struct LoadReport {
   int64_t requests = 0;  // due in the measured time
   int64_t errors = 0;    // of them
   std::map<std::string, int64_t> errors_by_code;
-  std::map<std::string, std::string> first_error_by_code;
+  std::map<std::string, std::string> first_error_by_code;  // the warm-up's too
   int64_t warmup_requests = 0, warmup_errors = 0;
   int64_t cancelled = 0;  // under way when the test was interrupted; counted nowhere else
 
@@ -55,6 +55,13 @@ struct ReportOptions {
   Objectives objectives;
   uint64_t seed = 0;  // of the intervals
 };
+
+// Too many failed where so large a share did.
+inline constexpr double kFailedShare = 0.1;
+
+// Whether too many of the measured requests failed in a way that no load explains: then the server
+// has ended, or does not do what it is asked. Where a load gave up, its warm-up counts too.
+bool server_failed(const std::vector<LoadResult>& loads, double warmup_s);
 
 // Of loads that asked the same in the same way, one after the other.
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options = {});

@@ -41,6 +41,10 @@ struct RequestRecord {
   double mean_acceptance_length = 0;
 
   bool ok() const { return status == "OK"; }
+  // As a server answers that has more to do than it can.
+  bool overloaded() const {
+    return status == "RESOURCE_EXHAUSTED" || status == "DEADLINE_EXCEEDED";
+  }
 };
 
 // What one load brought.

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kSaturatedShare = 0.1;
+constexpr double kGrowingShare = 0.1;
 constexpr double kDeviations = 2;  // of a Poisson count: what chance may do
 
 // The mean number of requests that were due and not over, from begin_s to end_s.
@@ -32,10 +32,9 @@ const char* name_of(SweepValues::Variable variable) {
   return variable == SweepValues::Variable::rate ? "rate" : "users";
 }
 
-const SweepStep* first_saturated(const std::vector<SweepStep>& steps) {
-  const auto step =
-      std::find_if(steps.begin(), steps.end(), [](const SweepStep& s) { return s.saturated; });
-  return step == steps.end() ? nullptr : &*step;
+// The step at which it was seen, which is the last one.
+const SweepStep* ended_by(bool SweepStep::*what, const std::vector<SweepStep>& steps) {
+  return !steps.empty() && steps.back().*what ? &steps.back() : nullptr;
 }
 
 }  // namespace
@@ -74,22 +73,22 @@ bool is_saturated(const LoadResult& load, double warmup_s) {
   for (const RequestRecord& record : load.records) end_s = std::max(end_s, record.due_s);
   end_s = std::min(end_s, load.load_end_s);
   const double measured_s = end_s - warmup_s;
-  int64_t requests = 0, errors = 0, due_meanwhile = 0;
+  int64_t requests = 0, overloaded = 0, due_meanwhile = 0;
   const double quarter_s = measured_s / 4;
   for (const RequestRecord& record : load.records) {
     if (!is_measured(record, warmup_s)) continue;
     ++requests;
-    errors += record.ok() ? 0 : 1;
+    overloaded += record.overloaded() ? 1 : 0;
     const double due_s = record.due_s - warmup_s;
     due_meanwhile += due_s >= 1.5 * quarter_s && due_s < 3.5 * quarter_s ? 1 : 0;
   }
-  if (static_cast<double>(errors) > kSaturatedShare * static_cast<double>(requests)) return true;
+  if (static_cast<double>(overloaded) > kFailedShare * static_cast<double>(requests)) return true;
   if (measured_s <= 0) return false;
   const double growth =
       mean_in_system(load.records, warmup_s + 3 * quarter_s, end_s) -
       mean_in_system(load.records, warmup_s + quarter_s, warmup_s + 2 * quarter_s);
   const auto due = static_cast<double>(due_meanwhile);
-  return growth > std::max(kSaturatedShare * due, kDeviations * std::sqrt(due + 1));
+  return growth > std::max(kGrowingShare * due, kDeviations * std::sqrt(due + 1));
 }
 
 std::optional<size_t> find_knee(const std::vector<SweepStep>& steps) {
@@ -97,7 +96,8 @@ std::optional<size_t> find_knee(const std::vector<SweepStep>& steps) {
   double greatest_power = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
     const LoadReport& report = steps[i].report;
-    if (steps[i].saturated || report.e2e.count == 0 || report.e2e.mean <= 0) continue;
+    if (steps[i].saturated || steps[i].failed) continue;
+    if (report.e2e.count == 0 || report.e2e.mean <= 0) continue;
     const double power = report.requests_per_second / report.e2e.mean;
     if (power <= greatest_power) continue;
     greatest_power = power;
@@ -107,7 +107,8 @@ std::optional<size_t> find_knee(const std::vector<SweepStep>& steps) {
 }
 
 std::string verdict(const SweepValues& values, const std::vector<SweepStep>& steps) {
-  const SweepStep* saturated = first_saturated(steps);
+  const SweepStep* saturated = ended_by(&SweepStep::saturated, steps);
+  const SweepStep* failed = ended_by(&SweepStep::failed, steps);
   const std::optional<size_t> knee = find_knee(steps);
   std::string text;
   if (knee) {
@@ -117,24 +118,24 @@ std::string verdict(const SweepValues& values, const std::vector<SweepStep>& ste
   } else {
     text = "No knee";
   }
-  if (saturated != nullptr) {
-    text += "; saturated at " + values.name(saturated->value);
-    if (saturated->value != values.values.back()) text += ", so more was not tried";
-  } else {
-    text += "; not saturated";
-  }
+  if (saturated == nullptr && failed == nullptr) return text + "; not saturated";
+  text += failed != nullptr ? "; the server failed at " : "; saturated at ";
+  text += values.name(steps.back().value);
+  if (steps.back().value != values.values.back()) text += ", so more was not tried";
   return text;
 }
 
 Json to_json(const SweepValues& values, const std::vector<SweepStep>& steps) {
   Json list = Json::array();
   for (const SweepStep& step : steps) {
-    Json one = {
-        {"value", step.value}, {"saturated", step.saturated}, {"gave_up", step.load.gave_up}};
+    Json one = {{"value", step.value},
+                {"saturated", step.saturated},
+                {"failed", step.failed},
+                {"gave_up", step.load.gave_up}};
     one.update(to_json(step.report));
     list.push_back(std::move(one));
   }
-  const SweepStep* saturated = first_saturated(steps);
+  const SweepStep* saturated = ended_by(&SweepStep::saturated, steps);
   const std::optional<size_t> knee = find_knee(steps);
   return {{"variable", name_of(values.variable)},
           {"values", values.values},

@@ -32,20 +32,21 @@ struct SweepStep {
   LoadResult load;
   LoadReport report;
   bool saturated = false;
+  bool failed = false;  // the server did, so that the step says nothing of its load
 };
 
-// Whether the server did less than it was asked: either more than a tenth of the measured requests
-// failed, or those in it grew by more than a tenth of those that were due meanwhile, and by more
-// than chance would have it. Growth is from the second quarter of the measured time to the last,
-// which leaves out how the load began.
+// Whether a server that works did less than it was asked: either more than a tenth of the measured
+// requests were refused or came too late, or those in it grew by more than a tenth of those that
+// were due meanwhile, and by more than chance would have it. Growth is from the second quarter of
+// the measured time to the last, which leaves out how the load began.
 bool is_saturated(const LoadResult& load, double warmup_s);
 
 // The position of the step of the greatest power, throughput / mean end-to-end latency (Kleinrock,
-// 1979), among those that are not saturated: beyond it, more load costs more in waiting than it
-// brings. Nothing where all are saturated.
+// 1979), among those that are neither saturated nor failed: beyond it, more load costs more in
+// waiting than it brings. Nothing where there is none.
 std::optional<size_t> find_knee(const std::vector<SweepStep>& steps);
 
-// One line that says where the knee is, and where the server was saturated.
+// One line that says where the knee is, and where the server was saturated or failed.
 std::string verdict(const SweepValues& values, const std::vector<SweepStep>& steps);
 
 // {variable, values, steps, knee, saturated_at}; the last two are null where there is none.

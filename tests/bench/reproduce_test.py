@@ -146,6 +146,29 @@ class Load(unittest.TestCase):
             self.assertRegex(row, rf'^\| 20 \| {name} \|{number} 0 \|{4 * number}{2 * ratio}$')
 
 
+    def test_a_report_with_errors_is_no_result(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        program = Path(folder.name) / 'program'
+        asked = argparse.Namespace(requests=40, warmup=0.1, tokens=32, seed=0)
+        fine = {'name': 'K=0', 'requests': 40, 'errors': 0, 'gave_up': False,
+                'first_error_by_code': {}}
+        broken = fine | {'errors': 3, 'first_error_by_code': {'INTERNAL': 'broken'}}
+        for arms, said in (([fine, broken], 'found 3 of 40 requests.*INTERNAL.*broken'),
+                           ([fine | {'gave_up': True}, fine], 'K=0: expected no errors'),
+                           ([fine, fine], None)):
+            program.write_text(f'#!{sys.executable}\nimport json, sys\n'
+                               'path = sys.argv[sys.argv.index("--json") + 1]\n'
+                               f'json.dump({{"compare": {{"arms": {arms}}}}}, open(path, "w"))\n')
+            program.chmod(0o755)
+            with self.subTest(arms=arms):
+                if said is None:
+                    self.assertEqual(compare(program, 1, 2.0, 3, asked), {'arms': arms})
+                    continue
+                with self.assertRaisesRegex(SystemExit, '^reproduce: --rates 2: .*' + said):
+                    compare(program, 1, 2.0, 3, asked)
+
+
 def step(drafted, accepted, draft_ms=0.0):
     return Step(drafted, accepted, draft_ms, 10 + drafted)
 

@@ -104,6 +104,16 @@ TEST_F(Loadtest, IsVoidWhereMoreFailedThanSucceeded) {
   EXPECT_EQ(report()["ttft_ms"]["count"], 20);
 }
 
+TEST_F(Loadtest, AVoidTestHasACauseInTheWarmUpToo) {
+  ScriptedServer server([](int64_t) {
+    return Script{.chunks = {}, .status = {grpc::StatusCode::INTERNAL, "broken"}};
+  });
+  expect_one_line_error({"void", "0 of 0", "in the warm-up", "INTERNAL", "broken"}, [&] {
+    run(server, {"--concurrency", "4", "--duration", "3600", "--warmup", "3000"});
+  });
+  EXPECT_EQ(report()["first_error_by_code"]["INTERNAL"], "broken");
+}
+
 TEST_F(Loadtest, AnswersOfOneTokenHaveNoPace) {
   ScriptedServer server([](int64_t) { return Script{.chunks = {{1}}, .completion_tokens = 1}; });
   EXPECT_EQ(run(server, {"--concurrency", "2", "--requests", "10", "--slo", "tpot=30ms"}), 0);
@@ -152,6 +162,39 @@ TEST_F(Loadtest, ASweepPastSaturationEnds) {
   EXPECT_TRUE(report()["sweep"]["knee"].is_null());
 }
 
+// All answers fail from `index` on.
+ScriptedServer dying_server(int64_t index) {
+  return ScriptedServer([index](int64_t i) {
+    Script script;
+    if (i >= index) script.status = {grpc::StatusCode::UNAVAILABLE, "dead"};
+    return script;
+  });
+}
+
+// In the middle of a load, within its warm-up, and in the first load.
+TEST_F(Loadtest, ASweepOfAServerThatEndsFails) {
+  {
+    ScriptedServer server = dying_server(50);
+    expect_one_line_error({"rate=2000", "server failed", "20 of 30", "UNAVAILABLE", "dead"}, [&] {
+      run(server, {"--sweep", "rate=1000,2000,4000", "--requests", "30", "--html", html_path()});
+    });
+    nlohmann::json sweep = report()["sweep"];
+    ASSERT_EQ(sweep["steps"].size(), 2u);
+    EXPECT_EQ(sweep["steps"][1]["failed"], true);
+    EXPECT_TRUE(sweep["saturated_at"].is_null());
+    EXPECT_EQ(sweep["knee"], 1000);
+    EXPECT_NE(output_.find("the server failed at rate=2000"), std::string::npos) << output_;
+    EXPECT_EQ(output_.find("saturated at"), std::string::npos) << output_;
+    EXPECT_NE(html().find("the server failed at rate=2000"), std::string::npos);
+  }
+  {
+    ScriptedServer server = dying_server(100);
+    expect_one_line_error({"rate=400", "server failed", "in the warm-up", "given up", "dead"}, [&] {
+      run(server, {"--sweep", "rate=100,400", "--duration", "1", "--warmup", "0.9"});
+    });
+  }
+}
+
 TEST_F(Loadtest, ComparesArmsInTurns) {
   ScriptedServer server;
   EXPECT_EQ(run(server, {"--compare", "K=0,4", "--rounds", "3", "--concurrency", "1", "--requests",
@@ -187,6 +230,34 @@ TEST_F(Loadtest, ComparesArmsInTurns) {
   std::string line;
   std::getline(samples, line);
   EXPECT_EQ(nlohmann::json::parse(line)["run"], "K=0, round 0");
+}
+
+// In the middle of a round, and where a turn has fewer requests than are given up after: what was
+// measured before is kept, and no further turn is asked for.
+TEST_F(Loadtest, AComparisonEndsWithItsServer) {
+  for (const int requests : {30, 4}) {
+    ScriptedServer server = dying_server(3 * requests);
+    expect_one_line_error({"K=", "void", "given up", "UNAVAILABLE", "dead"}, [&] {
+      run(server, {"--compare", "K=0,4", "--rounds", "1000", "--concurrency", "1", "--requests",
+                   std::to_string(requests)});
+    });
+    EXPECT_LT(server.num_calls(), 3 * requests + 30);
+    nlohmann::json arms = report()["compare"]["arms"];
+    EXPECT_GE(arms[0]["requests"].get<int>() - arms[0]["errors"].get<int>(), requests);
+    EXPECT_TRUE(arms[0]["gave_up"].get<bool>() || arms[1]["gave_up"].get<bool>());
+  }
+}
+
+// It goes on answering, but the answers that failed are missing from one arm's latencies.
+TEST_F(Loadtest, AComparisonOfWhichATenthFailedIsVoid) {
+  ScriptedServer server([](int64_t index) {
+    Script script;
+    if (index >= 17 && index < 23) script.status = {grpc::StatusCode::INTERNAL, "broken"};
+    return script;
+  });
+  expect_one_line_error({"K=4", "void", "14 of 20", "INTERNAL", "broken"}, [&] {
+    run(server, {"--compare", "K=0,4", "--rounds", "2", "--concurrency", "1", "--requests", "10"});
+  });
 }
 
 TEST_F(Loadtest, AnAdaptiveArmNeedsAnAdaptiveServer) {

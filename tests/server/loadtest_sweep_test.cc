@@ -83,6 +83,22 @@ TEST(Sweep, RefusingIsSaturation) {
   EXPECT_TRUE(is_saturated(load, 0));
 }
 
+TEST(Sweep, OtherErrorsAreTheServersFailure) {
+  LoadResult load = queue(5, 0.1, 1);
+  const size_t tenth = load.records.size() / 10;
+  for (size_t i = 0; i < tenth; ++i) load.records[i].status = "UNAVAILABLE";
+  EXPECT_FALSE(server_failed({load}, 0));
+  for (size_t i = 0; i < tenth + 2; ++i) load.records[i].status = "UNAVAILABLE";
+  EXPECT_FALSE(is_saturated(load, 0));
+  EXPECT_TRUE(server_failed({load}, 0));
+  EXPECT_FALSE(server_failed({load}, kDurationS / 2));  // in the warm-up
+  load.gave_up = true;
+  EXPECT_TRUE(server_failed({load}, kDurationS / 2));
+  for (RequestRecord& record : load.records) record.status = "DEADLINE_EXCEEDED";
+  EXPECT_FALSE(server_failed({load}, 0));
+  EXPECT_FALSE(server_failed({}, 0));
+}
+
 TEST(Sweep, AnswersNeverComeWhereNothingIsMeasuredEither) {
   LoadResult given_up = queue(5, 0.1, 1);
   given_up.gave_up = true;
@@ -137,6 +153,11 @@ TEST(Sweep, SaysWhatItDoesNotKnow) {
   EXPECT_TRUE(to_json(values, none)["knee"].is_null());
   EXPECT_EQ(verdict(values, none), "No knee; saturated at rate=1, so more was not tried");
   EXPECT_FALSE(find_knee({SweepStep{}}));  // nothing was measured
+  std::vector<SweepStep> failed = {step(1, 1, 100), step(2, 2, 100)};
+  failed[1].failed = true;
+  EXPECT_EQ(find_knee(failed), 0u);
+  EXPECT_NE(verdict(values, failed).find("; the server failed at rate=2, so more was not tried"),
+            std::string::npos);
 }
 
 TEST(Arms, AreRead) {
