@@ -134,7 +134,7 @@ void LoadGenerator::finished(StreamingCall& call) {
   RequestRecord& record = call.record();
   ++(record.ok() ? succeeded_ : failed_);
   if (plan_.closed_loop) {
-    const double due_s = now_s() + (record.ok() ? 0 : kPauseAfterFailureS);
+    const double due_s = record.end_s + (record.ok() ? 0 : kPauseAfterFailureS);
     if (due_s < plan_.duration_s) due_s_.push(due_s);
   }
   last_end_s_ = std::max(last_end_s_, record.end_s);

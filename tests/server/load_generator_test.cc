@@ -161,6 +161,27 @@ TEST(LoadGenerator, TheClosedLoopKeepsItsUsersBusy) {
   EXPECT_GT(result.records.back().due_s, 0);
 }
 
+// Where this program comes late, its users have waited all the same.
+TEST(LoadGenerator, AUserOfTheClosedLoopIsDueWhenAnswered) {
+  constexpr size_t kUsers = 3;
+  ScriptedServer server;
+  const auto slow_ask = [] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    v1::GenerateRequest request;
+    request.set_text("x");
+    return LoadGenerator::Ask{0, request};
+  };
+  LoadGenerator generator(server.address(), closed_loop(kUsers, kForever, 20), slow_ask,
+                          {.timeout_s = 30, .progress_every_s = 0});
+  const LoadResult result = generator.run();
+  std::set<double> ends_s;
+  for (const RequestRecord& record : result.records) ends_s.insert(record.end_s);
+  for (size_t i = kUsers; i < result.records.size(); ++i) {
+    EXPECT_TRUE(ends_s.contains(result.records[i].due_s)) << i;
+    EXPECT_GE(result.records[i].sent_s - result.records[i].due_s, 0.005);
+  }
+}
+
 TEST(LoadGenerator, TheClosedLoopEndsWithItsTime) {
   ScriptedServer server;
   const LoadResult result = run(server, closed_loop(2, 0.05, kAny));
