@@ -87,7 +87,8 @@ def main():
     random = np.random.default_rng(0)
 
     summaries = []
-    for name, values in (('two', [3.0, 1.0]), ('ties', random.integers(1, 9, size=57)),
+    for name, values in (('ten', [3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0, 3.5, 8.0]),
+                         ('ties', random.integers(1, 9, size=57)),
                          ('normal', random.normal(50, 5, size=137)),
                          ('long tail', random.lognormal(3, 1, size=1000)),
                          ('thousand and one', random.exponential(20, size=1001))):

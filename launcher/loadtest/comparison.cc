@@ -90,11 +90,12 @@ std::vector<size_t> turns(size_t num_arms, int round) {
   return order;
 }
 
-void evaluate(std::vector<ArmResult>& arms, const ReportOptions& options) {
+void evaluate(std::vector<ArmResult>& arms, ReportOptions options) {
+  options.unit = Unit::turn;
   LatencySamples first;
   for (ArmResult& arm : arms) {
     arm.report = make_report(arm.loads, options);
-    LatencySamples samples = latency_samples(arm.loads, options.warmup_s);
+    LatencySamples samples = latency_samples(arm.loads, options.warmup_s, options.unit);
     if (&arm == &arms.front()) {
       first = std::move(samples);
     } else {
@@ -103,6 +104,15 @@ void evaluate(std::vector<ArmResult>& arms, const ReportOptions& options) {
       arm.e2e = compare(samples.e2e, first.e2e, options.seed);
     }
   }
+}
+
+bool has_intervals(const std::vector<ArmResult>& arms) {
+  return arms.front().loads.size() >= kLeastUnits;
+}
+
+std::string why_no_intervals(const std::vector<ArmResult>& arms) {
+  return absl::StrFormat("no intervals: expected %d rounds or more to draw from, found %d",
+                         kLeastUnits, arms.front().loads.size());
 }
 
 std::string ratio_table(const std::vector<ArmResult>& arms) {
@@ -114,7 +124,7 @@ std::string ratio_table(const std::vector<ArmResult>& arms) {
     text += ratio_row(name + ", TTFT", arms[i].ttft) + ratio_row(name + ", TPOT", arms[i].tpot) +
             ratio_row(name + ", end to end", arms[i].e2e);
   }
-  return text;
+  return has_intervals(arms) ? text : text + why_no_intervals(arms) + "\n";
 }
 
 Json to_json(const std::vector<ArmResult>& arms) {

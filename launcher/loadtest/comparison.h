@@ -30,8 +30,8 @@ struct ArmResult {
   Arm arm;
   std::vector<LoadResult> loads;  // one a round
   LoadReport report;
-  // This arm to the first one; questions or rounds are drawn, and each brings what both arms said.
-  // Nothing for the first arm itself, and where one of the two measured nothing.
+  // This arm to the first one; rounds are drawn, and each brings the turns of both arms. Nothing
+  // for the first arm itself, and where one of the two measured nothing.
   std::optional<Ratios> ttft, tpot, e2e;
 
   bool gave_up() const;  // some load of it
@@ -40,8 +40,12 @@ struct ArmResult {
 // In which order the arms ask in a round: each is first, second, … equally often.
 std::vector<size_t> turns(size_t num_arms, int round);
 
-// Sets report and ratios of all arms.
-void evaluate(std::vector<ArmResult>& arms, const ReportOptions& options);
+// Sets report and ratios of all arms; intervals are drawn over turns.
+void evaluate(std::vector<ArmResult>& arms, ReportOptions options);
+
+// Whether there are rounds enough for intervals, and where not, why.
+bool has_intervals(const std::vector<ArmResult>& arms);
+std::string why_no_intervals(const std::vector<ArmResult>& arms);
 
 // For the terminal: the ratios with their intervals.
 std::string ratio_table(const std::vector<ArmResult>& arms);

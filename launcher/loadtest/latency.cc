@@ -57,13 +57,13 @@ bool is_measured(const RequestRecord& record, double warmup_s) {
   return !record.cancelled && record.due_s >= warmup_s;
 }
 
-LatencySamples latency_samples(const std::vector<LoadResult>& loads, double warmup_s) {
+LatencySamples latency_samples(const std::vector<LoadResult>& loads, double warmup_s, Unit unit) {
   LatencySamples samples;
   for (size_t i = 0; i < loads.size(); ++i) {
     for (const RequestRecord& record : loads[i].records) {
       if (!is_measured(record, warmup_s)) continue;
-      const bool by_load = loads.size() >= kLeastTurns;
-      add_latencies(record, by_load ? static_cast<int64_t>(i) : record.question, samples);
+      const auto turn = static_cast<int64_t>(i);
+      add_latencies(record, unit == Unit::turn ? turn : record.question, samples);
     }
   }
   return samples;

@@ -1,7 +1,6 @@
 // What one request waited for, from its record.
 #pragma once
 
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,10 +20,7 @@ struct Latency {
 };
 Latency latency_of(const RequestRecord& record);
 
-// Of many; the unit of a sample is its request's question or, of so many loads and more, its load:
-// what disturbs a machine for a while makes many answers slow, so that they are no independent
-// ones.
-constexpr size_t kLeastTurns = 10;
+// Of many.
 struct LatencySamples {
   Samples ttft, tpot, e2e;  // as above
   Samples itl;              // between neighbouring chunks with tokens
@@ -36,8 +32,12 @@ struct LatencySamples {
 // Whether a request counts: it was due from warmup_s on and the test itself did not cancel it.
 bool is_measured(const RequestRecord& record, double warmup_s);
 
+// The unit of a sample: its request's question, or its load, one of many turns. What disturbs a
+// machine for a while makes all answers of a turn slow, so that they are no independent samples.
+enum class Unit { question, turn };
+
 // Of the measured requests of loads that asked the same in the same way.
-LatencySamples latency_samples(const std::vector<LoadResult>& loads, double warmup_s);
+LatencySamples latency_samples(const std::vector<LoadResult>& loads, double warmup_s, Unit unit);
 
 // What an answer must keep to count as good; in milliseconds.
 struct Objectives {

@@ -59,7 +59,7 @@ void add_load(CLI::App& command, LoadtestOptions& options) {
                              "The same load with so many speculative tokens each, in turns: "
                              "K=0,4,adaptive");
   compare->excludes(sweep)->excludes(command.get_option("--num-speculative-tokens"));
-  command.add_option("--rounds", options.rounds, "Turns of each arm of --compare (default 5)")
+  command.add_option("--rounds", options.rounds, "Turns of each arm of --compare (default 16)")
       ->check(CLI::Range(1, 1'000'000))
       ->needs(compare);
 }

@@ -33,7 +33,7 @@ struct LoadtestOptions {
   std::string trace;  // a file
   std::optional<SweepValues> sweep;
   std::vector<Arm> arms;  // of a comparison; empty: none
-  int rounds = 5;
+  int rounds = 16;
 
   std::optional<double> duration_s;
   std::optional<int64_t> requests;

@@ -14,7 +14,8 @@ namespace outrider {
 namespace {
 
 constexpr char kIntervals[] =
-    "Milliseconds; small: 95 % bootstrap interval. Percentiles are samples that were measured.";
+    "Milliseconds; small, where enough was measured: 95 % bootstrap interval. Percentiles are "
+    "samples that were measured.";
 
 using Cell = HtmlPage::Cell;
 
@@ -25,6 +26,11 @@ std::string number(double value) {
 
 std::string interval_text(const Interval& interval) {
   return number(interval.low) + "\u00a0– " + number(interval.high);  // breaks behind the dash
+}
+
+// Of a figure's caption.
+std::string with_intervals(const std::vector<ArmResult>& arms) {
+  return has_intervals(arms) ? "With 95 % intervals; " : "";
 }
 
 std::vector<Cell> summary_row(const std::string& name, const Summary& summary) {
@@ -164,7 +170,7 @@ void arm_figure(HtmlPage& page, const Quantity& quantity, const std::vector<ArmR
     }
   }
   if (!plot.series.empty()) {
-    page.figure(plot.title, to_svg(plot), names, "With 95 % intervals; lower is better.",
+    page.figure(plot.title, to_svg(plot), names, with_intervals(arms) + "lower is better.",
                 Mark::dots);
   }
 }
@@ -186,7 +192,7 @@ void ratio_figure(HtmlPage& page, const std::string& quantity,
   }
   if (plot.series.empty()) return;
   names.front().clear();  // it is the line at 1
-  page.figure(plot.title, to_svg(plot), names, "With 95 % intervals; below 1 is faster.",
+  page.figure(plot.title, to_svg(plot), names, with_intervals(arms) + "below 1 is faster.",
               Mark::dots);
 }
 
@@ -241,7 +247,7 @@ std::string load_page(const PageFrame& frame, const LoadResult& load, const Load
   errors(page, report);
   page.section("Plots");
   page.begin_figures();
-  cumulative_figures(page, {""}, {latency_samples({load}, frame.warmup_s)});
+  cumulative_figures(page, {""}, {latency_samples({load}, frame.warmup_s, Unit::question)});
   over_time(page, load, frame.warmup_s);
   page.end_figures();
   return end_page(page, frame);
@@ -256,7 +262,7 @@ std::string sweep_page(const PageFrame& frame, const SweepValues& values,
   std::vector<LatencySamples> samples;
   for (const SweepStep& step : steps) {
     names.push_back(values.name(step.value));
-    samples.push_back(latency_samples({step.load}, frame.warmup_s));
+    samples.push_back(latency_samples({step.load}, frame.warmup_s, Unit::question));
     rows.push_back(load_row(names.back(), step.report));
     if (step.saturated) rows.back().front().small = "saturated";
     if (step.failed) rows.back().front().small = "the server failed";
@@ -299,13 +305,14 @@ std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>
   std::vector<LatencySamples> samples;
   for (const ArmResult& arm : arms) {
     names.push_back(arm.arm.name());
-    samples.push_back(latency_samples(arm.loads, frame.warmup_s));
+    samples.push_back(latency_samples(arm.loads, frame.warmup_s, Unit::turn));
     rows.push_back(load_row(names.back(), arm.report));
   }
   ratios_table(page, arms, names);
-  page.paragraph(
-      "Below 1: less waiting. Small: 95 % bootstrap interval over questions, which all arms were "
-      "asked alike.");
+  page.paragraph(has_intervals(arms) ? "Below 1: less waiting. Small: 95 % bootstrap interval over "
+                                       "rounds, in each of which all "
+                                       "arms were asked the same."
+                                     : "Below 1: less waiting; " + why_no_intervals(arms) + ".");
   page.begin_figures();
   ratio_figure(page, "TPOT", &ArmResult::tpot, arms, names);
   ratio_figure(page, "end to end", &ArmResult::e2e, arms, names);

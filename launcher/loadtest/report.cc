@@ -92,7 +92,7 @@ LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions
     add_requests(load, options, report);
     add_arrivals(load, options, arrived);
   }
-  const LatencySamples samples = latency_samples(loads, options.warmup_s);
+  const LatencySamples samples = latency_samples(loads, options.warmup_s, options.unit);
   const std::pair<Summary&, const Samples&> summaries[] = {
       {report.ttft, samples.ttft},
       {report.tpot, samples.tpot},

@@ -54,6 +54,7 @@ struct ReportOptions {
   double warmup_s = 0;  // the measured time of a load is [warmup_s, load_end_s) of its own time
   Objectives objectives;
   uint64_t seed = 0;  // of the intervals
+  Unit unit = Unit::question;
 };
 
 // Too many failed where so large a share did.
@@ -68,7 +69,7 @@ LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions
 
 // ttft_ms, tpot_ms, itl_ms, itl_amortised_ms, e2e_ms, queue_ms and send_delay_ms as {count, mean,
 // p50, p90, p99, p999, max, ci95}, where all but count are null without samples, and ci95, {mean:
-// [low, high], …}, with samples of one request too; the rest under its own name.
+// [low, high], …}, with samples of few units too; the rest under its own name.
 nlohmann::ordered_json to_json(const LoadReport& report);
 
 // For the terminal, with a line break at the end.

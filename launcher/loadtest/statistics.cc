@@ -108,7 +108,7 @@ void add_units(const Samples& samples, std::vector<int64_t>& units) {
 // nothing is made again.
 template <typename Measure>
 std::optional<Intervals> bootstrap(size_t count, uint64_t seed, Measure measure) {
-  if (count < 2) return std::nullopt;
+  if (count < kLeastUnits) return std::nullopt;
   std::mt19937_64 random = make_generator(seed, RandomPurpose::resampling);
   std::vector<int64_t> times(count);
   std::vector<Statistics> resamples;

@@ -2,6 +2,7 @@
 // are.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -54,19 +55,22 @@ struct Intervals {
 struct Summary : Statistics {
   int64_t count = 0;
   double max = 0;
-  std::optional<Intervals> ci95;  // nothing where fewer than two units were measured
+  std::optional<Intervals> ci95;  // nothing of fewer than kLeastUnits
 };
 
 // Intervals are bootstrap percentile intervals (Efron 1979): the statistics of kResamples draws of
 // as many units as there are, with replacement; 95 % of them lie within. Of more than 10,000 units
 // it is groups of them that are drawn.
 constexpr int kResamples = 1000;
+// Draws of few units differ less than the units' own population does: an interval of ten holds the
+// truth in 90 of 100 cases, one of five in 84.
+constexpr size_t kLeastUnits = 10;
 Summary summarise(const Samples& samples, uint64_t seed);
 
 // a / b for each statistic: the ratios of what was measured, and intervals. Units that both share
-// are drawn together, so that what makes one question slow for both cancels out.
+// are drawn together, so that what makes one slow for both cancels out.
 struct Ratios : Statistics {
-  std::optional<Intervals> ci95;  // nothing where fewer than two units were measured
+  std::optional<Intervals> ci95;  // nothing of fewer than kLeastUnits
 };
 // Nothing where there are no samples of one, or not all of b's are above 0.
 std::optional<Ratios> compare(const Samples& a, const Samples& b, uint64_t seed);

@@ -125,6 +125,41 @@ TEST(Summarise, OneUnitHasNoInterval) {
   EXPECT_FALSE(summarise(Samples{{1, 2, 3}, {5, 5, 5}}, 0).ci95);
 }
 
+TEST(Summarise, FewUnitsHaveNoInterval) {
+  Samples samples;
+  for (size_t i = 0; i < 100; ++i) samples.add(1.0, static_cast<int64_t>(i % (kLeastUnits - 1)));
+  EXPECT_FALSE(summarise(samples, 0).ci95);
+  EXPECT_FALSE(compare(samples, samples, 0)->ci95);
+  samples.add(1.0, kLeastUnits);
+  EXPECT_TRUE(summarise(samples, 0).ci95);
+  EXPECT_TRUE(compare(samples, samples, 0)->ci95);
+}
+
+// Two equal arms whose turns differ by 15 %: drawn by turn, nearly as many intervals hold the true
+// ratio, 1, as they say.
+TEST(Compare, IntervalsOverTurnsHoldTheTruth) {
+  constexpr int kComparisons = 300, kTurns = 16, kAnswers = 24;
+  std::mt19937_64 random(3);
+  std::lognormal_distribution<double> turn(0, 0.15), question(0, 0.3), answer(0, 0.05);
+  int mean_holds = 0, p99_holds = 0;
+  for (int i = 0; i < kComparisons; ++i) {
+    Samples a, b;
+    for (int64_t round = 0; round < kTurns; ++round) {
+      const double of_a = turn(random), of_b = turn(random);
+      for (int j = 0; j < kAnswers; ++j) {
+        const double asked = question(random);
+        a.add(of_a * asked * answer(random), round);
+        b.add(of_b * asked * answer(random), round);
+      }
+    }
+    const Intervals found = *compare(a, b, static_cast<uint64_t>(i))->ci95;
+    mean_holds += found.low.mean <= 1 && found.high.mean >= 1 ? 1 : 0;
+    p99_holds += found.low.p99 <= 1 && found.high.p99 >= 1 ? 1 : 0;
+  }
+  EXPECT_GE(mean_holds, 0.88 * kComparisons);
+  EXPECT_GE(p99_holds, 0.88 * kComparisons);
+}
+
 TEST(Summarise, TheIntervalFollowsFromItsSeed) {
   const Samples samples{golden()["summaries"][2]["values"], golden()["summaries"][2]["units"]};
   const auto mean = [&](uint64_t seed) { return summarise(samples, seed).ci95->low.mean; };

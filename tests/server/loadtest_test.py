@@ -134,8 +134,8 @@ class Loadtest(unittest.TestCase):
         self.assertLessEqual(max(lengths), 61)  # with a token for the beginning, where there is one
 
     def test_speculation_is_compared_and_changes_no_answer(self):
-        report, samples = self.run_test('--compare', 'K=0,3', '--rounds', '4', '--concurrency', '2',
-                                        '--requests', '10', '--max-tokens', '12', *GREEDY)
+        report, samples = self.run_test('--compare', 'K=0,3', '--rounds', '10', '--concurrency',
+                                        '2', '--requests', '4', '--max-tokens', '12', *GREEDY)
         self.assertEqual([arm['name'] for arm in report['compare']['arms']], ['K=0', 'K=3'])
         plain, speculative = report['compare']['arms']
         self.assertEqual(plain['speculation']['num_draft_tokens'], 0)
