@@ -46,10 +46,10 @@ def milliseconds(summary, share):
     return 'n/a' if value is None else f'{value:.1f}'
 
 
-def p99_ratio(report, what):
+def arm_ratio(report, what, share='p99'):
     """That of adaptive to plain as (ratio, low, high); None where it, or its 95 % interval, is not
     known."""
-    found = (report['ratios'][0][what] or {}).get('p99')
+    found = (report['ratios'][0][what] or {}).get(share)
     return (found['ratio'], *found['ci95']) if found and found['ci95'] else None
 
 
@@ -58,25 +58,27 @@ def ratio_cell(ratio):
 
 
 def load_table(rates, reports):
+    shown = [('TTFT', 'ttft_ms', 'p50'), ('TTFT', 'ttft_ms', 'p99'), ('TPOT', 'tpot_ms', 'p50'),
+             ('TPOT', 'tpot_ms', 'p99'), ('end to end', 'e2e_ms', 'p99')]
+    compared = [of for of in shown if of[1:] != ('tpot_ms', 'p50')]
     rows = []
     for rate, report in zip(rates, reports, strict=True):
         for name, arm in zip(ARMS, report['arms'], strict=True):
-            ratios = [ratio_cell(p99_ratio(report, what)) if name == 'adaptive' else ''
-                      for what in ('tpot_ms', 'e2e_ms')]
-            rows.append([f'{rate:g}', name, arm['requests'], arm['errors'],
-                         f'{arm["tokens_per_second"]:.1f}', milliseconds(arm['tpot_ms'], 'p50'),
-                         milliseconds(arm['tpot_ms'], 'p99'), milliseconds(arm['e2e_ms'], 'p99'),
-                         *ratios])
-    return table(['requests/s', 'arm', 'requests', 'errors', 'tokens/s', 'TPOT P50, ms',
-                  'TPOT P99, ms', 'end to end P99, ms', 'adaptive / plain, TPOT P99',
-                  'adaptive / plain, end to end P99'], rows)
+            ratios = [ratio_cell(arm_ratio(report, what, share)) if name == 'adaptive' else ''
+                      for _, what, share in compared]
+            rows.append([f'{rate:g}', name, arm['requests'], f'{arm["tokens_per_second"]:.1f}',
+                         *(milliseconds(arm[what], share) for _, what, share in shown), *ratios])
+    return table(['requests/s', 'arm', 'requests', 'tokens/s',
+                  *(f'{quantity} {share.upper()}, ms' for quantity, _, share in shown),
+                  *(f'adaptive / plain, {quantity} {share.upper()}'
+                    for quantity, _, share in compared)], rows)
 
 
 def verdict(reports):
     """At how many rates the goal is shown, and at how many that it is missed."""
     lines = []
-    for name, what in (('TPOT', 'tpot_ms'), ('End to end', 'e2e_ms')):
-        ratios = [ratio for report in reports if (ratio := p99_ratio(report, what))]
+    for name, what in (('TTFT', 'ttft_ms'), ('TPOT', 'tpot_ms'), ('End to end', 'e2e_ms')):
+        ratios = [ratio for report in reports if (ratio := arm_ratio(report, what))]
         kept = sum(high <= GOAL for _, _, high in ratios)
         missed = sum(low > GOAL for _, low, _ in ratios)
         lines.append(f'- {name}: P99 with speculation at most {GOAL} of P99 without is shown at '

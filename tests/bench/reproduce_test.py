@@ -105,26 +105,37 @@ class CommandLine(unittest.TestCase):
 
 
 def report(ratio, requests=100):
-    """Of one rate, with `ratio` for TPOT's P99 and none for that of the end."""
-    arm = {'requests': requests, 'errors': 0, 'tokens_per_second': 48.06,
+    """Of one rate, with `ratio` for TPOT, none for the end, and TTFT that does not differ."""
+    arm = {'requests': requests, 'tokens_per_second': 48.06,
+           'ttft_ms': {'p50': 30, 'p99': 41, 'ci95': None},
            'tpot_ms': {'p50': 9.96, 'p99': 12, 'ci95': None},
            'e2e_ms': {'p99': None}}
-    return {'arms': [arm, arm | {'errors': 1}], 'ratios': [{'tpot_ms': ratio, 'e2e_ms': None}]}
+    same = {'ratio': 1, 'ci95': [0.99, 1.01]}
+    return {'arms': [arm, arm], 'ratios': [{'ttft_ms': {'p50': same, 'p99': same},
+                                            'tpot_ms': ratio, 'e2e_ms': None}]}
 
 
 class Load(unittest.TestCase):
     def test_a_row_for_each_arm_of_a_rate(self):
         lines = load_table([0.5], [report({'p99': {'ratio': 0.9, 'ci95': [0.8, 1.0104]}})])
         self.assertEqual(lines.splitlines()[2:], [
-            '| 0.5 | plain | 100 | 0 | 48.1 | 10.0 | 12.0 | n/a |  |  |',
-            '| 0.5 | adaptive | 100 | 1 | 48.1 | 10.0 | 12.0 | n/a | 0.900 (0.800, 1.010) | n/a |'])
+            '| 0.5 | plain | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a |  |  |  |  |',
+            '| 0.5 | adaptive | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a '
+            '| 1.000 (0.990, 1.010) | 1.000 (0.990, 1.010) | 0.900 (0.800, 1.010) | n/a |'])
+        self.assertEqual(lines.splitlines()[0], '| requests/s | arm | requests | tokens/s | '
+                         'TTFT P50, ms | TTFT P99, ms | TPOT P50, ms | TPOT P99, ms | '
+                         'end to end P99, ms | adaptive / plain, TTFT P50 | '
+                         'adaptive / plain, TTFT P99 | adaptive / plain, TPOT P99 | '
+                         'adaptive / plain, end to end P99 |')
 
     def test_only_an_interval_below_the_goal_shows_it(self):
         said = verdict([report({'p99': {'ratio': ratio, 'ci95': [low, high]}})
                         for ratio, low, high in ((0.9, 0.8, 1.01), (0.9, 0.8, 1.0104),
                                                  (1.2, 1.02, 1.4))]
                        + [report({'p99': {'ratio': 0.5, 'ci95': None}}, requests=1)])
-        shown, unknown = said.splitlines()
+        first, shown, unknown = said.splitlines()
+        self.assertEqual(first, '- TTFT: P99 with speculation at most 1.01 of P99 without is shown '
+                                'at 4 of 4 rates, more than that at 0; neither at 0.')
         self.assertEqual(shown, '- TPOT: P99 with speculation at most 1.01 of P99 without is shown '
                                 'at 1 of 4 rates, more than that at 1; neither at 2.')
         self.assertIn('is shown at 0 of 4 rates, more than that at 0; neither at 4.', unknown)
@@ -143,7 +154,7 @@ class Load(unittest.TestCase):
         for name, row in zip(ARMS, rows):
             number = r' [0-9.]+ \|'
             ratio = r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|' if name == 'adaptive' else r'  \|'
-            self.assertRegex(row, rf'^\| 20 \| {name} \|{number} 0 \|{4 * number}{2 * ratio}$')
+            self.assertRegex(row, rf'^\| 20 \| {name} \|{7 * number}{4 * ratio}$')
 
 
     def test_a_report_with_errors_is_no_result(self):
