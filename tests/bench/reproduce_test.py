@@ -19,6 +19,7 @@ import load  # noqa: E402
 from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import Prices, Step, lookahead_text, read_steps, rising  # noqa: E402
+from paired import mean_over_prompts, student_t  # noqa: E402
 from speculation import ADAPTIVE, DEFAULT, PLAIN, chat_request, speculation_params  # noqa: E402
 from serving import Server  # noqa: E402
 
@@ -102,6 +103,20 @@ class CommandLine(unittest.TestCase):
                                        '--rounds', '1', '--some-rates', '0.5', '2'])
         self.assertEqual(given(parser, arguments, 'json'),
                          ['--serve "--a b"', '--some-rates 0.5 2'])
+
+
+class Means(unittest.TestCase):
+    def test_quantiles_of_students_t(self):  # as any table has them
+        for degrees, expected in ((1, 12.706), (2, 4.303), (3, 3.182), (9, 2.262), (100, 1.984)):
+            self.assertAlmostEqual(student_t(degrees), expected, 3 if degrees > 1 else 2)
+
+    def test_answers_to_one_prompt_are_one_value(self):
+        once = [('a', 1.0), ('b', 2.0), ('c', 3.0), ('d', 6.0)]
+        mean, half = mean_over_prompts(once)
+        self.assertEqual(mean, 3)
+        self.assertAlmostEqual(half, 3.182 * (14 / 3) ** 0.5 / 2, 3)
+        self.assertEqual(mean_over_prompts(once * 5), (mean, half))
+        self.assertEqual(mean_over_prompts(once[1:] + [('a', 0.0), ('a', 2.0)])[0], mean)
 
 
 def report(ratio, requests=100):
