@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -21,6 +20,7 @@
 #include "launcher/loadtest/load_generator.h"
 #include "launcher/loadtest/load_runner.h"
 #include "launcher/loadtest/options.h"
+#include "launcher/loadtest/output_file.h"
 #include "launcher/loadtest/pages.h"
 #include "launcher/loadtest/prompts.h"
 #include "launcher/loadtest/questions.h"
@@ -37,32 +37,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr float kGreedyBelow = 1e-5f;  // as the schema says of temperature
 
-// Opened before the test begins, so that a wrong path does not cost its result.
-class OutputFile {
- public:
-  explicit OutputFile(const std::string& path) : path_(path) {
-    if (path.empty()) return;
-    file_.open(path, std::ios::trunc);
-    if (!file_) throw Error(path + ": cannot be written");
-  }
-  void write(const std::string& text) {
-    if (!path_.empty()) file_ << text;
-  }
-  void write(const Json& json, int indent) {
-    if (path_.empty()) return;
-    file_ << json.dump(indent, ' ', false, Json::error_handler_t::replace) << '\n';
-  }
-  void close() {
-    if (path_.empty()) return;
-    file_.close();
-    if (!file_) throw Error(path_ + ": could not be written whole");
-  }
-
- private:
-  std::string path_;
-  std::ofstream file_;
-};
-
 struct OutputFiles {
   OutputFile json, html, samples;
 
@@ -70,6 +44,11 @@ struct OutputFiles {
     for (OutputFile* file : {&json, &html, &samples}) file->close();
   }
 };
+
+// indent: -1: on one line.
+std::string to_text(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
+}
 
 void print(const std::string& text) {
   std::fputs(text.c_str(), stdout);
@@ -259,7 +238,7 @@ class Loadtest {
       if (options_.samples.empty()) continue;
       Json json = to_json(record);
       if (!run.empty()) json["run"] = run;
-      files_.samples.write(json, -1);
+      files_.samples.write(to_text(json, -1));
     }
   }
 
@@ -287,7 +266,7 @@ class Loadtest {
     json["settings"] = settings_json(options_, source_);
     json["server"] = server_json(server_);
     json["server_afterwards"] = server_afterwards(*stub_);
-    files_.json.write(json, 2);
+    files_.json.write(to_text(json, 2));
     if (!options_.html.empty()) files_.html.write(page(frame));
     files_.close();
   }

@@ -5,8 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
+#include "launcher/loadtest/output_file.h"
 #include "launcher/number_checks.h"
 
 namespace outrider {
@@ -128,6 +130,15 @@ void LoadtestOptions::add_to(CLI::App& command) {
 void LoadtestOptions::check_together() const {
   if (!rate && !concurrency && trace.empty() && !sweep) {
     throw CLI::RequiredError("One of --concurrency, --rate, --trace and --sweep");
+  }
+  const std::pair<const char*, const std::string&> files[] = {
+      {"--json", json}, {"--html", html}, {"--samples", samples}};
+  for (const auto& [flag, path] : files) {
+    for (const auto& [other, same] : files) {
+      if (flag == other || path.empty() || same.empty() || !is_same_file(path, same)) continue;
+      throw CLI::ValidationError(absl::StrFormat("%s and %s", flag, other),
+                                 "expected two files, found one, " + path);
+    }
   }
   if (sweep) {
     for (const double value : sweep->values) at(value).check_together();

@@ -267,6 +267,29 @@ TEST_F(Loadtest, AnAdaptiveArmNeedsAnAdaptiveServer) {
   });
 }
 
+TEST_F(Loadtest, AFormerReportStaysUntilThereIsANewOne) {
+  directory_.write("report.json", "{\"former\": true}");
+  ScriptedServer server;
+  expect_one_line_error({"--lookahead adaptive"}, [&] {
+    run(server, {"--compare", "K=0,adaptive", "--concurrency", "1", "--requests", "1", "--html",
+                 html_path()});
+  });
+  EXPECT_EQ(report()["former"], true);
+  directory_.write("page.html", "former");
+  std::filesystem::create_symlink(directory_.path() / "page.html", html_path());
+  EXPECT_EQ(run(server, {"--concurrency", "1", "--requests", "4", "--samples", "/dev/null"}), 0);
+  EXPECT_EQ(report()["requests"], 4);
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  EXPECT_EQ(run(server, {"--concurrency", "1", "--requests", "4", "--html", html_path()}), 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(html_path()));
+  EXPECT_EQ(html().rfind("<!DOCTYPE html>", 0), 0u);
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
+    files.insert(entry.path().filename());
+  }
+  EXPECT_EQ(files, (std::set<std::string>{"page.html", "report.html", "report.json"}));
+}
+
 TEST_F(Loadtest, ReplaysATrace) {
   directory_.write("trace.jsonl",
                    "{\"timestamp\": 70, \"text\": \"one\", \"output_length\": 9}\n"

@@ -220,6 +220,7 @@ class Loadtest(unittest.TestCase):
         self.refuses(['loadtest', '--sweep', 'rate=1,1e6', '--duration', '1e6'], '--rate')
         self.refuses([*one, '--slo', 'ttft=5'], '--slo', 'ttft=5', 'ttft=500ms')
         self.refuses([*one, '--concurency', '3'], '--concurrency')
+        self.refuses([*one, '--json', 'x', '--html', './x'], '--json', '--html', 'x')
 
     def test_wrong_files(self):
         broken = self.directory / 'broken.jsonl'
