@@ -59,14 +59,19 @@ std::string end_page(HtmlPage& page, const PageFrame& frame) {
   return page.text();
 }
 
-void errors(HtmlPage& page, const LoadReport& report) {
-  std::vector<std::vector<Cell>> rows;
+// A table's rows: statuses that requests of a load failed with. name: of the load.
+void add_errors(const std::string& name, const LoadReport& report,
+                std::vector<std::vector<Cell>>& rows) {
   for (const auto& [code, count] : report.errors_by_code) {
-    rows.push_back({{code}, {absl::StrFormat("%d", count)}, {report.first_error_by_code.at(code)}});
+    rows.push_back(
+        {{name}, {code}, {absl::StrFormat("%d", count)}, {report.first_error_by_code.at(code)}});
   }
+}
+
+void errors(HtmlPage& page, const std::string& what, const std::vector<std::vector<Cell>>& rows) {
   if (rows.empty()) return;
   page.section("Errors");
-  page.table({"status", "requests", "the first"}, rows);
+  page.table({what, "status", "requests", "the first"}, rows);
 }
 
 // The share of samples that are not above a value, as stairs.
@@ -244,7 +249,9 @@ std::string load_page(const PageFrame& frame, const LoadResult& load, const Load
               summary_row("end to end", report.e2e), summary_row("queue", report.queue),
               summary_row("sent late", report.send_delay)});
   page.paragraph(kIntervals);
-  errors(page, report);
+  std::vector<std::vector<Cell>> failed;
+  add_errors("", report, failed);
+  errors(page, "", failed);
   page.section("Plots");
   page.begin_figures();
   cumulative_figures(page, {""}, {latency_samples({load}, frame.warmup_s, Unit::question)});
@@ -257,18 +264,20 @@ std::string sweep_page(const PageFrame& frame, const SweepValues& values,
                        const std::vector<SweepStep>& steps) {
   HtmlPage page = begin_page(frame);
   page.paragraph(verdict(values, steps) + ".");
-  std::vector<std::vector<Cell>> rows;
+  std::vector<std::vector<Cell>> rows, failed;
   std::vector<std::string> names;
   std::vector<LatencySamples> samples;
   for (const SweepStep& step : steps) {
     names.push_back(values.name(step.value));
     samples.push_back(latency_samples({step.load}, frame.warmup_s, Unit::question));
     rows.push_back(load_row(names.back(), step.report));
+    add_errors(names.back(), step.report, failed);
     if (step.saturated) rows.back().front().small = "saturated";
     if (step.failed) rows.back().front().small = "the server failed";
   }
   page.table(load_head("load"), rows);
   page.paragraph(kIntervals);
+  errors(page, "load", failed);
   page.section("Throughput against latency");
   page.begin_figures();
   for (const Quantity& quantity : kQuantities) {
@@ -300,13 +309,14 @@ std::string sweep_page(const PageFrame& frame, const SweepValues& values,
 
 std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>& arms) {
   HtmlPage page = begin_page(frame);
-  std::vector<std::vector<Cell>> rows;
+  std::vector<std::vector<Cell>> rows, failed;
   std::vector<std::string> names;
   std::vector<LatencySamples> samples;
   for (const ArmResult& arm : arms) {
     names.push_back(arm.arm.name());
     samples.push_back(latency_samples(arm.loads, frame.warmup_s, Unit::turn));
     rows.push_back(load_row(names.back(), arm.report));
+    add_errors(names.back(), arm.report, failed);
   }
   ratios_table(page, arms, names);
   page.paragraph(has_intervals(arms) ? "Below 1: less waiting. Small: 95 % bootstrap interval over "
@@ -314,6 +324,7 @@ std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>
                                        "arms were asked the same."
                                      : "Below 1: less waiting; " + why_no_intervals(arms) + ".");
   page.begin_figures();
+  ratio_figure(page, "TTFT", &ArmResult::ttft, arms, names);
   ratio_figure(page, "TPOT", &ArmResult::tpot, arms, names);
   ratio_figure(page, "end to end", &ArmResult::e2e, arms, names);
   page.end_figures();
@@ -324,6 +335,7 @@ std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>
   for (const Quantity& quantity : kQuantities) arm_figure(page, quantity, arms, names);
   cumulative_figures(page, names, samples);
   page.end_figures();
+  errors(page, "arm", failed);
   return end_page(page, frame);
 }
 

@@ -180,6 +180,7 @@ TEST(Pages, OfASweep) {
   const std::string page = sweep_page(frame(), parse_sweep("rate=6,21,1000"), steps);
   expect_self_contained(page);
   EXPECT_EQ(count(page, "<figure>"), 6);
+  EXPECT_EQ(count(page, "INTERNAL"), 3);  // of each load
   EXPECT_NE(page.find("saturated at rate=1"), std::string::npos);
 }
 
@@ -190,8 +191,10 @@ TEST(Pages, OfAComparison) {
     evaluate(arms, {});
     const std::string page = comparison_page(frame(), arms);
     expect_self_contained(page);
-    EXPECT_EQ(count(page, "<figure>"), num_answers == 0 ? 6 : 8);
+    EXPECT_EQ(count(page, "<figure>"), num_answers == 0 ? 6 : 9);
+    EXPECT_EQ(count(page, "INTERNAL"), 2);  // of each arm
     EXPECT_NE(page.find("K=adaptive / K=0"), std::string::npos);
+    EXPECT_EQ(count(page, "TTFT, ratio to K=0"), num_answers == 0 ? 0 : 2);  // plot and its title
   }
 }
 
