@@ -1,6 +1,7 @@
 """What commands of bench/ write into docs/benchmarks/: tables, the machine, a part of a page."""
 
 import datetime
+import os
 import platform
 import re
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / 'docs' / 'benchmarks'
+ISAS = ('avx512_bf16', 'avx512f', 'avx2')  # best first; those that kernels are written for
 
 
 def table(header, rows):
@@ -17,12 +19,27 @@ def table(header, rows):
     return '\n'.join('| ' + ' | '.join(map(str, line)) + ' |' for line in lines) + '\n'
 
 
+def git(root, *arguments):
+    return subprocess.run(['git', '-C', root, *arguments], check=True, capture_output=True,
+                          text=True).stdout.strip()
+
+
+def commit(root=ROOT):
+    """The commit of root, -dirty where files outside of docs/ differ from it: what was measured
+    may be of another state, and pages are written one after the other."""
+    changed = git(root, 'status', '--porcelain', '--', ':/', ':(top,exclude)docs')
+    return git(root, 'rev-parse', '--short', 'HEAD') + ('-dirty' if changed else '')
+
+
 def machine():
-    """Its CPU, today, and the commit, in one line."""
-    cpu = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text(encoding='ascii'))
-    commit = subprocess.run(['git', '-C', ROOT, 'rev-parse', '--short', 'HEAD'], check=True,
-                            capture_output=True, text=True).stdout.strip()
-    return f'{cpu[1] if cpu else platform.machine()}, {datetime.date.today()}, commit `{commit}`'
+    """Its CPU, cores and instruction set, today, and the commit, in one line."""
+    found = dict(re.findall(r'^(model name|flags)\s*: (.*)', Path('/proc/cpuinfo').read_text(
+        encoding='ascii'), re.M))
+    flags = found.get('flags', '').split()
+    parts = [found.get('model name', platform.machine()), f'{os.cpu_count()} cores',
+             next((isa for isa in ISAS if isa in flags), ''), str(datetime.date.today()),
+             f'commit `{commit()}`']
+    return ', '.join(part for part in parts if part)
 
 
 def replace(path, name, text):

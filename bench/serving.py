@@ -11,6 +11,7 @@ packages of tools/requirements-test.txt. docs/benchmarks/serving.md has results,
 import argparse
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -103,7 +104,8 @@ def gaps_ms(times, begin=0.0, end=float('inf')):
 
 
 def percentile(values, share):
-    return values[min(int(share * len(values)), len(values) - 1)]
+    """The smallest of values, ascending, that so large a share of all does not exceed."""
+    return values[max(math.ceil(round(share * len(values), 6)), 1) - 1]
 
 
 def row(*cells):

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 CHECKPOINT, PROGRAM = Path(sys.argv.pop()), sys.argv.pop()
 SOURCE = Path(sys.argv.pop())
@@ -21,7 +22,8 @@ from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import Prices, Step, lookahead_text, read_steps, rising  # noqa: E402
 from paired import mean_over_prompts, student_t  # noqa: E402
 from speculation import ADAPTIVE, DEFAULT, PLAIN, chat_request, speculation_params  # noqa: E402
-from serving import Server  # noqa: E402
+from page import commit, machine  # noqa: E402
+from serving import Server, percentile  # noqa: E402
 
 
 def reproduce(*arguments, flags=(), **environment):
@@ -117,6 +119,43 @@ class Means(unittest.TestCase):
         self.assertAlmostEqual(half, 3.182 * (14 / 3) ** 0.5 / 2, 3)
         self.assertEqual(mean_over_prompts(once * 5), (mean, half))
         self.assertEqual(mean_over_prompts(once[1:] + [('a', 0.0), ('a', 2.0)])[0], mean)
+
+
+class Percentile(unittest.TestCase):
+    def test_is_the_nearest_rank(self):
+        hundred = list(range(1, 101))
+        self.assertEqual([percentile(hundred, share) for share in (0, 0.5, 0.9, 0.99, 1)],
+                         [1, 50, 90, 99, 100])
+        self.assertEqual([percentile([3, 7, 8], share) for share in (0.3, 0.5, 0.9)], [3, 7, 8])
+        self.assertEqual(percentile([5], 0.99), 5)
+
+
+class Machine(unittest.TestCase):
+    def test_is_said_in_one_line(self):
+        with mock.patch('page.commit', return_value='0123abc-dirty'):
+            self.assertRegex(machine(), r'^.+, \d+ cores, .*\d{4}-\d\d-\d\d, '
+                                        r'commit `0123abc-dirty`$')
+
+    def test_a_commit_is_dirty_with_other_code(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = Path(folder.name)
+
+        def git(*arguments):
+            subprocess.run(['git', '-C', root, '-c', 'user.name=n', '-c', 'user.email=e',
+                            *arguments], check=True, capture_output=True)
+
+        for name in ('code', 'docs'):
+            (root / name).mkdir()
+            (root / name / 'file').write_text('before')
+        git('init')
+        git('add', '.')
+        git('commit', '-m', 'first')
+        self.assertRegex(commit(root), '^[0-9a-f]+$')
+        (root / 'docs' / 'file').write_text('after')
+        self.assertRegex(commit(root), '^[0-9a-f]+$')
+        (root / 'code' / 'file').write_text('after')
+        self.assertRegex(commit(root), '^[0-9a-f]+-dirty$')
 
 
 def report(ratio, requests=100):
