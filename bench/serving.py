@@ -31,6 +31,8 @@ from grpc_tools import protoc
 
 PROTO_ROOT = Path(__file__).resolve().parent.parent / 'proto'
 STREAM = 'Once upon a time there was a lighthouse keeper who'
+WARMUP_S = 3  # of each turn of throughput
+LEAST_TURNS = 10  # or loadtest gives no intervals
 CLIENTS_S = 8  # their life, the starting of Python included
 POLLS_PER_S = 10  # of each of the busy clients: a health check and GetServerInfo
 
@@ -123,22 +125,31 @@ def gaps_row(name, gaps, median):
     row(name, len(gaps), *cells)
 
 
-def throughput(server, arguments):
+def with_interval(ratio):
+    return '{:.3f} ({:.3f}, {:.3f})'.format(ratio['ratio'], *ratio['ci95'])
+
+
+def throughput(server, arguments, *flags):
+    """flags: more of loadtest's."""
+    shown = [(what, share) for what in ('ttft_ms', 'tpot_ms') for share in ('p50', 'p99')]
+    first, *_ = ks = [*arguments.speculative_tokens, 'adaptive']
     header('streams', 'K', 'tokens/s', 'TTFT P50, ms', 'TTFT P99, ms', 'TPOT P50, ms',
-           'TPOT P99, ms', 'errors')
+           'TPOT P99, ms', f'TPOT P50, ratio to K={first}', 'P99', 'errors')
     for streams in arguments.streams:
-        for k in arguments.speculative_tokens:
-            with tempfile.NamedTemporaryFile(suffix='.json') as report:
-                subprocess.run(
-                    [arguments.program, 'loadtest', '--port', str(server.port), '--concurrency',
-                     str(streams), '--duration', str(arguments.seconds + 3), '--warmup', '3',
-                     '--temperature', '0', '--output-length', 'fixed:64', '--ignore-eos',
-                     '--num-speculative-tokens', str(k), '--report-every', '0', '--json',
-                     report.name], check=True, stdout=subprocess.DEVNULL)
-                said = json.load(open(report.name))
-            row(streams, k, f'{said["tokens_per_second"]:.0f}',
-                *[f'{said[what][share]:.1f}' for what in ('ttft_ms', 'tpot_ms')
-                  for share in ('p50', 'p99')], said['errors'])
+        with tempfile.NamedTemporaryFile(suffix='.json') as report:
+            subprocess.run(
+                [arguments.program, 'loadtest', '--port', str(server.port), '--compare',
+                 f'K={",".join(map(str, ks))}', '--rounds', str(arguments.turns), '--concurrency',
+                 str(streams), '--duration', str(arguments.seconds + WARMUP_S), '--warmup',
+                 str(WARMUP_S), '--temperature', '0', '--output-length', 'fixed:64',
+                 '--ignore-eos', '--report-every', '0', '--json', report.name, *flags],
+                check=True, stdout=subprocess.DEVNULL)
+            said = json.loads(Path(report.name).read_text(encoding='utf-8'))['compare']
+        for k, arm, ratio in zip(ks, said['arms'], [None, *said['ratios']], strict=True):
+            row(streams, k, f'{arm["tokens_per_second"]:.0f}',
+                *[f'{arm[what][share]:.1f}' for what, share in shown],
+                *[with_interval(ratio['tpot_ms'][share]) if ratio else ''
+                  for share in ('p50', 'p99')], arm['errors'])
 
 
 def latency(server, arguments):
@@ -258,7 +269,10 @@ def main():
     parser.add_argument('--serve', default='', help='more flags of serve, in one word')
     parser.add_argument('--streams', type=int, nargs='+', default=[1, 4, 16, 32])
     parser.add_argument('--speculative-tokens', type=int, nargs='+', default=[0, 4])
-    parser.add_argument('--seconds', type=float, default=20, help='of each row of throughput')
+    parser.add_argument('--turns', type=int, default=12,
+                        help=f'of each K of throughput, at least {LEAST_TURNS}')
+    parser.add_argument('--seconds', type=float, default=10,
+                        help=f'of each turn, behind {WARMUP_S} of warm-up')
     parser.add_argument('--answers', type=int, default=6, help='of each row of latency')
     parser.add_argument('--rounds', type=int, default=1, help='of prefill and clients')
     parser.add_argument('--alone-seconds', type=float, default=5, help='of prefill, before and after')
@@ -269,6 +283,8 @@ def main():
     for name in arguments.tables:
         if name not in TABLES:
             parser.error(f'{name} is no table; expected {", ".join(TABLES)}')
+    if arguments.turns < LEAST_TURNS:
+        parser.error(f'--turns {arguments.turns}: expected at least {LEAST_TURNS}')
     with Server(arguments.program, arguments.model, arguments.ranks,
                 arguments.serve.split()) as server:
         for name in arguments.tables or TABLES:

@@ -4,6 +4,8 @@
 """
 
 import argparse
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from lookahead import Prices, Step, lookahead_text, read_steps, rising  # noqa: 
 from paired import mean_over_prompts, student_t  # noqa: E402
 from speculation import ADAPTIVE, DEFAULT, PLAIN, chat_request, speculation_params  # noqa: E402
 from page import commit, machine  # noqa: E402
-from serving import Server, percentile  # noqa: E402
+from serving import Server, percentile, throughput  # noqa: E402
 
 
 def reproduce(*arguments, flags=(), **environment):
@@ -128,6 +130,20 @@ class Percentile(unittest.TestCase):
                          [1, 50, 90, 99, 100])
         self.assertEqual([percentile([3, 7, 8], share) for share in (0.3, 0.5, 0.9)], [3, 7, 8])
         self.assertEqual(percentile([5], 0.99), 5)
+
+
+class Throughput(unittest.TestCase):
+    def test_is_of_arms_in_turns(self):
+        asked = argparse.Namespace(program=PROGRAM, streams=[2], speculative_tokens=[0, 2],
+                                   turns=10, seconds=0.2)
+        printed = io.StringIO()
+        with (Server(PROGRAM, CHECKPOINT, 1, []) as server, contextlib.redirect_stdout(printed),
+              mock.patch('serving.WARMUP_S', 0.1)):
+            throughput(server, asked, '--raw')  # it has no chat template
+        _, _, *rows = printed.getvalue().splitlines()
+        number, ratio = r' [0-9.]+ \|', r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|'
+        for k, ratios, found in zip((0, 2, 'adaptive'), (r'  \|', ratio, ratio), rows, strict=True):
+            self.assertRegex(found, rf'^\| 2 \| {k} \|{5 * number}{2 * ratios} 0 \|$')
 
 
 class Machine(unittest.TestCase):
