@@ -3,7 +3,8 @@
 All arms of a prompt give the same answer, greedy or by a seed, so they differ in their steps alone.
 A step is priced at the median of what such steps took in the whole run, from the server's trace:
 the share of the drafter by drafter and number of tokens, the rest by the number of rows, both by
-the way of sampling; where the medians say that more rows take less, it is their mean for both. So
+the way of sampling; where the medians say that more rows take less, it is their mean for both.
+Before that each step is divided by how slow the machine was just then, over steps of all kinds. So
 what the machine does beside moves all arms alike. Steps that prefill a prompt are left out.
 """
 
@@ -11,6 +12,7 @@ import bisect
 import collections
 import itertools
 import json
+import math
 import statistics
 import typing
 
@@ -25,6 +27,9 @@ COPYING = ('prompt_lookup', 'ngram')
 LEAST_DRAWING = 0.03
 CLOSE = 0.98  # of the best fixed K's speed, at least
 SLOWER = 0.99  # of the speed without drafts, at least
+SPAN_S = 2  # within which the machine is as slow for all steps: longer than an answer
+PASSES = 100  # of fitting the prices, then the slowness
+HELD_UP = 0.5  # of a step's logarithm, at most, is taken for news
 
 
 class Step(typing.NamedTuple):
@@ -33,6 +38,7 @@ class Step(typing.NamedTuple):
     accepted: int
     draft_ms: float
     rest_ms: float
+    at_s: float = 0.0  # when it began
 
 
 def read_steps(lines):
@@ -58,8 +64,37 @@ def read_steps(lines):
             draft_ms = drafting[about['step']]
             requests[bisect.bisect_right(ends, step['ts'])].append(
                 Step(about['drafted'], about['accepted'], draft_ms,
-                     step['dur'] / 1000 - draft_ms))
+                     step['dur'] / 1000 - draft_ms, step['ts'] / 1e6))
     return requests
+
+
+def effects(groups, values):
+    """The mean of the values of each group: (of each value, its group's). groups: small integers."""
+    return (np.bincount(groups, values) / np.maximum(np.bincount(groups), 1))[groups]
+
+
+def at_one_speed(cells):
+    """What the steps had taken on a machine always as slow as in the mean: a step takes the price
+    of its kind times the slowness of its span of time, fitted by turns to logarithms. cells: as
+    lookahead_text's."""
+    steps = [((sampling, step.drafted), step.at_s // SPAN_S, math.log(step.rest_ms))
+             for (sampling, _), arms in cells.items() for of_arm in arms.values()
+             for step in of_arm]
+    kinds, spans = (np.unique(np.array([repr(step[i]) for step in steps]), return_inverse=True)[1]
+                    for i in range(2))
+    logs = np.array([step[2] for step in steps])
+    price = slowness = np.zeros(len(steps))
+    for _ in range(PASSES):
+        price = price + effects(kinds, np.clip(logs - price - slowness, -HELD_UP, HELD_UP))
+        slowness = slowness + effects(spans, np.clip(logs - price - slowness, -HELD_UP, HELD_UP))
+    by = iter(np.exp(slowness - slowness.mean()))
+
+    def corrected(step):
+        slow = next(by)
+        return step._replace(draft_ms=step.draft_ms / slow, rest_ms=step.rest_ms / slow)
+
+    return {cell: {key: [corrected(step) for step in of_arm] for key, of_arm in arms.items()}
+            for cell, arms in cells.items()}
 
 
 def rising(prices):
@@ -179,6 +214,7 @@ def summary(drafter, founds):
 def lookahead_text(cells, drafters, default):
     """cells: {(sampling, text): {(drafter, K): [Step]}}: without drafts, of each of drafters with K
     fixed and adapted, and perhaps of requests that name none. default: who draws for those."""
+    cells = at_one_speed(cells)
     prices = prices_by_sampling(cells, default)
     rows, founds = [], collections.defaultdict(list)
     for (sampling, text), arms in cells.items():

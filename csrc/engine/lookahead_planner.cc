@@ -127,7 +127,8 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
       if (most == 0) continue;
     }
     candidate.max_tokens = most;
-    candidate.row_ms = pricing_.row_context_ms(base.sequences, static_cast<int64_t>(choice.tokens.size()));
+    candidate.row_ms =
+        pricing_.row_context_ms(base.sequences, static_cast<int64_t>(choice.tokens.size()));
     candidate.hazard = hazard_of_sequence(sequence);
     sequence.judged = true;
     most_drafted += most;

@@ -21,7 +21,8 @@ sys.path.append(str(SOURCE / 'bench'))
 import load  # noqa: E402
 from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
-from lookahead import Prices, Step, lookahead_text, read_steps, rising  # noqa: E402
+from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
+                       rising)
 from paired import mean_over_prompts, student_t  # noqa: E402
 from speculation import ADAPTIVE, DEFAULT, PLAIN, chat_request, speculation_params  # noqa: E402
 from page import commit, machine  # noqa: E402
@@ -287,6 +288,19 @@ class Lookahead(unittest.TestCase):
         self.assertEqual(prices.ms(DEFAULT, step(2, 0, 2.5)), 14)  # drawn, by the head
         self.assertEqual(prices.informed_ms('head', step(2, 1, 2.0)), 11 + 1.25)
         self.assertEqual(prices.informed_ms('head', held_up), 10)
+
+    def test_the_machine_is_taken_to_be_as_fast_at_any_time(self):
+        # Half as fast for a third of the time, in which most of what drafts runs.
+        arms = {PLAIN: [step(0, 0)._replace(at_s=at) for at in (0.1, 0.2, 2.1, 2.2, 2.3, 4.1, 4.5)],
+                ('head', 2): [step(2, 1, 2.0)._replace(at_s=at) for at in (1, 3, 4.2, 4.3, 4.4)]}
+        slow = {key: [s._replace(draft_ms=2 * s.draft_ms, rest_ms=2 * s.rest_ms)
+                      if s.at_s >= 4 else s for s in steps] for key, steps in arms.items()}
+        found = at_one_speed({('greedy', 'chat'): slow})['greedy', 'chat']
+        scale = found[PLAIN][0].rest_ms / 10  # the mean is what it is
+        for key, steps in arms.items():
+            for had, expected in zip(found[key], steps, strict=True):
+                self.assertAlmostEqual(had.rest_ms / scale, expected.rest_ms, places=3)
+                self.assertAlmostEqual(had.draft_ms / scale, expected.draft_ms, places=3)
 
     def test_more_rows_never_take_less(self):
         self.assertEqual(rising({0: (10, 9), 1: (9, 3), 3: (11, 1)}), {0: 9.75, 1: 9.75, 3: 11})
