@@ -35,9 +35,10 @@ def compare(program, port, rate, rounds, arguments, *flags):
             sys.exit(f'reproduce: --rates {rate:g}: {said[-1]}')
         found = json.loads(Path(report.name).read_text(encoding='utf-8'))['compare']
     for arm in found['arms']:
-        if arm['errors'] or arm['gave_up']:
+        if arm['errors'] or arm['warmup_errors'] or arm['gave_up']:
             sys.exit(f'reproduce: --rates {rate:g}: {arm["name"]}: expected no errors, found '
-                     f'{arm["errors"]} of {arm["requests"]} requests: {arm["first_error_by_code"]}')
+                     f'{arm["errors"]} of {arm["requests"]} requests and {arm["warmup_errors"]} '
+                     f'while it warmed up: {arm["first_error_by_code"]}')
     return found
 
 

@@ -125,14 +125,23 @@ def gaps_row(name, gaps, median):
     row(name, len(gaps), *cells)
 
 
-def with_interval(ratio):
+def with_interval(ratios, share):
+    """ratios: of one quantity to the first arm's; None where an arm measured nothing."""
+    ratio = ratios and ratios[share]
+    if not ratio or not ratio['ci95']:
+        return 'n/a'
     return '{:.3f} ({:.3f}, {:.3f})'.format(ratio['ratio'], *ratio['ci95'])
+
+
+def in_ms(value):
+    return 'n/a' if value is None else f'{value:.1f}'
 
 
 def throughput(server, arguments, *flags):
     """flags: more of loadtest's."""
     shown = [(what, share) for what in ('ttft_ms', 'tpot_ms') for share in ('p50', 'p99')]
-    first, *_ = ks = [*arguments.speculative_tokens, 'adaptive']
+    adapts = server.stub.GetServerInfo(pb.GetServerInfoRequest()).lookahead == 'adaptive'
+    first, *_ = ks = [*arguments.speculative_tokens, *(['adaptive'] if adapts else [])]
     header('streams', 'K', 'tokens/s', 'TTFT P50, ms', 'TTFT P99, ms', 'TPOT P50, ms',
            'TPOT P99, ms', f'TPOT P50, ratio to K={first}', 'P99', 'errors')
     for streams in arguments.streams:
@@ -147,8 +156,8 @@ def throughput(server, arguments, *flags):
             said = json.loads(Path(report.name).read_text(encoding='utf-8'))['compare']
         for k, arm, ratio in zip(ks, said['arms'], [None, *said['ratios']], strict=True):
             row(streams, k, f'{arm["tokens_per_second"]:.0f}',
-                *[f'{arm[what][share]:.1f}' for what, share in shown],
-                *[with_interval(ratio['tpot_ms'][share]) if ratio else ''
+                *[in_ms(arm[what][share]) for what, share in shown],
+                *[with_interval(ratio['tpot_ms'], share) if ratio else ''
                   for share in ('p50', 'p99')], arm['errors'])
 
 

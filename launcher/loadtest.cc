@@ -40,8 +40,17 @@ constexpr float kGreedyBelow = 1e-5f;  // as the schema says of temperature
 struct OutputFiles {
   OutputFile json, html, samples;
 
+  // All of them, before the first error is thrown.
   void close() {
-    for (OutputFile* file : {&json, &html, &samples}) file->close();
+    std::exception_ptr error;
+    for (OutputFile* file : {&json, &html, &samples}) {
+      try {
+        file->close();
+      } catch (const Error&) {
+        if (!error) error = std::current_exception();
+      }
+    }
+    if (error) std::rethrow_exception(error);
   }
 };
 
@@ -225,7 +234,7 @@ class Loadtest {
   // As of a load that is given up, over the short loads of a comparison.
   bool nothing_succeeds() const {
     const auto failed = [](const RequestRecord& record) {
-      return !record.ok() && !record.cancelled;
+      return !record.ok() && !record.cancelled && !record.overloaded();
     };
     return std::ssize(records_) >= kGiveUpAfter &&
            std::all_of(records_.end() - kGiveUpAfter, records_.end(), failed);

@@ -17,6 +17,8 @@ CostFit CostFit::from(const CostFit& guess) {
   CostFit fit;
   fit.plain_ = guess.plain_;
   fit.added_ = guess.added_;
+  fit.plain_variance_ = kFirstVariance * guess.plain_ * guess.plain_;
+  fit.added_variance_ = kFirstVariance * std::max(1.0, guess.added_ * guess.added_);
   return fit;
 }
 

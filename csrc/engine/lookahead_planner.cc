@@ -153,8 +153,9 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
 bool LookaheadPlanner::wants_plain_step(int64_t sequences) {
   const CostFit& fit = pricing_.fit(sequences);
   if (fit.num_since_plain() < kPlainEvery && fit.num_plain() >= kPlainFirst) return false;
-  if (++plain_asked_ > kPlainEvery) plain_asked_ = 0;
-  return plain_asked_ <= kPlainPatience;
+  int& asked = plain_asked_[StepPricing::size_of(sequences)];
+  if (++asked > kPlainEvery) asked = 0;
+  return asked <= kPlainPatience;
 }
 
 void LookaheadPlanner::set_budgets(const DecodeShape& base) {
@@ -361,7 +362,9 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
     }
     if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
-      if (account.all.drafted_rows == 0) plain_asked_ = 0;
+      if (account.all.drafted_rows == 0) {
+        plain_asked_[StepPricing::size_of(account.all.sequences)] = 0;
+      }
       timed = {.plain_ms = pricing_.step_ms(account.plain),
                .expected_ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all),
                .ms = durations.ms};

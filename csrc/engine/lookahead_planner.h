@@ -131,7 +131,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::array<Drafter, kNumDrafterKinds> drafters_;  // by DrafterKind
   std::unordered_map<int64_t, Sequence> sequences_;
   std::vector<int64_t> removed_;
-  int plain_asked_ = 0;
+  std::array<int, StepPricing::kSizes> plain_asked_{};
   int64_t steps_since_copy_tried_ = 0;
   DecodeShape last_base_;
 

@@ -23,7 +23,8 @@ void DecodeShape::add(const StepCosts& target, int64_t position, DrafterKind dra
 }
 
 int StepPricing::size_of(int64_t sequences) {
-  return std::min(static_cast<int>(std::bit_width(static_cast<uint64_t>(sequences))), kSizes - 1);
+  const auto others = static_cast<uint64_t>(std::max<int64_t>(sequences, 1) - 1);
+  return std::min(static_cast<int>(std::bit_width(others)), kSizes - 1);
 }
 
 const CostFit& StepPricing::fit(int64_t sequences) const {

@@ -32,6 +32,11 @@ struct DecodeShape {
 
 class StepPricing {
  public:
+  // Tiles of rows, caches and the host's own work make steps of few sequences unlike those of many:
+  // 1, 2, 3 to 4, 5 to 8 … 33 to 64, and more have factors of their own.
+  static constexpr int kSizes = 8;
+  static int size_of(int64_t sequences);
+
   explicit StepPricing(LookaheadTables tables) : tables_(std::move(tables)) {}
 
   const StepCosts& target() const { return tables_.target; }
@@ -53,11 +58,6 @@ class StepPricing {
   const CostFit& fit(int64_t sequences) const;
 
  private:
-  // Tiles of rows, caches and the host's own work make steps of few sequences unlike those of many:
-  // each power of two has its factors.
-  static constexpr int kSizes = 8;
-  static int size_of(int64_t sequences);
-
   const StepCosts& table(DrafterKind kind) const { return tables_.draft[static_cast<int>(kind)]; }
   double plain_table_ms(const DecodeShape& shape) const;
   double added_table_ms(const DecodeShape& shape) const;

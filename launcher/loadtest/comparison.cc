@@ -107,11 +107,14 @@ void evaluate(std::vector<ArmResult>& arms, ReportOptions options) {
 }
 
 bool has_intervals(const std::vector<ArmResult>& arms) {
-  return arms.front().loads.size() >= kLeastUnits;
+  return std::any_of(arms.begin(), arms.end(), [](const ArmResult& arm) {
+    return (arm.ttft && arm.ttft->ci95) || (arm.tpot && arm.tpot->ci95) ||
+           (arm.e2e && arm.e2e->ci95);
+  });
 }
 
 std::string why_no_intervals(const std::vector<ArmResult>& arms) {
-  return absl::StrFormat("no intervals: expected %d rounds or more to draw from, found %d",
+  return absl::StrFormat("no intervals: expected %d rounds or more that measured, found %d rounds",
                          kLeastUnits, arms.front().loads.size());
 }
 

@@ -1,7 +1,11 @@
 // See output_file.h.
 #include "launcher/loadtest/output_file.h"
 
+#include <absl/strings/str_cat.h>
+#include <unistd.h>
+
 #include <system_error>
+#include <utility>
 
 #include "core/error.h"
 
@@ -16,17 +20,22 @@ std::filesystem::path resolved(const std::string& path) {
   return error ? std::filesystem::path(path) : found;
 }
 
+// /dev/stdout may lead to a regular file, which others hold open.
+bool is_of_system(const std::string& path) {
+  return path.starts_with("/dev/") || path.starts_with("/proc/");
+}
+
 }  // namespace
 
 OutputFile::OutputFile(const std::string& path) {
   if (path.empty()) return;
-  path_ = resolved(path);
+  path_ = is_of_system(path) ? std::filesystem::path(path) : resolved(path);
   std::error_code error;
   const auto type = std::filesystem::status(path_, error).type();
-  const bool replaced =
-      type == std::filesystem::file_type::regular || type == std::filesystem::file_type::not_found;
+  const bool replaced = !is_of_system(path) && (type == std::filesystem::file_type::regular ||
+                                                type == std::filesystem::file_type::not_found);
   std::filesystem::path written = path_;
-  if (replaced) written += ".unfinished";
+  if (replaced) written += absl::StrCat(".", getpid(), ".unfinished");
   file_.open(written, std::ios::trunc);
   if (!file_) throw Error(path + ": cannot be written");
   if (replaced) unfinished_ = written;
@@ -46,8 +55,12 @@ void OutputFile::close() {
   file_.close();
   std::error_code error;
   if (file_ && !unfinished_.empty()) std::filesystem::rename(unfinished_, path_, error);
-  if (!file_ || error) throw Error(path_.string() + ": could not be written whole");
-  unfinished_.clear();
+  if (!file_) throw Error(path_.string() + ": could not be written whole");
+  const std::filesystem::path left = std::exchange(unfinished_, {});
+  if (error) {
+    throw Error(path_.string() + ": cannot be replaced (" + error.message() + "); what it was to " +
+                "hold is in " + left.string());
+  }
 }
 
 bool is_same_file(const std::string& a, const std::string& b) { return resolved(a) == resolved(b); }

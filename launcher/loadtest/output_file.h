@@ -9,7 +9,7 @@ namespace outrider {
 
 // Opened before the test begins, so that a wrong path does not cost its result; but it stands under
 // another name beside its place until close(), so that a test that fails leaves the file of the one
-// before. What is no regular file (a pipe, /dev/stdout) is written as it is. Throws Error.
+// before. What is no regular file, or under /dev, is written as it is. Throws Error.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);  // empty: nothing is written
@@ -18,6 +18,7 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   void write(const std::string& text);
+  // Where it cannot be brought to its place, the error names the file that it is left in.
   void close();
 
  private:

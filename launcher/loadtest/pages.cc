@@ -59,19 +59,25 @@ std::string end_page(HtmlPage& page, const PageFrame& frame) {
   return page.text();
 }
 
-// A table's rows: statuses that requests of a load failed with. name: of the load.
+// A table's rows: statuses that requests of a load failed with. name: of the load; empty: there is
+// but one.
 void add_errors(const std::string& name, const LoadReport& report,
                 std::vector<std::vector<Cell>>& rows) {
   for (const auto& [code, count] : report.errors_by_code) {
-    rows.push_back(
-        {{name}, {code}, {absl::StrFormat("%d", count)}, {report.first_error_by_code.at(code)}});
+    std::vector<Cell>& row = rows.emplace_back();
+    if (!name.empty()) row.push_back({name});
+    row.insert(row.end(),
+               {{code}, {absl::StrFormat("%d", count)}, {report.first_error_by_code.at(code)}});
   }
 }
 
+// what: the loads are called; empty: there is but one.
 void errors(HtmlPage& page, const std::string& what, const std::vector<std::vector<Cell>>& rows) {
   if (rows.empty()) return;
   page.section("Errors");
-  page.table({what, "status", "requests", "the first"}, rows);
+  std::vector<std::string> head = {"status", "requests", "the first"};
+  if (!what.empty()) head.insert(head.begin(), what);
+  page.table(head, rows);
 }
 
 // The share of samples that are not above a value, as stairs.

@@ -233,11 +233,12 @@ class Load(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         program = Path(folder.name) / 'program'
         asked = argparse.Namespace(requests=40, warmup=0.1, tokens=32, seed=0)
-        fine = {'name': 'K=0', 'requests': 40, 'errors': 0, 'gave_up': False,
-                'first_error_by_code': {}}
+        fine = {'name': 'K=0', 'requests': 40, 'errors': 0, 'warmup_errors': 0,
+                'gave_up': False, 'first_error_by_code': {}}
         broken = fine | {'errors': 3, 'first_error_by_code': {'INTERNAL': 'broken'}}
         for arms, said in (([fine, broken], 'found 3 of 40 requests.*INTERNAL.*broken'),
                            ([fine | {'gave_up': True}, fine], 'K=0: expected no errors'),
+                           ([fine, fine | {'warmup_errors': 1}], '1 while it warmed up'),
                            ([fine, fine], None)):
             program.write_text(f'#!{sys.executable}\nimport json, sys\n'
                                'path = sys.argv[sys.argv.index("--json") + 1]\n'

@@ -41,13 +41,13 @@ TEST(CostFit, ASlowMachineIsNotTheDraftedRowsFault) {
 
 TEST(CostFit, AGuessIsSoonGivenUp) {
   CostFit other;
-  for (int i = 0; i < 200; ++i) other.observe(10, i % 2, 10 + 3 * (i % 2));
+  for (int i = 0; i < 400; ++i) other.observe(10, i % 2, 80 + 3 * (i % 2));
   CostFit fit = CostFit::from(other);
   EXPECT_EQ(fit.plain_factor(), other.plain_factor());
   EXPECT_EQ(fit.added_factor(), other.added_factor());
   EXPECT_EQ(fit.num_observed(), 0);
   for (int i = 0; i < 20; ++i) fit.observe(10, i % 2, 15 + i % 2);
-  EXPECT_NEAR(fit.plain_factor(), 1.5, 0.1);
+  EXPECT_NEAR(fit.plain_factor(), 1.5, 0.15);
   EXPECT_EQ(fit.num_observed(), 20);
   EXPECT_EQ(fit.num_plain(), 10);
   EXPECT_EQ(fit.num_since_plain(), 1);
@@ -92,6 +92,17 @@ TEST(StepPricing, LearnsByHowManySequencesAStepHas) {
   // Of another number nothing is known but what the last steps were like.
   const DecodeShape other{.sequences = 32};
   EXPECT_NEAR(pricing.step_ms(other) / pricing.step_ms(plain_many), 13.1 / 11.5, 0.01);
+}
+
+// A row behind a full tile of sixteen begins another.
+TEST(StepPricing, SizesEndWithPowersOfTwo) {
+  const int64_t last[] = {1, 2, 4, 8, 16, 32, 64};
+  for (int size = 0; size < 7; ++size) {
+    EXPECT_EQ(StepPricing::size_of(last[size]), size);
+    EXPECT_EQ(StepPricing::size_of(last[size] + 1), size + 1);
+  }
+  EXPECT_EQ(StepPricing::size_of(0), 0);
+  EXPECT_EQ(StepPricing::size_of(1000), 7);
 }
 
 TEST(SpeedupRecord, PredictsByTheoryAndMeasuresByTokens) {

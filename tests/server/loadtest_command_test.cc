@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "launcher/command_line.h"
+#include "launcher/loadtest/output_file.h"
 #include "testing/one_line_error.h"
 #include "testing/temporary_directory.h"
 #include "tests/server/scripted_server.h"
@@ -288,6 +289,22 @@ TEST_F(Loadtest, AFormerReportStaysUntilThereIsANewOne) {
     files.insert(entry.path().filename());
   }
   EXPECT_EQ(files, (std::set<std::string>{"page.html", "report.html", "report.json"}));
+}
+
+TEST_F(Loadtest, AReportThatCannotBeBroughtToItsPlaceIsLeft) {
+  OutputFile file(directory_.path() / "report.json");
+  file.write("hours of work");
+  std::filesystem::create_directories(directory_.path() / "report.json" / "in the way");
+  std::string error;
+  try {
+    file.close();
+  } catch (const Error& caught) {
+    error = caught.what();
+  }
+  const size_t at = error.find(" is in ");
+  ASSERT_NE(at, std::string::npos) << error;
+  std::ifstream left(error.substr(at + 7));
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(left), {}), "hours of work") << error;
 }
 
 TEST_F(Loadtest, ReplaysATrace) {

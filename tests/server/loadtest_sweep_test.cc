@@ -253,9 +253,19 @@ TEST(Comparison, OfFewRoundsHasNoIntervals) {
   EXPECT_FALSE(arms[1].tpot->ci95);
   EXPECT_FALSE(arms[1].report.tpot.ci95);
   EXPECT_TRUE(to_json(arms)["ratios"][0]["tpot_ms"]["p50"]["ci95"].is_null());
-  EXPECT_NE(
-      ratio_table(arms).find("no intervals: expected 10 rounds or more to draw from, found 9"),
-      std::string::npos)
+  EXPECT_NE(ratio_table(arms).find(
+                "no intervals: expected 10 rounds or more that measured, found 9 rounds"),
+            std::string::npos)
+      << ratio_table(arms);
+}
+
+// Ten turns, of which one measured nothing.
+TEST(Comparison, OfFewRoundsThatMeasuredHasNoIntervals) {
+  std::vector<ArmResult> arms = {arm(0, 0.2), arm(4, 0.1)};
+  arms[0].loads.back().records.clear();
+  evaluate(arms, {});
+  EXPECT_FALSE(arms[1].tpot->ci95);
+  EXPECT_NE(ratio_table(arms).find("no intervals: expected 10 rounds"), std::string::npos)
       << ratio_table(arms);
 }
 
