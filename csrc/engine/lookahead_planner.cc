@@ -61,7 +61,9 @@ void LookaheadPlanner::forget_removed() {
   removed_.clear();
 }
 
-void LookaheadPlanner::choose(std::span<DecodeChoice> step) {
+// Beside prompts a step computes more than it reads, so that a drafted row is dear, and whoever
+// waits for its first token gains nothing by it.
+void LookaheadPlanner::choose(std::span<DecodeChoice> step, bool prompts_wait) {
   forget_removed();
   for (const DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
@@ -69,7 +71,13 @@ void LookaheadPlanner::choose(std::span<DecodeChoice> step) {
     sequence.tries_copy = false;
     sequence.proposed.clear();
   }
-  if (policy_.kind == LookaheadPolicy::Kind::adaptive) return choose_adaptively(step);
+  if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
+    if (!prompts_wait) return choose_adaptively(step);
+    for (DecodeChoice& choice : step) {
+      if (!choice.exact) choice.num_draft_tokens = 0;
+    }
+    return;
+  }
   if (policy_.kind == LookaheadPolicy::Kind::fixed) return;
   const int32_t k = policy_.from_table(static_cast<int>(step.size()));
   for (DecodeChoice& choice : step) {

@@ -126,9 +126,9 @@ void Scheduler::plan_decodes() {
     s->considered = true;
     owed += least(*s);
   }
-  if (chooser_ != nullptr) choose_lookahead(ready);
   const bool prompts_wait =
       ready.size() < running_.size() || (!waiting_.empty() && !free_slots_.empty());
+  if (chooser_ != nullptr) choose_lookahead(ready, prompts_wait);
   rows_.all -= prompts_wait;
   std::stable_sort(ready.begin(), ready.end(),
                    [](const auto* a, const auto* b) { return a->last_served < b->last_served; });
@@ -144,7 +144,7 @@ void Scheduler::plan_decodes() {
   rows_.all += prompts_wait;
 }
 
-void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
+void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready, bool prompts_wait) {
   choices_.clear();
   for (const ScheduledSequence* s : ready) {
     choices_.push_back({.id = s->spec.id,
@@ -152,7 +152,7 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
                         .tokens = s->tokens,
                         .num_draft_tokens = static_cast<int32_t>(s->lookahead_now())});
   }
-  chooser_->choose(choices_);
+  chooser_->choose(choices_, prompts_wait);
   for (size_t i = 0; i < ready.size(); ++i) {
     const int32_t k = choices_[i].num_draft_tokens;
     CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now()));

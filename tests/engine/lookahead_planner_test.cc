@@ -42,7 +42,7 @@ class SimulatedServer {
                          .tokens = tokens_[i],
                          .num_draft_tokens = is_exact(id) ? 4 : kMaxDraftTokens});
     }
-    planner.choose(choices);
+    planner.choose(choices, false);
     std::vector<LookaheadOutcome> outcomes;
     DecodeShape shape, plain;
     for (const DecodeChoice& choice : choices) {
@@ -229,6 +229,37 @@ TEST(LookaheadPlanner, ExactRequestsAreNobodysToJudge) {
   EXPECT_EQ(server.num_drafted, 1000 * 2 * 4);
 }
 
+// A prompt gains nothing by them. Whoever named a K gets it all the same.
+TEST(LookaheadPlanner, NothingIsChosenBesidePrompts) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(1, {.drafter = kModel});
+  planner.add(2, {.drafter = kModel, .exact = true});
+  const std::vector<int32_t> tokens = {1};
+  int alone = 0, beside = 0;
+  for (int i = 0; i < 100; ++i) {
+    const bool prompts_wait = i % 2 == 0;
+    std::vector<DecodeChoice> both = {
+        {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens},
+        {.id = 2, .exact = true, .tokens = tokens, .num_draft_tokens = 4}};
+    planner.choose(both, prompts_wait);
+    EXPECT_EQ(both[1].num_draft_tokens, 4);
+    const int k = both[0].num_draft_tokens;
+    (prompts_wait ? beside : alone) += k;
+    const std::vector<LookaheadOutcome> outcomes = {
+        {.id = 1,
+         .position = 1,
+         .drafts = {.num_drafted = k, .num_accepted = k},
+         .num_emitted = k + 1},
+        {.id = 2,
+         .position = 1,
+         .drafts = {.num_drafted = 4, .num_accepted = 4},
+         .num_emitted = 5}};
+    planner.observe(outcomes, {.target = prompts_wait ? 64 : 0}, {11 + 1.2 * k, 1.0 * k});
+  }
+  EXPECT_EQ(beside, 0);
+  EXPECT_GT(alone, 100);
+}
+
 TEST(LookaheadPlanner, TablesGoByTheBatch) {
   for (const auto& [batch, k] : {std::pair{1, 4}, {7, 4}, {8, 2}, {20, 0}}) {
     SimulatedServer server(*parse_lookahead("table:1=4,8=2,20=0"), {}, tables(), batch, never());
@@ -273,7 +304,7 @@ struct SharedSteps {
         choices.push_back(
             {.id = answer.id, .tokens = context, .num_draft_tokens = kMaxDraftTokens});
       }
-      planner.choose(choices);
+      planner.choose(choices, false);
       std::vector<LookaheadOutcome> outcomes;
       int rows = 0, rounds = 0;
       for (int i = 0; i < n; ++i) {
@@ -341,7 +372,7 @@ TEST(LookaheadPlanner, WhoNamesAKHoldsNobodyBack) {
     std::vector<DecodeChoice> both = {
         {.id = 1, .tokens = context, .num_draft_tokens = kMaxDraftTokens},
         {.id = 2, .exact = true, .tokens = context}};
-    planner.choose(both);
+    planner.choose(both, false);
     const int k = both[0].num_draft_tokens;
     drafting += k > 0;
     const std::vector<LookaheadOutcome> outcomes = {
@@ -377,7 +408,7 @@ TEST(LookaheadPlanner, AHopelessSequenceInGoodCompanyIsSeldomDraftedFor) {
     for (const int64_t id : {1, 2}) {
       both.push_back({.id = id, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens});
     }
-    planner.choose(both);
+    planner.choose(both, false);
     std::vector<LookaheadOutcome> outcomes;
     double ms = 10, draft_ms = 0;
     for (const DecodeChoice& choice : both) {

@@ -104,7 +104,7 @@ class AnyLookahead final : public LookaheadChooser {
  public:
   explicit AnyLookahead(uint64_t seed) : random_(seed) {}
 
-  void choose(std::span<DecodeChoice> step) override {
+  void choose(std::span<DecodeChoice> step, bool) override {
     chosen.clear();
     for (DecodeChoice& choice : step) {
       if (choice.exact) continue;

@@ -262,7 +262,7 @@ TEST(Comparison, OfFewRoundsHasNoIntervals) {
 // Ten turns, of which one measured nothing.
 TEST(Comparison, OfFewRoundsThatMeasuredHasNoIntervals) {
   std::vector<ArmResult> arms = {arm(0, 0.2), arm(4, 0.1)};
-  arms[0].loads.back().records.clear();
+  for (ArmResult& one : arms) one.loads.back().records.clear();
   evaluate(arms, {});
   EXPECT_FALSE(arms[1].tpot->ci95);
   EXPECT_NE(ratio_table(arms).find("no intervals: expected 10 rounds"), std::string::npos)
