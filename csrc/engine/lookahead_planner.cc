@@ -63,7 +63,7 @@ void LookaheadPlanner::forget_removed() {
 
 // Beside prompts a step computes more than it reads, so that a drafted row is dear, and whoever
 // waits for its first token gains nothing by it.
-void LookaheadPlanner::choose(std::span<DecodeChoice> step, bool prompts_wait) {
+void LookaheadPlanner::choose(std::span<DecodeChoice> step, bool beside_prompts) {
   forget_removed();
   for (const DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
@@ -72,7 +72,7 @@ void LookaheadPlanner::choose(std::span<DecodeChoice> step, bool prompts_wait) {
     sequence.proposed.clear();
   }
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
-    if (!prompts_wait) return choose_adaptively(step);
+    if (!beside_prompts) return choose_adaptively(step);
     for (DecodeChoice& choice : step) {
       if (!choice.exact) choice.num_draft_tokens = 0;
     }

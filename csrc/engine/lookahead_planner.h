@@ -50,7 +50,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   // Still known to the next observe().
   void remove(int64_t id) { removed_.push_back(id); }
 
-  void choose(std::span<DecodeChoice> step, bool prompts_wait) override;
+  void choose(std::span<DecodeChoice> step, bool beside_prompts) override;
   bool may_catch_up(const CatchUp& catch_up) override;
 
   // What the sequence drafts with in the step that is planned.

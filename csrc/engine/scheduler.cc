@@ -126,10 +126,10 @@ void Scheduler::plan_decodes() {
     s->considered = true;
     owed += least(*s);
   }
-  const bool prompts_wait =
+  if (chooser_ != nullptr) choose_lookahead(ready);
+  const bool others_wait =
       ready.size() < running_.size() || (!waiting_.empty() && !free_slots_.empty());
-  if (chooser_ != nullptr) choose_lookahead(ready, prompts_wait);
-  rows_.all -= prompts_wait;
+  rows_.all -= others_wait;
   std::stable_sort(ready.begin(), ready.end(),
                    [](const auto* a, const auto* b) { return a->last_served < b->last_served; });
   for (ScheduledSequence* s : ready) {
@@ -141,10 +141,19 @@ void Scheduler::plan_decodes() {
     k = make_target_room(*s, make_draft_room(*s, k));
     if (s->slot != ScheduledSequence::kNoSlot) decode(*s, k);
   }
-  rows_.all += prompts_wait;
+  rows_.all += others_wait;
 }
 
-void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready, bool prompts_wait) {
+// Whether the step will have rows of prompts: of those that run, or of the first that waits.
+bool Scheduler::feeds_prompts() const {
+  const auto feeds = [](const ScheduledSequence* s) {
+    return s->target.num_cached < s->length() - 1;
+  };
+  if (std::any_of(running_.begin(), running_.end(), feeds)) return true;
+  return !waiting_.empty() && !free_slots_.empty() && has_room(**waiting_.begin());
+}
+
+void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
   choices_.clear();
   for (const ScheduledSequence* s : ready) {
     choices_.push_back({.id = s->spec.id,
@@ -152,7 +161,7 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready, bool
                         .tokens = s->tokens,
                         .num_draft_tokens = static_cast<int32_t>(s->lookahead_now())});
   }
-  chooser_->choose(choices_, prompts_wait);
+  chooser_->choose(choices_, feeds_prompts());
   for (size_t i = 0; i < ready.size(); ++i) {
     const int32_t k = choices_[i].num_draft_tokens;
     CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now()));
@@ -313,20 +322,25 @@ void Scheduler::plan_prefill(ScheduledSequence& s) {
   }
 }
 
-// Pages for the whole prompt and one step are taken at once, so that a prefill never stops
-// half-way.
-bool Scheduler::admit(ScheduledSequence& s, StepPlan& plan) {
+// Pages for the whole prompt and one step, and one for each that runs. What runs alone has them:
+// add() checks it.
+bool Scheduler::has_room(const ScheduledSequence& s) const {
+  if (running_.empty()) return true;
   const int64_t k = s.usable_lookahead();
   const uint64_t salt = salt_of(s);
   const auto known = s.shareable();
-  if (!running_.empty()) {
-    const auto spare = static_cast<int64_t>(running_.size());
-    if (!fits(target_pool_, known, salt, s.target_positions(k), spare)) return false;
-    if (s.needs_draft_cache() &&
-        !fits(draft_pool_, known, salt, s.draft_positions(k), num_draft_users())) {
-      return false;
-    }
-  }
+  const auto spare = static_cast<int64_t>(running_.size());
+  return fits(target_pool_, known, salt, s.target_positions(k), spare) &&
+         (!s.needs_draft_cache() ||
+          fits(draft_pool_, known, salt, s.draft_positions(k), num_draft_users()));
+}
+
+// The pages are taken at once, so that a prefill never stops half-way.
+bool Scheduler::admit(ScheduledSequence& s, StepPlan& plan) {
+  if (!has_room(s)) return false;
+  const int64_t k = s.usable_lookahead();
+  const uint64_t salt = salt_of(s);
+  const auto known = s.shareable();
   s.target.num_cached = target_pool_.take_prefix(s.target.table, known, salt);
   CHECK(target_pool_.reserve(s.target.table, s.target_positions(k)));
   if (s.needs_draft_cache()) {

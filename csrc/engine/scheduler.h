@@ -78,9 +78,9 @@ class LookaheadChooser {
  public:
   virtual ~LookaheadChooser() = default;
   // Once for all that are ready when a step's decodes are planned. What comes later to a step
-  // drafts nothing. Rows or pages may leave them less. prompts_wait: rows of prompts are to come
-  // beside them.
-  virtual void choose(std::span<DecodeChoice> step, bool prompts_wait) = 0;
+  // drafts nothing. Rows or pages may leave them less. beside_prompts: the step has rows of prompts
+  // too.
+  virtual void choose(std::span<DecodeChoice> step, bool beside_prompts) = 0;
   // Whether a drafter's cache is worth its rows now.
   virtual bool may_catch_up(const CatchUp& catch_up) = 0;
 };
@@ -151,12 +151,14 @@ class Scheduler {
   // The parts of plan(), in this order.
   void publish(ScheduledSequence& s);
   void plan_decodes();
-  void choose_lookahead(std::span<ScheduledSequence* const> ready, bool prompts_wait);
+  bool feeds_prompts() const;
+  void choose_lookahead(std::span<ScheduledSequence* const> ready);
   bool may_catch_up(const ScheduledSequence& s) const;
   void limit_prefill();
   int64_t prefill_room(int64_t position) const;
   void take_prefill_rows(int64_t rows, int64_t position);
   void plan_prefill(ScheduledSequence& s);
+  bool has_room(const ScheduledSequence& s) const;
   bool admit(ScheduledSequence& s, StepPlan& plan);
   void emit(ScheduledSequence& s, StepPlan& plan);
 

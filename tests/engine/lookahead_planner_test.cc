@@ -237,14 +237,14 @@ TEST(LookaheadPlanner, NothingIsChosenBesidePrompts) {
   const std::vector<int32_t> tokens = {1};
   int alone = 0, beside = 0;
   for (int i = 0; i < 100; ++i) {
-    const bool prompts_wait = i % 2 == 0;
+    const bool beside_prompts = i % 2 == 0;
     std::vector<DecodeChoice> both = {
         {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens},
         {.id = 2, .exact = true, .tokens = tokens, .num_draft_tokens = 4}};
-    planner.choose(both, prompts_wait);
+    planner.choose(both, beside_prompts);
     EXPECT_EQ(both[1].num_draft_tokens, 4);
     const int k = both[0].num_draft_tokens;
-    (prompts_wait ? beside : alone) += k;
+    (beside_prompts ? beside : alone) += k;
     const std::vector<LookaheadOutcome> outcomes = {
         {.id = 1,
          .position = 1,
@@ -254,7 +254,7 @@ TEST(LookaheadPlanner, NothingIsChosenBesidePrompts) {
          .position = 1,
          .drafts = {.num_drafted = 4, .num_accepted = 4},
          .num_emitted = 5}};
-    planner.observe(outcomes, {.target = prompts_wait ? 64 : 0}, {11 + 1.2 * k, 1.0 * k});
+    planner.observe(outcomes, {.target = beside_prompts ? 64 : 0}, {11 + 1.2 * k, 1.0 * k});
   }
   EXPECT_EQ(beside, 0);
   EXPECT_GT(alone, 100);

@@ -59,6 +59,67 @@ TEST(Scheduler, LeavesAFewPositionsToTheDrafterItself) {
   EXPECT_EQ(work_of(scheduler, plan, 1)->draft_prefill_end, kMaxDraftTokens + 1 + 10);
 }
 
+// Drafts as many as it may, and keeps what it was told.
+struct RecordingChooser final : LookaheadChooser {
+  void choose(std::span<DecodeChoice> step, bool beside_prompts) override {
+    if (!step.empty()) told.push_back(beside_prompts);
+  }
+  bool may_catch_up(const CatchUp&) override { return true; }
+
+  std::vector<bool> told;  // of each step in which somebody decodes
+};
+
+void decode_until(Scheduler& scheduler, RecordingChooser& chooser, size_t steps) {
+  while (chooser.told.size() < steps) commit_all(scheduler, scheduler.plan(&chooser));
+}
+
+TEST(Scheduler, TellsWhetherPromptsAreFedBesideDecodes) {
+  SchedulerLimits limits = roomy();
+  limits.num_pages = 20;
+  limits.prefill_beside = kP;
+  Scheduler scheduler(limits);
+  RecordingChooser chooser;
+  scheduler.add(spec(1, 1));
+  decode_until(scheduler, chooser, 2);
+  scheduler.add(spec(2, 3 * kP));
+  decode_until(scheduler, chooser, 6);  // three steps of a page, then both decode
+  EXPECT_EQ(chooser.told, (std::vector{false, false, true, true, true, false}));
+}
+
+TEST(Scheduler, APromptWithoutRoomIsNotFed) {
+  SchedulerLimits limits = roomy();
+  limits.num_pages = 8;
+  Scheduler scheduler(limits);
+  RecordingChooser chooser;
+  scheduler.add(up_to(64, spec(1, 8)));
+  decode_until(scheduler, chooser, 1);
+  scheduler.add(up_to(6 * kP + 10, spec(2, 6 * kP + 1)));
+  decode_until(scheduler, chooser, 4);
+  EXPECT_EQ(chooser.told, (std::vector{false, false, false, false}));
+  scheduler.remove(1);
+  commit_all(scheduler, scheduler.plan(&chooser));
+  EXPECT_EQ(scheduler.stats().num_running, 1);
+}
+
+// Somebody who named a K waits for a drafter's cache, which is no prompt.
+TEST(Scheduler, ADraftCacheThatIsFedIsNoPrompt) {
+  SchedulerLimits limits = roomy();
+  limits.prefill_beside = kP;
+  Scheduler scheduler(limits);
+  RecordingChooser chooser;
+  scheduler.add(spec(1, 1));
+  decode_until(scheduler, chooser, 1);
+  scheduler.add(exactly(spec(2, 3 * kP, 4)));
+  std::vector<bool> waits;
+  while (chooser.told.size() < 6) {
+    const StepPlan plan = scheduler.plan(&chooser);
+    waits.push_back(drafts_of(scheduler, plan, 2) < 0);
+    commit_all(scheduler, plan);
+  }
+  EXPECT_EQ(chooser.told, (std::vector{false, true, true, true, false, false}));
+  EXPECT_EQ(waits, (std::vector{true, true, true, true, false}));
+}
+
 // Whether the plan takes the draft's pages away from a sequence.
 bool reclaims(const Scheduler& scheduler, const StepPlan& plan, int64_t id) {
   return std::any_of(plan.draft_pages.begin(), plan.draft_pages.end(), [&](const PageGrant& g) {
