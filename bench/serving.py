@@ -38,14 +38,15 @@ POLLS_PER_S = 10  # of each of the busy clients: a health check and GetServerInf
 
 
 def import_stubs():
-    directory = tempfile.mkdtemp()
     well_known = Path(protoc.__file__).parent / '_proto'
-    if protoc.main(['protoc', f'-I{PROTO_ROOT}', f'-I{well_known}', f'--python_out={directory}',
-                    f'--grpc_python_out={directory}', *map(str, PROTO_ROOT.rglob('*.proto'))]) != 0:
-        sys.exit('serving.py: protoc failed')
-    sys.path.insert(0, directory)
-    return (importlib.import_module('outrider.v1.generation_pb2'),
-            importlib.import_module('outrider.v1.generation_pb2_grpc'))
+    with tempfile.TemporaryDirectory() as directory:
+        if protoc.main(['protoc', f'-I{PROTO_ROOT}', f'-I{well_known}',
+                        f'--python_out={directory}', f'--grpc_python_out={directory}',
+                        *map(str, PROTO_ROOT.rglob('*.proto'))]) != 0:
+            sys.exit('serving.py: protoc failed')
+        sys.path.insert(0, directory)
+        return (importlib.import_module('outrider.v1.generation_pb2'),
+                importlib.import_module('outrider.v1.generation_pb2_grpc'))
 
 
 pb, pb_grpc = import_stubs()
