@@ -315,8 +315,10 @@ void write_json(const DecodeBenchOptions& options, const BenchDevice& device, in
   for (const RowSamples& samples : results.rows) {
     const std::string rows = "/rows:" + std::to_string(samples.rows);
     const double rate = results.weights / median(samples.target);
-    std::map<std::string, double> counters = {{"bytes_per_second", rate},
-                                              {"of_memory", results.of_memory(samples)}};
+    std::map<std::string, double> counters = {
+        {"bytes_per_second", rate},
+        {"of_memory", results.of_memory(samples)},
+        {"to_first", median_ratio(samples.target, results.rows[0].target)}};
     const OperationCost cost = bench.cost(samples.rows);
     counters["flops"] = static_cast<double>(cost.flops);
     if (device.gpu) counters["launches"] = static_cast<double>(cost.launches);

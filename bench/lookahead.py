@@ -69,7 +69,7 @@ def read_steps(lines):
 
 
 def effects(groups, values):
-    """The mean of the values of each group: (of each value, its group's). groups: small integers."""
+    """The mean of the values of each group, for each value. groups: small integers."""
     return (np.bincount(groups, values) / np.maximum(np.bincount(groups), 1))[groups]
 
 
@@ -213,16 +213,19 @@ def summary(drafter, founds):
 
 def lookahead_text(cells, drafters, default):
     """cells: {(sampling, text): {(drafter, K): [Step]}}: without drafts, of each of drafters with K
-    fixed and adapted, and perhaps of requests that name none. default: who draws for those."""
+    fixed and adapted, and perhaps of requests that name none. default: who draws for those.
+    Returns Markdown, and {sampling: {text: {drafter: Lookahead.to_best}}}."""
     cells = at_one_speed(cells)
     prices = prices_by_sampling(cells, default)
     rows, founds = [], collections.defaultdict(list)
+    to_best = collections.defaultdict(dict)
     for (sampling, text), arms in cells.items():
         found = {drafter: lookahead_of(arms, prices[sampling], drafter) for drafter in drafters}
         if (DEFAULT, ADAPTIVE) in arms:
             adaptive = figures(arms[DEFAULT, ADAPTIVE],
                                lambda step, of=prices[sampling]: of.ms(DEFAULT, step))
             found[DEFAULT] = beside_best(adaptive, list(found.values()))
+        to_best[sampling][text] = {drafter: of.to_best() for drafter, of in found.items()}
         for drafter, of in found.items():
             plain, *fixed = of.fixed.values()
             founds[drafter].append(of)
@@ -234,10 +237,11 @@ def lookahead_text(cells, drafters, default):
     priced = [[sampling, k, f'{rest:.2f}', *(f'{draft[of]:.2f}' if of in draft else ''
                                              for of in drafters if of not in COPYING)]
               for sampling, of_sampling in prices.items() for k, rest, draft in of_sampling.rows()]
-    return (table(['drafter', 'sampling', 'text', *(f'K = {k}' for k in ks), 'adaptive',
+    said = (table(['drafter', 'sampling', 'text', *(f'K = {k}' for k in ks), 'adaptive',
                    'adaptive / best fixed', 'oracle',
                    'ms a token, P99: none / best fixed / adaptive'], rows) + '\n'
             + ''.join(itertools.starmap(summary, founds.items()))
             + '\nThe prices, ms of a step that drafts K tokens for one sequence:\n\n'
             + table(['sampling', 'K', 'without its drafting',
                      *(of for of in drafters if of not in COPYING)], priced))
+    return said, to_best

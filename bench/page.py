@@ -10,7 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / 'docs' / 'benchmarks'
-ISAS = ('avx512_bf16', 'avx512f', 'avx2')  # best first; those that kernels are written for
+HEAD = ROOT / 'models' / 'SmolLM2-135M-Instruct-head'
+# Of /proc/cpuinfo's flags, best first, those that kernels are written for, and their names there.
+ISAS = {'avx512_bf16': 'avx512_bf16', 'avx512f': 'avx512', 'avx2': 'avx2'}
 
 
 def table(header, rows):
@@ -31,14 +33,21 @@ def commit(root=ROOT):
     return git(root, 'rev-parse', '--short', 'HEAD') + ('-dirty' if changed else '')
 
 
+def cpuinfo(field):
+    text = Path('/proc/cpuinfo').read_text(encoding='ascii')
+    found = re.search(rf'^{field}\s*: (.*)', text, re.M)
+    return found[1] if found else ''
+
+
+def isas():
+    flags = cpuinfo('flags').split()
+    return [name for flag, name in ISAS.items() if flag in flags]
+
+
 def machine():
     """Its CPU, cores and instruction set, today, and the commit, in one line."""
-    found = dict(re.findall(r'^(model name|flags)\s*: (.*)', Path('/proc/cpuinfo').read_text(
-        encoding='ascii'), re.M))
-    flags = found.get('flags', '').split()
-    parts = [found.get('model name', platform.machine()), f'{os.cpu_count()} cores',
-             next((isa for isa in ISAS if isa in flags), ''), str(datetime.date.today()),
-             f'commit `{commit()}`']
+    parts = [cpuinfo('model name') or platform.machine(), f'{os.cpu_count()} cores',
+             *isas()[:1], str(datetime.date.today()), f'commit `{commit()}`']
     return ', '.join(part for part in parts if part)
 
 

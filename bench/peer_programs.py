@@ -6,11 +6,15 @@ Needs the packages that bench/setup_peers installs.
 """
 
 import itertools
+import json
+import shutil
 
 import llama_cpp
+import numpy as np
 import torch
 import transformers
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from safetensors.torch import load_file, save_file
 
 from serving import pb
 
@@ -18,10 +22,10 @@ transformers.utils.logging.disable_progress_bar()
 
 
 class Outrider:
-    def __init__(self, stub, k):
-        """k: tokens drafted in each step; None: the server's own choice."""
+    def __init__(self, stub, **speculation):
+        """speculation: SpeculationParams; none: as the server does by default."""
         self.stub = stub
-        self.speculation = {} if k is None else {'num_speculative_tokens': k}
+        self.speculation = speculation
 
     def answer(self, prompt, count, put):
         for message in self.stub.Generate(pb.GenerateRequest(
@@ -33,17 +37,35 @@ class Outrider:
                 put(list(message.chunk.token_ids))
 
 
+class LlamaDraft(LlamaDraftModel):
+    """Another model that drafts k tokens greedily. The binding has no drafter of its own but
+    prompt lookup; generate() of this one keeps what it has seen of the same beginning."""
+
+    def __init__(self, path, threads, positions, k):
+        self.model, self.k = load_llama(path, threads, positions), k
+
+    def __call__(self, input_ids, /, **_):
+        drafted = self.model.generate(input_ids.tolist(), temp=0)
+        return np.fromiter(itertools.islice(drafted, self.k), np.intc)
+
+
+def load_llama(path, threads, positions, draft=None):
+    """path: a GGUF file; positions: of prompt and answer."""
+    return llama_cpp.Llama(str(path), n_ctx=positions, n_threads=threads, n_threads_batch=threads,
+                           verbose=False, draft_model=draft)
+
+
 class LlamaCpp:
-    def __init__(self, path, threads, positions, lookup):
-        """path: a GGUF file; positions: of prompt and answer; lookup: tokens that prompt lookup
-        drafts in each step, 0: none."""
-        self.model = llama_cpp.Llama(
-            str(path), n_ctx=positions, n_threads=threads, n_threads_batch=threads, verbose=False,
-            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None)
+    def __init__(self, path, threads, positions, draft=None):
+        """draft: a LlamaDraftModel."""
+        self.models = [load_llama(path, threads, positions, draft)]
+        if isinstance(draft, LlamaDraft):
+            self.models.append(draft.model)
 
     def answer(self, prompt, count, put):
-        self.model.reset()
-        for token in itertools.islice(self.model.generate(prompt, temp=0), count):
+        for model in self.models:
+            model.reset()
+        for token in itertools.islice(self.models[0].generate(prompt, temp=0), count):
             put([token])
 
 
@@ -63,16 +85,14 @@ class TokenStreamer(transformers.generation.streamers.BaseStreamer):
 
 
 class Transformers:
-    def __init__(self, model, lookup):
-        """model: of load_transformers; lookup: tokens that prompt lookup drafts in each step,
-        0: none."""
-        self.model = model
-        self.lookup = {'prompt_lookup_num_tokens': lookup} if lookup else {}
+    def __init__(self, model, **drafting):
+        """model: of load_transformers; drafting: generate()'s flags."""
+        self.model, self.drafting = model, drafting
 
     def answer(self, prompt, count, put):
         ids = torch.tensor([prompt])
         self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                            max_new_tokens=count, streamer=TokenStreamer(put), **self.lookup)
+                            max_new_tokens=count, streamer=TokenStreamer(put), **self.drafting)
 
 
 def load_transformers(directory, dtype, threads):
@@ -81,6 +101,25 @@ def load_transformers(directory, dtype, threads):
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
     model.generation_config.eos_token_id = None
     return model
+
+
+def widen_head(draft, output):
+    """Writes the draft model as the others can read it: with a row of the LM head for each token,
+    of zeros where the draft has none and so never says it."""
+    config = json.loads((draft / 'config.json').read_text(encoding='utf-8'))
+    tensors = {}
+    for path in draft.glob('*.safetensors'):
+        tensors |= load_file(path)
+    listed = config.pop('draft_token_ids', None)
+    if listed is not None:
+        rows = tensors['lm_head.weight']
+        tensors['lm_head.weight'] = rows.new_zeros(config['vocab_size'], rows.shape[1])
+        tensors['lm_head.weight'][listed] = rows
+    output.mkdir()
+    save_file(tensors, output / 'model.safetensors', {'format': 'pt'})
+    (output / 'config.json').write_text(json.dumps(config), encoding='utf-8')
+    for path in draft.glob('*token*.json'):
+        shutil.copy(path, output)
 
 
 def tokenize_chats(directory, texts):

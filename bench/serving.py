@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""What a server does under load: throughput, latency alone, and how smooth a stream stays beside a
-long prompt and beside busy clients. Prints Markdown tables.
+"""One stream of a server: its latency alone, and how smooth it stays beside a long prompt and
+beside busy clients. Prints Markdown tables.
 
     bench/serving.py --program build/cpu/bin/outrider --model DIR [--ranks 2] [TABLE…]
 
-TABLE: throughput, latency, prefill, clients (default: all). Starts a server of its own. Needs the
+TABLE: latency, prefill, clients (default: all). Starts a server of its own. Needs the
 packages of tools/requirements-test.txt. docs/benchmarks/serving.md has results, and what they mean.
 """
 
 import argparse
 import importlib
-import json
 import math
 import multiprocessing
 import os
@@ -31,8 +30,6 @@ from grpc_tools import protoc
 
 PROTO_ROOT = Path(__file__).resolve().parent.parent / 'proto'
 STREAM = 'Once upon a time there was a lighthouse keeper who'
-WARMUP_S = 3  # of each turn of throughput
-LEAST_TURNS = 10  # or loadtest gives no intervals
 CLIENTS_S = 8  # their life, the starting of Python included
 POLLS_PER_S = 10  # of each of the busy clients: a health check and GetServerInfo
 
@@ -93,7 +90,8 @@ class Server:
     def request(self, max_tokens, k, **prompt):
         return pb.GenerateRequest(
             **prompt, speculation=pb.SpeculationParams(num_speculative_tokens=k),
-            sampling_params=pb.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
+            sampling_params=pb.SamplingParams(temperature=0, max_tokens=max_tokens,
+                                              ignore_eos=True))
 
     def chunk_times(self, max_tokens, text=STREAM):
         """When each chunk of a stream without speculation came."""
@@ -126,42 +124,6 @@ def gaps_row(name, gaps, median):
     row(name, len(gaps), *cells)
 
 
-def with_interval(ratios, share):
-    """ratios: of one quantity to the first arm's; None where an arm measured nothing."""
-    ratio = ratios and ratios[share]
-    if not ratio or not ratio['ci95']:
-        return 'n/a'
-    return '{:.3f} ({:.3f}, {:.3f})'.format(ratio['ratio'], *ratio['ci95'])
-
-
-def in_ms(value):
-    return 'n/a' if value is None else f'{value:.1f}'
-
-
-def throughput(server, arguments, *flags):
-    """flags: more of loadtest's."""
-    shown = [(what, share) for what in ('ttft_ms', 'tpot_ms') for share in ('p50', 'p99')]
-    adapts = server.stub.GetServerInfo(pb.GetServerInfoRequest()).lookahead == 'adaptive'
-    first, *_ = ks = [*arguments.speculative_tokens, *(['adaptive'] if adapts else [])]
-    header('streams', 'K', 'tokens/s', 'TTFT P50, ms', 'TTFT P99, ms', 'TPOT P50, ms',
-           'TPOT P99, ms', f'TPOT P50, ratio to K={first}', 'P99', 'errors')
-    for streams in arguments.streams:
-        with tempfile.NamedTemporaryFile(suffix='.json') as report:
-            subprocess.run(
-                [arguments.program, 'loadtest', '--port', str(server.port), '--compare',
-                 f'K={",".join(map(str, ks))}', '--rounds', str(arguments.turns), '--concurrency',
-                 str(streams), '--duration', str(arguments.seconds + WARMUP_S), '--warmup',
-                 str(WARMUP_S), '--temperature', '0', '--output-length', 'fixed:64',
-                 '--ignore-eos', '--report-every', '0', '--json', report.name, *flags],
-                check=True, stdout=subprocess.DEVNULL)
-            said = json.loads(Path(report.name).read_text(encoding='utf-8'))['compare']
-        for k, arm, ratio in zip(ks, said['arms'], [None, *said['ratios']], strict=True):
-            row(streams, k, f'{arm["tokens_per_second"]:.0f}',
-                *[in_ms(arm[what][share]) for what, share in shown],
-                *[with_interval(ratio['tpot_ms'], share) if ratio else ''
-                  for share in ('p50', 'p99')], arm['errors'])
-
-
 def latency(server, arguments):
     header('K', 'ms a token, median of answers', 'least', 'most', 'TTFT, ms')
     for k in arguments.speculative_tokens:
@@ -177,8 +139,8 @@ def latency(server, arguments):
 
 
 def prefill(server, arguments):
-    print('ms between the chunks of a stream; in brackets: of its median when alone, before and after, '
-          'since its own context grows too\n')
+    print('ms between the chunks of a stream; in brackets: of its median when alone, before and '
+          'after, since its own context grows too\n')
     header('', 'chunks', 'median', 'P90', 'P99', 'most')
     model = server.stub.GetModelInfo(pb.GetModelInfoRequest())
     alone, during, took = [], [], []
@@ -267,7 +229,7 @@ def clients(server, arguments):
     print(f'\n{calls.value / arguments.rounds / CLIENTS_S:.0f} calls a second were answered.')
 
 
-TABLES = {table.__name__: table for table in (throughput, latency, prefill, clients)}
+TABLES = {table.__name__: table for table in (latency, prefill, clients)}
 
 
 def main():
@@ -277,15 +239,11 @@ def main():
     parser.add_argument('--model', required=True)
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--serve', default='', help='more flags of serve, in one word')
-    parser.add_argument('--streams', type=int, nargs='+', default=[1, 4, 16, 32])
     parser.add_argument('--speculative-tokens', type=int, nargs='+', default=[0, 4])
-    parser.add_argument('--turns', type=int, default=12,
-                        help=f'of each K of throughput, at least {LEAST_TURNS}')
-    parser.add_argument('--seconds', type=float, default=10,
-                        help=f'of each turn, behind {WARMUP_S} of warm-up')
     parser.add_argument('--answers', type=int, default=6, help='of each row of latency')
     parser.add_argument('--rounds', type=int, default=1, help='of prefill and clients')
-    parser.add_argument('--alone-seconds', type=float, default=5, help='of prefill, before and after')
+    parser.add_argument('--alone-seconds', type=float, default=5,
+                        help='of prefill, before and after')
     parser.add_argument('--prompt-tokens', type=int, default=4000, help='of prefill')
     parser.add_argument('--clients', type=int, default=16)
     parser.add_argument('--poll-tokens', type=int, default=400, help='of the stream of clients')
@@ -293,8 +251,6 @@ def main():
     for name in arguments.tables:
         if name not in TABLES:
             parser.error(f'{name} is no table; expected {", ".join(TABLES)}')
-    if arguments.turns < LEAST_TURNS:
-        parser.error(f'--turns {arguments.turns}: expected at least {LEAST_TURNS}')
     with Server(arguments.program, arguments.model, arguments.ranks,
                 arguments.serve.split()) as server:
         for name in arguments.tables or TABLES:

@@ -4,8 +4,7 @@
 """
 
 import argparse
-import contextlib
-import io
+import itertools
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ CHECKPOINT, PROGRAM = Path(sys.argv.pop()), sys.argv.pop()
 SOURCE = Path(sys.argv.pop())
 sys.path.append(str(SOURCE / 'bench'))
 
-import load  # noqa: E402
+import cpu  # noqa: E402
 from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
@@ -26,8 +25,8 @@ from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  
 from paired import mean_over_prompts, student_t  # noqa: E402
 from speculation import (ADAPTIVE, DEFAULT, PLAIN, Prompt, generate_request,  # noqa: E402
                          speculation_params)
-from page import commit, machine  # noqa: E402
-from serving import Server, percentile, throughput  # noqa: E402
+from page import commit, isas, machine  # noqa: E402
+from serving import Server, percentile  # noqa: E402
 
 
 def reproduce(*arguments, flags=(), **environment):
@@ -136,20 +135,6 @@ class Percentile(unittest.TestCase):
         self.assertEqual(percentile([5], 0.99), 5)
 
 
-class Throughput(unittest.TestCase):
-    def test_is_of_arms_in_turns(self):
-        asked = argparse.Namespace(program=PROGRAM, streams=[2], speculative_tokens=[0, 2],
-                                   turns=10, seconds=0.2)
-        printed = io.StringIO()
-        with (Server(PROGRAM, CHECKPOINT, 1, []) as server, contextlib.redirect_stdout(printed),
-              mock.patch('serving.WARMUP_S', 0.1)):
-            throughput(server, asked, '--raw')  # it has no chat template
-        _, _, *rows = printed.getvalue().splitlines()
-        number, ratio = r' [0-9.]+ \|', r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|'
-        for k, ratios, found in zip((0, 2, 'adaptive'), (r'  \|', ratio, ratio), rows, strict=True):
-            self.assertRegex(found, rf'^\| 2 \| {k} \|{5 * number}{2 * ratios} 0 \|$')
-
-
 class Machine(unittest.TestCase):
     def test_is_said_in_one_line(self):
         with mock.patch('page.commit', return_value='0123abc-dirty'):
@@ -191,7 +176,8 @@ def report(ratio, requests=100):
 
 class Load(unittest.TestCase):
     def test_a_row_for_each_arm_of_a_rate(self):
-        lines = load_table([0.5], [report({'p99': {'ratio': 0.9, 'ci95': [0.8, 1.0104]}})])
+        of_rate = report({'p99': {'ratio': 0.9, 'ci95': [0.8, 1.0104]}})
+        lines = load_table('requests/s', [0.5], [of_rate])
         self.assertEqual(lines.splitlines()[2:], [
             '| 0.5 | plain | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a |  |  |  |  |',
             '| 0.5 | adaptive | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a '
@@ -209,33 +195,33 @@ class Load(unittest.TestCase):
                        + [report({'p99': {'ratio': 0.5, 'ci95': None}}, requests=1)])
         first, shown, unknown = said.splitlines()
         self.assertEqual(first, '- TTFT: P99 with speculation at most 1.01 of P99 without is shown '
-                                'at 4 of 4 rates, more than that at 0; neither at 0.')
+                                'at 4 of 4 loads, more than that at 0; neither at 0.')
         self.assertEqual(shown, '- TPOT: P99 with speculation at most 1.01 of P99 without is shown '
-                                'at 1 of 4 rates, more than that at 1; neither at 2.')
-        self.assertIn('is shown at 0 of 4 rates, more than that at 0; neither at 4.', unknown)
+                                'at 1 of 4 loads, more than that at 1; neither at 2.')
+        self.assertIn('is shown at 0 of 4 loads, more than that at 0; neither at 4.', unknown)
 
     def test_the_report_is_that_of_loadtest(self):
-        self.addCleanup(setattr, load, 'LEAST_TURN_S', load.LEAST_TURN_S)
-        load.LEAST_TURN_S = 0.3
-        asked = argparse.Namespace(requests=40, warmup=0.1, tokens=32, seed=0)
+        asked = argparse.Namespace(warmup=0.1, seed=0)
+        loads = {20.0: ['--rate', '20', '--output-length', 'fixed:32'],
+                 2: ['--concurrency', '2', '--output-length', 'uniform:20:40']}
         with Server(PROGRAM, CHECKPOINT, 1, []) as server:
-            found = compare(PROGRAM, server.port, 20.0, 10, asked, '--raw')
+            found = [compare(PROGRAM, server.port, [*load, '--raw'], 10, asked, 0.3)
+                     for load in loads.values()]
             with self.assertRaises(SystemExit) as raised:  # it has no chat template
-                compare(PROGRAM, server.port, 20.0, 1, asked)
-        self.assertRegex(str(raised.exception), r'^reproduce: --rates 20: .*no chat template')
-        _, _, *rows = load_table([20.0], [found]).splitlines()
-        self.assertEqual(len(rows), len(ARMS))
-        for name, row in zip(ARMS, rows):
-            number = r' [0-9.]+ \|'
-            ratio = r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|' if name == 'adaptive' else r'  \|'
-            self.assertRegex(row, rf'^\| 20 \| {name} \|{7 * number}{4 * ratio}$')
-
+                compare(PROGRAM, server.port, loads[2], 1, asked, 0.3)
+        self.assertRegex(str(raised.exception), r'^reproduce: --concurrency 2 --output-length '
+                                                r'uniform:20:40: .*no chat template')
+        _, _, *rows = load_table('load', loads, found).splitlines()
+        number, ratio = r' [0-9.]+ \|', r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|'
+        for (load, name), row in zip(itertools.product(loads, ARMS), rows, strict=True):
+            ratios = 4 * (ratio if name == 'adaptive' else r'  \|')
+            self.assertRegex(row, rf'^\| {load:g} \| {name} \|{7 * number}{ratios}$')
 
     def test_a_report_with_errors_is_no_result(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         program = Path(folder.name) / 'program'
-        asked = argparse.Namespace(requests=40, warmup=0.1, tokens=32, seed=0)
+        asked = argparse.Namespace(warmup=0.1, seed=0)
         fine = {'name': 'K=0', 'requests': 40, 'errors': 0, 'warmup_errors': 0,
                 'gave_up': False, 'first_error_by_code': {}}
         broken = fine | {'errors': 3, 'first_error_by_code': {'INTERNAL': 'broken'}}
@@ -249,10 +235,31 @@ class Load(unittest.TestCase):
             program.chmod(0o755)
             with self.subTest(arms=arms):
                 if said is None:
-                    self.assertEqual(compare(program, 1, 2.0, 3, asked), {'arms': arms})
+                    self.assertEqual(compare(program, 1, ['--rate', '2'], 3, asked), {'arms': arms})
                     continue
-                with self.assertRaisesRegex(SystemExit, '^reproduce: --rates 2: .*' + said):
-                    compare(program, 1, 2.0, 3, asked)
+                with self.assertRaisesRegex(SystemExit, '^reproduce: --rate 2: .*' + said):
+                    compare(program, 1, ['--rate', '2'], 3, asked)
+
+
+class Cpu(unittest.TestCase):
+    def test_a_run_is_told_by_its_first_and_eighth_row(self):
+        asked = argparse.Namespace(program=PROGRAM, model=CHECKPOINT, ranks=2)
+        flags = ['decode', '--model', CHECKPOINT, '--context', '16', '--repeats', '3']
+        isa = isas()[-1]
+        found = cpu.bench(asked, isa, *flags, '--rows', '1,8')
+        self.assertEqual(found.command, f'OUTRIDER_CPU_ISA={isa} mpirun --bind-to none -x '
+                         'OUTRIDER_CPU_ISA -np 2 build/cpu/bin/outrider bench decode --model DIR '
+                         '--context 16 --repeats 3 --rows 1,8')
+        self.assertIn(f'cpu/{isa}, context 16 tokens', found.said)
+        steps = cpu.target_steps(found.report)
+        self.assertEqual(list(steps), [1, 8])
+        self.assertEqual(steps[1]['to_first'], 1)
+        ratio = f'{steps[8]["to_first"]:.2f}'
+        said = cpu.spread([found.report])
+        self.assertRegex(said.splitlines()[2], rf'^\| [0-9.]+ \| [0-9.]+ \| \d+ % \| {ratio} \|$')
+        self.assertIn(f'Eight rows over one: {ratio} to {ratio}, {ratio} in the median.', said)
+        with self.assertRaisesRegex(SystemExit, f'^reproduce: bench decode, {isa}: .*--rows'):
+            cpu.bench(asked, isa, *flags, '--rows', '17')
 
 
 def step(drafted, accepted, draft_ms=0.0):
@@ -316,16 +323,18 @@ class Lookahead(unittest.TestCase):
                 ('head', ADAPTIVE): [step(1, 1, 1.0)]}
         slow = {key: [Step(s.drafted, s.accepted, 2 * s.draft_ms, 2 * s.rest_ms) for s in steps]
                 for key, steps in arms.items()}
-        lines = lookahead_text({('greedy', 'chat'): arms, ('T 1', 'chat'): slow}, ['head'], 'head')
-        self.assertIn('| greedy | 1 | 11.00 | 1.00 |', lines.splitlines())
-        self.assertIn('| T 1 | 1 | 22.00 | 2.00 |', lines.splitlines())
+        text, _ = lookahead_text({('greedy', 'chat'): arms, ('T 1', 'chat'): slow}, ['head'],
+                                 'head')
+        self.assertIn('| greedy | 1 | 11.00 | 1.00 |', text.splitlines())
+        self.assertIn('| T 1 | 1 | 22.00 | 2.00 |', text.splitlines())
 
     def test_adapted_is_beside_the_best_fixed_of_its_text(self):
         arms = {PLAIN: [step(0, 0)] * 6, ('head', 1): [step(1, 1, 1.0)] * 3,
                 ('head', 2): [step(2, 1, 2.0)] * 3,
                 ('head', ADAPTIVE): [step(1, 1, 1.0)] * 2 + [step(0, 0)] * 2,
                 (DEFAULT, ADAPTIVE): [step(2, 2)] * 2}
-        lines = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head').splitlines()
+        text, to_best = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head')
+        lines = text.splitlines()
         # Plain 60 ms; K = 1: 36; K = 2: 42; adapted 44; informed: 1 of 2 drafted, 36.
         self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | 0.818 | 1.67 | '
                                    '10.0 / 6.0 / 10.0 |')
@@ -334,6 +343,9 @@ class Lookahead(unittest.TestCase):
         self.assertIn('- head: adapted, 0.818 of the best fixed K in the mean of 1 cells, 0.818 at '
                       'least, 0.98 or more in 0; 1.364 of no drafts at least, 0.99 or more in 1.',
                       lines)
+        of_text = to_best['greedy']['chat']
+        self.assertAlmostEqual(of_text['head'], 36 / 44)
+        self.assertAlmostEqual(of_text[DEFAULT], 1.5)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,80 @@
+"""The plots of docs/benchmarks/, one SVG file each."""
+
+import textwrap
+
+import matplotlib
+
+matplotlib.use('svg')
+
+from matplotlib import pyplot  # noqa: E402
+
+from page import PAGES  # noqa: E402
+
+PANELS = {'figsize': (12, 4.2), 'layout': 'constrained'}  # side by side
+PANEL = {'figsize': (6, 4.2), 'layout': 'constrained'}
+
+MARKERS = 'osD^vP*X<>'  # so that series can be told apart in grey, too
+
+
+def save(figure, name, about):
+    """As plots/NAME.svg. Returns the Markdown that shows it."""
+    plots = PAGES / 'plots'
+    plots.mkdir(exist_ok=True)
+    figure.savefig(plots / f'{name}.svg', metadata={'Date': None})
+    pyplot.close(figure)
+    return f'![{about}](plots/{name}.svg)\n\n'
+
+
+def legend(figure, axis):
+    """Of what the axis has, below all."""
+    figure.legend(*axis.get_legend_handles_labels(), loc='outside lower center', ncols=5)
+
+
+def dots(name, quantity, panels, level):
+    """panels: {title: {group: {series: value, or None}}}, the same series in each. level: a line is
+    drawn there. Returns Markdown."""
+    figure, axes = pyplot.subplots(1, len(panels), sharey=True, squeeze=False, **PANELS)
+    for axis, (title, groups) in zip(axes[0], panels.items(), strict=True):
+        series = list(next(iter(groups.values())))
+        for number, of in enumerate(series):
+            shift = 0.8 * ((number + 0.5) / len(series) - 0.5)
+            axis.plot([group + shift for group in range(len(groups))],
+                      [float('nan') if values[of] is None else values[of]
+                       for values in groups.values()], MARKERS[number], label=of)
+        for edge in range(1, len(groups)):
+            axis.axvline(edge - 0.5, color='lightgrey', linewidth=0.8)
+        axis.axhline(level, color='black', linewidth=0.8, linestyle='--')
+        axis.set_title(title)
+        axis.set_xticks(range(len(groups)), [textwrap.fill(str(group), 12) for group in groups])
+        axis.set_xlim(-0.5, len(groups) - 0.5)
+    axes[0][0].set_ylabel(quantity)
+    legend(figure, axes[0][0])
+    return save(figure, name, quantity[0].upper() + quantity[1:])
+
+
+def scatter(name, x, y, series):
+    """series: {label: [(x, y)]}; a line where both are the same. Returns Markdown."""
+    figure, axis = pyplot.subplots(**PANEL)
+    for marker, (label, points) in zip(MARKERS, series.items()):
+        axis.plot(*zip(*points, strict=True), marker, label=label, alpha=0.8)
+    ends = [bound(value for points in series.values() for point in points for value in point)
+            for bound in (min, max)]
+    axis.plot(ends, ends, color='black', linewidth=0.8, linestyle='--')
+    axis.set(xlabel=x, ylabel=y)
+    legend(figure, axis)
+    return save(figure, name, f'{y}, against {x}')
+
+
+def steps(by_isa):
+    """by_isa: {instruction set: {rows: a benchmark of a step, as `bench decode` reports it}}.
+    Returns Markdown."""
+    figure, panels = pyplot.subplots(1, 2, **PANELS)
+    for marker, (isa, by_rows) in zip(MARKERS, by_isa.items()):
+        for panel, values in zip(panels, ([step['real_time'] / 1000 for step in by_rows.values()],
+                                          [100 * step['of_memory'] for step in by_rows.values()])):
+            panel.plot(list(by_rows), values, marker + '-', label=isa)
+    for panel, title in zip(panels, ('ms a step', '% of the read bandwidth')):
+        panel.set(title=title, xlabel='rows')
+        panel.set_ylim(bottom=0)
+    legend(figure, panels[0])
+    return save(figure, 'cpu', 'A step, and its share of the read bandwidth, by rows')
