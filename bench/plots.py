@@ -62,7 +62,7 @@ def scatter(name, x, y, series):
     axis.plot(ends, ends, color='black', linewidth=0.8, linestyle='--')
     axis.set(xlabel=x, ylabel=y)
     legend(figure, axis)
-    return save(figure, name, f'{y}, against {x}')
+    return save(figure, name, f'{y[0].upper()}{y[1:]}, against {x}')
 
 
 def steps(by_isa):
