@@ -372,19 +372,19 @@ class ServeBench {
 
   void print_profile(const Arm& arm) const {
     std::printf(
-        "\nA step at K = %d:\n\n| part | us | ideal, us | gap, us | of the gap |\n"
+        "\nA step at K = %d:\n\n| part | us | ideal, us | gap, us | of the step |\n"
         "| --- | --- | --- | --- | --- |\n",
         arm.num_draft_tokens);
     const Parts profile = arm.profile();
-    const double gap = sum(profile) - sum(arm.ideal);
-    const auto row = [gap](const char* name, double measured, double ideal) {
+    const double step = sum(profile);
+    const auto row = [step](const char* name, double measured, double ideal) {
       std::printf("| %s | %.1f | %.1f | %.1f | %.1f %% |\n", name, 1e6 * measured, 1e6 * ideal,
-                  1e6 * (measured - ideal), 100 * (measured - ideal) / gap);
+                  1e6 * (measured - ideal), 100 * (measured - ideal) / step);
     };
     for (int p = 0; p < kNumParts; ++p) {
       if (is_measured(p)) row(kPartNames[p], profile[p], arm.ideal[p]);
     }
-    row("step", sum(profile), sum(arm.ideal));
+    row("step", step, sum(arm.ideal));
   }
 
   const ServeBenchOptions& options_;
