@@ -22,15 +22,18 @@ p{max-width:46rem}
 .headline div{background:var(--card);border-radius:.5rem;padding:.5rem .75rem}
 .headline dt{color:var(--soft);font-size:.85rem}
 .headline dd{margin:0;font-size:1.3rem;font-weight:600}
-.facts{display:grid;grid-template-columns:minmax(6rem,max-content) 1fr;gap:.15rem 1rem;margin:0}
+.facts{display:grid;grid-template-columns:fit-content(45%) 1fr;gap:.15rem 1rem;margin:0;
+break-inside:avoid}
 .facts dt{color:var(--soft)}
 .facts dd{margin:0;overflow-wrap:anywhere}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto;background:
+linear-gradient(to left,var(--paper) 50%,transparent) 100% 0/3rem 100% no-repeat local,
+linear-gradient(to left,var(--rule),transparent) 100% 0/1.25rem 100% no-repeat scroll}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.95rem;width:100%}
 th,td{text-align:right;padding:.3rem .45rem;border-bottom:1px solid var(--rule);white-space:nowrap;
 vertical-align:top}
 th:first-child{text-align:left;position:sticky;left:0;background:var(--paper)}
-thead th{color:var(--soft);font-weight:600;font-size:.85rem;white-space:normal;vertical-align:bottom}
+thead th{color:var(--soft);font-weight:600;font-size:.9em;white-space:normal;vertical-align:bottom}
 td small,th small{display:block;color:var(--soft);font-size:.75rem;font-weight:400;line-height:1.2}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));gap:1.25rem}
 figure{margin:0;min-width:0;break-inside:avoid}
@@ -42,19 +45,23 @@ svg .grid{stroke:var(--rule);fill:none}
 svg .axis{stroke:var(--soft);fill:none}
 svg .line{fill:none;stroke-width:2;stroke-linejoin:round}
 svg .whisker{fill:none;stroke-width:2}
-svg .dots{fill:none;stroke-width:4;stroke-linecap:round;opacity:.7}
+svg .label{paint-order:stroke;stroke:var(--paper);stroke-width:3px}
+svg .dots{fill:none;stroke-width:5;stroke-linecap:round;opacity:.7}
 svg .big{stroke-width:9;opacity:1}
 .s0{stroke:var(--s0)}.s1{stroke:var(--s1)}.s2{stroke:var(--s2)}
 .s3{stroke:var(--s3)}.s4{stroke:var(--s4)}.s5{stroke:var(--s5)}
-.line.s1{stroke-dasharray:7 3}.line.s2{stroke-dasharray:2 3}.line.s3{stroke-dasharray:9 3 2 3}
-.line.s4{stroke-dasharray:4 2}.line.s5{stroke-dasharray:1 2}
+.dots.s1,.dots.s3,.dots.s5{stroke-linecap:square}
+.d1{stroke-dasharray:7 3}.d2{stroke-dasharray:2 3}.d3{stroke-dasharray:9 3 2 3}
+.d4{stroke-dasharray:4 2}.d5{stroke-dasharray:1 2}
 .legend{display:flex;flex-wrap:wrap;gap:.1rem 1rem;font-size:.85rem}
 .legend svg{width:1.75rem;height:.6rem;margin-right:.35rem}
-@media (max-width:40rem){body{padding:.75rem}table{font-size:.8rem}th,td{padding:.3rem .25rem}
+@media (max-width:40rem){body{padding:.75rem}table{font-size:.8rem}th,td{padding:.3rem .2rem}
 th:first-child{white-space:normal}td small{white-space:normal;font-size:.7rem}}
-@media print{:root{color-scheme:light;--ink:#000;--soft:#444;--paper:#fff;--card:#fff;--rule:#bbb;
---warn:#7c2d12;--s0:#0072b2;--s1:#d55e00;--s2:#00805d;--s3:#b0528a;--s4:#8a6d00;--s5:#555b61}
-body{max-width:none;padding:0;font-size:10pt}.scroll{overflow:visible}
+@media print{:root{font-size:10pt;color-scheme:light;--ink:#000;--soft:#444;--paper:#fff;
+--card:#fff;--rule:#bbb;--warn:#7c2d12;--s0:#0072b2;--s1:#d55e00;--s2:#00805d;--s3:#b0528a;
+--s4:#8a6d00;--s5:#555b61}
+body{max-width:none;padding:0 1px}.scroll{overflow:visible;background:none;break-inside:avoid}
+th:first-child{position:static;background:none}
 .headline div{border:1px solid var(--rule)}
 h2{break-after:avoid}tr{break-inside:avoid}.figures{grid-template-columns:1fr 1fr}
 th,td{padding:.2rem .3rem}}
@@ -125,8 +132,8 @@ void HtmlPage::figure(const std::string& title, const std::string& svg,
     for (size_t i = 0; i < series.size(); ++i) {
       if (series[i].empty()) continue;
       absl::StrAppend(&body_, "<span><svg viewBox=\"0 0 28 10\"><path class=\"",
-                      mark == Mark::line ? "line s" : "dots big s", i % kPlotColours,
-                      mark == Mark::line ? "\" d=\"M0 5H28\"/></svg>" : "\" d=\"M18 5h0\"/></svg>",
+                      mark == Mark::line ? line_classes(i) : dot_classes(i, true), "\" d=\"",
+                      mark == Mark::line ? "M0 5H28" : "M18 5h.1", "\"/></svg>",
                       escape_html(series[i]), "</span>");
     }
     body_ += "</div>\n";

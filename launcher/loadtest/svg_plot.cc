@@ -18,6 +18,7 @@ namespace {
 // Units of the view box: on a telephone one is a little less than a pixel.
 constexpr double kWidth = 400, kHeight = 260;
 constexpr double kLeft = 62, kRight = 12, kTop = 20, kBottom = 40;
+constexpr size_t kColours = 6;   // then they come again, with other dashes
 constexpr double kFarApart = 8;  // greatest / least: a logarithmic axis is readable
 
 // Maps values to positions.
@@ -105,30 +106,30 @@ std::vector<std::pair<double, double>> positions(const Series& series, const Sca
 }
 
 std::string draw(const Series& series, size_t index, Mark mark, const Scale& x, const Scale& y) {
-  const size_t colour = index % kPlotColours;
   std::string svg;
   if (mark != Mark::dots) {
     std::string path;
     for (const auto& [px, py] : positions(series, x, y, 0.1, false)) {
       absl::StrAppendFormat(&path, "%c%.5g %.5g", path.empty() ? 'M' : 'L', px, py);
     }
-    svg += absl::StrFormat("<path class=\"line s%d\" d=\"%s\"/>", colour, path);
+    svg += absl::StrFormat("<path class=\"%s\" d=\"%s\"/>", line_classes(index), path);
   }
   if (mark != Mark::line) {
-    std::string path;  // lines of no length, whose round ends are the dots
+    std::string path;  // lines of nearly no length, whose ends are the dots
     for (const auto& [px, py] : positions(series, x, y, 1, true)) {
-      absl::StrAppendFormat(&path, "M%.5g %.5gh0", px, py);
+      absl::StrAppendFormat(&path, "M%.5g %.5gh.1", px, py);
     }
-    svg += absl::StrFormat("<path class=\"%s s%d\" d=\"%s\"/>",
-                           mark == Mark::dots ? "dots" : "dots big", colour, path);
+    svg += absl::StrFormat("<path class=\"%s\" d=\"%s\"/>", dot_classes(index, mark != Mark::dots),
+                           path);
   }
   for (const Point& point : series.points) {
     if (point.label.empty()) continue;
     // Above and below in turns, since neighbours may be near each other.
     const bool above = (&point - series.points.data()) % 2 == 0 || y(point.y) > kHeight - 60;
-    const bool at_right = x(point.x) > kWidth * 0.75;
-    svg += text_at(x(point.x) + (at_right ? 4 : 0), y(point.y) + (above ? -9 : 18),
-                   at_right ? "end" : "middle", point.label);
+    const bool at_right = x(point.x) > kWidth * 0.75, at_left = x(point.x) < kLeft + 15;
+    svg +=
+        text_at(x(point.x) + (at_right ? 4 : 0), y(point.y) + (above ? -9 : 18),
+                at_right ? "end" : (at_left ? "start" : "middle"), point.label, " class=\"label\"");
   }
   return svg;
 }
@@ -148,19 +149,27 @@ std::pair<double, double> range_of(const std::vector<Series>& all, Get get) {
 
 std::string draw(const Whisker& whisker, size_t series, double px, const Scale& y) {
   constexpr double kHalf = 3;  // of the strokes at the ends
-  const size_t colour = series % kPlotColours;
   std::string svg;
   if (whisker.low < whisker.high) {
     svg += absl::StrFormat(
-        "<path class=\"whisker s%d\" d=\"M%.4g %.4gV%.4gM%.4g %.4gh%gM%.4g %.4gh%g\"/>", colour, px,
-        y(whisker.low), y(whisker.high), px - kHalf, y(whisker.low), 2 * kHalf, px - kHalf,
-        y(whisker.high), 2 * kHalf);
+        "<path class=\"whisker s%d\" d=\"M%.4g %.4gV%.4gM%.4g %.4gh%gM%.4g %.4gh%g\"/>",
+        series % kColours, px, y(whisker.low), y(whisker.high), px - kHalf, y(whisker.low),
+        2 * kHalf, px - kHalf, y(whisker.high), 2 * kHalf);
   }
-  return svg + absl::StrFormat("<path class=\"dots big s%d\" d=\"M%.4g %.4gh0\"/>", colour, px,
-                               y(whisker.value));
+  return svg + absl::StrFormat("<path class=\"%s\" d=\"M%.4g %.4gh.1\"/>",
+                               dot_classes(series, true), px, y(whisker.value));
 }
 
 }  // namespace
+
+std::string line_classes(size_t series) {
+  return absl::StrFormat("line s%d d%d", series % kColours,
+                         (series + series / kColours) % kColours);
+}
+
+std::string dot_classes(size_t series, bool big) {
+  return absl::StrFormat("dots%s s%d", big ? " big" : "", series % kColours);
+}
 
 std::string to_svg(const Plot& plot) {
   const auto x_range = range_of(plot.series, [](const Point& point) { return point.x; });

@@ -1,5 +1,6 @@
 // Plots as SVG, to stand in an HTML page: its style sheet gives the classes their colours (s0 … s5
-// for series, axis, grid), so that one plot is right in light, dark and print.
+// for series, axis, grid) and lines their dashes (d0 … d5), so that one plot is right in light,
+// dark and print.
 #pragma once
 
 #include <string>
@@ -7,7 +8,9 @@
 
 namespace outrider {
 
-inline constexpr size_t kPlotColours = 6;  // then they come again
+// Of a series' line and of its dots, which need not be seen in colour.
+std::string line_classes(size_t series);
+std::string dot_classes(size_t series, bool big);
 
 struct Axis {
   std::string label;

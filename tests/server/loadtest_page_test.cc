@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <regex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -85,6 +86,27 @@ TEST(Plot, IsBoundedWhateverItsPoints) {
   plot.mark = Mark::line;
   for (int i = 0; i < 200'000; ++i) plot.series[0].points[static_cast<size_t>(i)] = {1.0 * i, 1.0};
   EXPECT_LT(to_svg(plot).size(), 100'000u);
+}
+
+TEST(Plot, TellsItsSeriesApartWithoutColours) {
+  std::set<std::string> lines;
+  for (size_t i = 0; i < 12; ++i) lines.insert(line_classes(i));
+  EXPECT_EQ(lines.size(), 12u);
+  EXPECT_EQ(line_classes(1), "line s1 d1");
+  EXPECT_EQ(line_classes(6), "line s0 d1");  // colours come again, with other dashes
+  const std::vector<Point> points = {{0, 0}, {1, 1}};
+  const std::string svg = to_svg(Plot{.title = "t", .series = {{"", points}, {"", points}}});
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(count(svg, line_classes(i)), 1);
+}
+
+TEST(Plot, KeepsLabelsWithin) {
+  const std::string svg = to_svg(
+      Plot{.title = "t", .series = {{"", {{0, 1, "first"}, {5, 1, "middle"}, {10, 1, "last"}}}}});
+  for (const char* part : {"text-anchor=\"start\" class=\"label\">first",
+                           "text-anchor=\"middle\" class=\"label\">middle",
+                           "text-anchor=\"end\" class=\"label\">last"}) {
+    EXPECT_EQ(count(svg, part), 1) << part << svg;
+  }
 }
 
 TEST(Plot, OfNothingIsNothing) {
