@@ -140,7 +140,7 @@ class Loadtest {
                   "; expected one that was started with --lookahead adaptive");
     }
     if (source_.needs_vocabulary()) source_.vocab_size = vocab_size(*stub_);
-    print(first_line(options, server_));
+    print(first_line(options, server_) + "\n");
   }
 
   void run_load() {
@@ -256,6 +256,7 @@ class Loadtest {
   template <typename MakePage>
   void finish(const std::string& title, Json json, MakePage page) {
     PageFrame frame{.title = title,
+                    .about = first_line(options_, server_),
                     .facts = settings_facts(options_, source_, server_),
                     .warnings = {},
                     .warmup_s = options_.warmup_s};

@@ -2,10 +2,12 @@
 #include "launcher/loadtest/latency.h"
 
 #include <absl/strings/numbers.h>
+#include <absl/strings/str_format.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 
@@ -74,6 +76,16 @@ bool Objectives::kept_by(const RequestRecord& record) const {
   const Latency latency = latency_of(record);
   return (!ttft || (latency.ttft && *latency.ttft <= *ttft)) &&
          (!tpot || !latency.tpot || *latency.tpot <= *tpot) && (!e2e || latency.e2e <= *e2e);
+}
+
+std::string Objectives::text() const {
+  std::string text;
+  for (const auto& [name, objective] :
+       {std::pair("TTFT", ttft), {"TPOT", tpot}, {"end to end", e2e}}) {
+    if (!objective) continue;
+    absl::StrAppendFormat(&text, "%s%s %g ms", text.empty() ? "" : ", ", name, *objective);
+  }
+  return text;
 }
 
 Objectives parse_objectives(const std::string& text) {

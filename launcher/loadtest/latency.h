@@ -46,6 +46,7 @@ struct Objectives {
   bool any() const { return ttft || tpot || e2e; }
   // An answer of one token has no TPOT and keeps every objective for it.
   bool kept_by(const RequestRecord& record) const;
+  std::string text() const;  // "TTFT 500 ms, end to end 2000 ms"
 };
 
 // "ttft=500ms,tpot=30ms,e2e=2s", each at most once. Throws Error.

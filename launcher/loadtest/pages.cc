@@ -14,23 +14,24 @@ namespace outrider {
 namespace {
 
 constexpr char kIntervals[] =
-    "Milliseconds; small, where enough was measured: 95 % bootstrap interval. Percentiles are "
-    "samples that were measured.";
+    "Latencies in milliseconds; small, where enough was measured: 95 % bootstrap interval. "
+    "Percentiles are samples that were measured: P99 is the least that 99 % do not exceed.";
 
 using Cell = HtmlPage::Cell;
+using Facts = std::vector<std::pair<std::string, std::string>>;
 
 std::string number(double value) {
   if (value < 10) return absl::StrFormat("%.2f", value);
-  return value < 1000 ? absl::StrFormat("%.1f", value) : absl::StrFormat("%.0f", value);
+  return value < 100 ? absl::StrFormat("%.1f", value) : absl::StrFormat("%.0f", value);
 }
 
 std::string interval_text(const Interval& interval) {
   return number(interval.low) + "\u00a0– " + number(interval.high);  // breaks behind the dash
 }
 
-// Of a figure's caption.
-std::string with_intervals(const std::vector<ArmResult>& arms) {
-  return has_intervals(arms) ? "With 95 % intervals; " : "";
+// A figure's caption.
+std::string with_intervals(const std::string& caption, const std::vector<ArmResult>& arms) {
+  return caption + (has_intervals(arms) ? ", with 95 % intervals." : ".");
 }
 
 std::vector<Cell> summary_row(const std::string& name, const Summary& summary) {
@@ -45,6 +46,7 @@ std::vector<Cell> summary_row(const std::string& name, const Summary& summary) {
 
 HtmlPage begin_page(const PageFrame& frame) {
   HtmlPage page(frame.title);
+  page.paragraph(frame.about);
   for (const std::string& warning : frame.warnings) page.warning(warning);
   return page;
 }
@@ -52,32 +54,35 @@ HtmlPage begin_page(const PageFrame& frame) {
 std::string end_page(HtmlPage& page, const PageFrame& frame) {
   page.section("What was measured");
   page.facts(frame.facts);
+  page.section("What the names mean");
   page.paragraph(
       "A request's time begins when it was due, not when it was sent, so a stalled server cannot "
-      "hide. TTFT: until the first token. TPOT: (end - first token) / (tokens - 1). ITL: between "
-      "chunks. End to end: until the last message.");
+      "hide.");
+  page.facts(
+      {{"TTFT", "until the first token"},
+       {"TPOT", "time per token behind the first: (end - first token) / (tokens - 1)"},
+       {"ITL", "between chunks of an answer; amortised: shared out among their tokens"},
+       {"end to end", "until the last message"},
+       {"queue", "in the server, before its first step"},
+       {"sent late", "the load test's own delay, from due to sent"},
+       {"tokens a step", "of the server, in the mean of the answers; 1 without speculation"}});
   return page.text();
 }
 
-// A table's rows: statuses that requests of a load failed with. name: of the load; empty: there is
-// but one.
-void add_errors(const std::string& name, const LoadReport& report,
-                std::vector<std::vector<Cell>>& rows) {
+// {name, value} for each status that requests of a load failed with. name: of the load; empty:
+// there is but one.
+void add_errors(const std::string& name, const LoadReport& report, Facts& failed) {
   for (const auto& [code, count] : report.errors_by_code) {
-    std::vector<Cell>& row = rows.emplace_back();
-    if (!name.empty()) row.push_back({name});
-    row.insert(row.end(),
-               {{code}, {absl::StrFormat("%d", count)}, {report.first_error_by_code.at(code)}});
+    failed.push_back({name.empty() ? code : name + ", " + code,
+                      absl::StrFormat("%d of %d requests; the first: %s", count, report.requests,
+                                      report.first_error_by_code.at(code))});
   }
 }
 
-// what: the loads are called; empty: there is but one.
-void errors(HtmlPage& page, const std::string& what, const std::vector<std::vector<Cell>>& rows) {
-  if (rows.empty()) return;
+void errors(HtmlPage& page, const Facts& failed) {
+  if (failed.empty()) return;
   page.section("Errors");
-  std::vector<std::string> head = {"status", "requests", "the first"};
-  if (!what.empty()) head.insert(head.begin(), what);
-  page.table(head, rows);
+  page.facts(failed);
 }
 
 // The share of samples that are not above a value, as stairs.
@@ -122,7 +127,7 @@ void cumulative_figures(HtmlPage& page, const std::vector<std::string>& names,
 
 void over_time(HtmlPage& page, const LoadResult& load, double warmup_s) {
   Plot plot{.title = "Latency over time",
-            .x = {.label = "due, s"},
+            .x = {.label = "due, s after the start"},
             .y = {.label = "ms", .logarithmic = true},
             .series = {{"TTFT", {}}, {"end to end", {}}},
             .mark = Mark::dots};
@@ -132,16 +137,19 @@ void over_time(HtmlPage& page, const LoadResult& load, double warmup_s) {
     if (latency.ttft) plot.series[0].points.push_back({record.due_s, *latency.ttft});
     plot.series[1].points.push_back({record.due_s, latency.e2e});
   }
-  page.figure(plot.title, to_svg(plot), {"TTFT", "end to end"},
-              "A dot is an answer. A slope upwards: the server does less than it is asked.",
-              plot.mark);
+  page.figure(
+      plot.title, to_svg(plot), {"TTFT", "end to end"},
+      "Of each answer; failed requests are not shown. A slope upwards: the server does less "
+      "than it is asked.",
+      plot.mark);
 }
 
 std::vector<Cell> load_row(const std::string& name, const LoadReport& report) {
-  std::vector<Cell> row = {{name},
-                           {number(report.requests_per_second)},
-                           {number(report.tokens_per_second)},
-                           {absl::StrFormat("%d", report.errors)}};
+  std::vector<Cell> row = {
+      {name},
+      {number(report.requests_per_second)},
+      {number(report.tokens_per_second)},
+      {absl::StrFormat("%d", report.errors), absl::StrFormat("of %d", report.requests)}};
   for (const Quantity& quantity : kQuantities) {
     const Summary& summary = report.*quantity.summary;
     for (const NamedStatistic& statistic : {kStatistics[1], kStatistics[3]}) {
@@ -149,13 +157,20 @@ std::vector<Cell> load_row(const std::string& name, const LoadReport& report) {
                      summary.ci95 ? interval_text(summary.ci95->of(statistic)) : ""});
     }
   }
-  row.push_back({report.goodput ? absl::StrFormat("%.1f %%", 100 * report.goodput->share) : "–"});
+  if (report.goodput) row.push_back({absl::StrFormat("%.1f %%", 100 * report.goodput->share)});
   return row;
 }
 
-std::vector<std::string> load_head(const std::string& what) {
-  return {what,       "requests/s", "tokens/s", "errors",  "TTFT P50", "TTFT P99",
-          "TPOT P50", "TPOT P99",   "E2E P50",  "E2E P99", "goodput"};
+// what: the loads are called; any: of their reports.
+std::vector<std::string> load_head(const std::string& what, const LoadReport& any) {
+  std::vector<std::string> head = {what, "requests/s", "tokens/s", "errors"};
+  for (const Quantity& quantity : kQuantities) {
+    for (const char* percentile : {" P50", " P99"}) {
+      head.push_back(absl::StrFormat("%s%s", quantity.name, percentile));
+    }
+  }
+  if (any.goodput) head.push_back("kept the objectives");
+  return head;
 }
 
 Whisker whisker(const NamedStatistic& statistic, const Statistics& statistics,
@@ -181,7 +196,7 @@ void arm_figure(HtmlPage& page, const Quantity& quantity, const std::vector<ArmR
     }
   }
   if (!plot.series.empty()) {
-    page.figure(plot.title, to_svg(plot), names, with_intervals(arms) + "lower is better.",
+    page.figure(plot.title, to_svg(plot), names, with_intervals("Lower is better", arms),
                 Mark::dots);
   }
 }
@@ -203,7 +218,7 @@ void ratio_figure(HtmlPage& page, const std::string& quantity,
   }
   if (plot.series.empty()) return;
   names.front().clear();  // it is the line at 1
-  page.figure(plot.title, to_svg(plot), names, with_intervals(arms) + "below 1 is faster.",
+  page.figure(plot.title, to_svg(plot), names, with_intervals("Below 1 is faster", arms),
               Mark::dots);
 }
 
@@ -247,6 +262,9 @@ std::string load_page(const PageFrame& frame, const LoadResult& load, const Load
     numbers.push_back(
         {absl::StrFormat("%.1f %%", 100 * report.goodput->share), "kept the objectives"});
   }
+  if (report.num_draft_tokens > 0) {
+    numbers.push_back({number(report.mean_acceptance_length), "tokens a step"});
+  }
   page.headline(numbers);
   page.section("Latency");
   page.table({"", "mean", "P50", "P90", "P99", "P99.9", "max"},
@@ -255,9 +273,9 @@ std::string load_page(const PageFrame& frame, const LoadResult& load, const Load
               summary_row("end to end", report.e2e), summary_row("queue", report.queue),
               summary_row("sent late", report.send_delay)});
   page.paragraph(kIntervals);
-  std::vector<std::vector<Cell>> failed;
+  Facts failed;
   add_errors("", report, failed);
-  errors(page, "", failed);
+  errors(page, failed);
   page.section("Plots");
   page.begin_figures();
   cumulative_figures(page, {""}, {latency_samples({load}, frame.warmup_s, Unit::question)});
@@ -270,7 +288,8 @@ std::string sweep_page(const PageFrame& frame, const SweepValues& values,
                        const std::vector<SweepStep>& steps) {
   HtmlPage page = begin_page(frame);
   page.paragraph(verdict(values, steps) + ".");
-  std::vector<std::vector<Cell>> rows, failed;
+  std::vector<std::vector<Cell>> rows;
+  Facts failed;
   std::vector<std::string> names;
   std::vector<LatencySamples> samples;
   for (const SweepStep& step : steps) {
@@ -281,14 +300,14 @@ std::string sweep_page(const PageFrame& frame, const SweepValues& values,
     if (step.saturated) rows.back().front().small = "saturated";
     if (step.failed) rows.back().front().small = "the server failed";
   }
-  page.table(load_head("load"), rows);
+  page.table(load_head("load", steps.front().report), rows);
   page.paragraph(kIntervals);
-  errors(page, "load", failed);
+  errors(page, failed);
   page.section("Throughput against latency");
   page.begin_figures();
   for (const Quantity& quantity : kQuantities) {
     Plot plot{.title = absl::StrFormat("Throughput against P99 of %s", quantity.name),
-              .x = {.label = "tokens/s"},
+              .x = {.label = "tokens/s", .logarithmic = true},
               .y = {.label = absl::StrFormat("P99 of %s, ms", quantity.name), .logarithmic = true},
               .series = {{"", {}}},
               .mark = Mark::line_and_dots};
@@ -315,7 +334,8 @@ std::string sweep_page(const PageFrame& frame, const SweepValues& values,
 
 std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>& arms) {
   HtmlPage page = begin_page(frame);
-  std::vector<std::vector<Cell>> rows, failed;
+  std::vector<std::vector<Cell>> rows;
+  Facts failed;
   std::vector<std::string> names;
   std::vector<LatencySamples> samples;
   for (const ArmResult& arm : arms) {
@@ -335,13 +355,13 @@ std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>
   ratio_figure(page, "end to end", &ArmResult::e2e, arms, names);
   page.end_figures();
   page.section("The arms");
-  page.table(load_head("arm"), rows);
+  page.table(load_head("arm", arms.front().report), rows);
   page.paragraph(kIntervals);
   page.begin_figures();
   for (const Quantity& quantity : kQuantities) arm_figure(page, quantity, arms, names);
   cumulative_figures(page, names, samples);
   page.end_figures();
-  errors(page, "arm", failed);
+  errors(page, failed);
   return end_page(page, frame);
 }
 

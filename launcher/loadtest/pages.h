@@ -15,6 +15,7 @@ namespace outrider {
 // What stands on each of them.
 struct PageFrame {
   std::string title;
+  std::string about;                                       // what was asked of whom, in a line
   std::vector<std::pair<std::string, std::string>> facts;  // {name, value}: what was measured
   std::vector<std::string> warnings;
   double warmup_s = 0;

@@ -59,18 +59,8 @@ std::string rows(const char* name, const Summary& summary) {
 }
 
 std::string goodput_line(const Goodput& goodput) {
-  std::string objectives;
-  const std::pair<const char*, std::optional<double>> all[] = {
-      {"TTFT", goodput.objectives.ttft},
-      {"TPOT", goodput.objectives.tpot},
-      {"end to end", goodput.objectives.e2e}};
-  for (const auto& [name, objective] : all) {
-    if (!objective) continue;
-    absl::StrAppendFormat(&objectives, "%s%s %g ms", objectives.empty() ? "" : ", ", name,
-                          *objective);
-  }
   return absl::StrFormat("goodput: %d requests (%.1f %%) kept %s: %.2f requests/s\n",
-                         goodput.requests, 100 * goodput.share, objectives,
+                         goodput.requests, 100 * goodput.share, goodput.objectives.text(),
                          goodput.requests_per_second);
 }
 

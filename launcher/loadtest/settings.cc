@@ -57,12 +57,16 @@ std::string request_text(const v1::GenerateRequest& request) {
   return text;
 }
 
+std::string ranks_text(const v1::GetServerInfoResponse& server) {
+  return server.num_ranks() == 1 ? "1 rank" : absl::StrFormat("%d ranks", server.num_ranks());
+}
+
 }  // namespace
 
 std::string first_line(const LoadtestOptions& options, const v1::GetServerInfoResponse& server) {
-  return absl::StrFormat("%s, seed %d; %s: %d ranks, %s, lookahead %s\n", load_text(options),
-                         options.seed, options.server.target(), server.num_ranks(),
-                         server.backend(), server.lookahead());
+  return absl::StrFormat("%s, seed %d; %s: %s, %s, lookahead %s", load_text(options), options.seed,
+                         options.server.target(), ranks_text(server), server.backend(),
+                         server.lookahead());
 }
 
 std::string date() {
@@ -101,17 +105,20 @@ Json server_json(const v1::GetServerInfoResponse& server) {
 std::vector<std::pair<std::string, std::string>> settings_facts(
     const LoadtestOptions& options, const QuestionSource& source,
     const v1::GetServerInfoResponse& server) {
-  return {{"load", load_text(options)},
-          {"warm-up", absl::StrFormat("%g s", options.warmup_s)},
-          {"seed", absl::StrFormat("%d", options.seed)},
-          {"prompts", prompts_text(options)},
-          {"max_tokens", source.output_length.text()},
-          {"request", request_text(options.request.parameters())},
-          {"server", absl::StrFormat("%s, Outrider %s, %d ranks, %s", options.server.target(),
-                                     server.version(), server.num_ranks(), server.backend())},
-          {"drafter",
-           absl::StrFormat("%s, lookahead %s", server.default_drafter(), server.lookahead())},
-          {"date", date()}};
+  std::vector<std::pair<std::string, std::string>> facts = {
+      {"load", load_text(options)},
+      {"warm-up", absl::StrFormat("%g s", options.warmup_s)},
+      {"seed", absl::StrFormat("%d", options.seed)},
+      {"prompts", prompts_text(options)},
+      {"max_tokens", source.output_length.text()},
+      {"request", request_text(options.request.parameters())},
+      {"server", absl::StrFormat("%s, Outrider %s, %s, %s", options.server.target(),
+                                 server.version(), ranks_text(server), server.backend())},
+      {"drafter",
+       absl::StrFormat("%s, lookahead %s", server.default_drafter(), server.lookahead())},
+      {"date", date()}};
+  if (options.objectives.any()) facts.push_back({"objectives", options.objectives.text()});
+  return facts;
 }
 
 }  // namespace outrider

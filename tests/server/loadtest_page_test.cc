@@ -169,7 +169,8 @@ RequestRecord failure(double due_s) {
 }
 
 PageFrame frame() {
-  return {.title = "t", .facts = {{"prompts", kHostile}}, .warnings = {kHostile}};
+  return {
+      .title = "t", .about = kHostile, .facts = {{"prompts", kHostile}}, .warnings = {kHostile}};
 }
 
 LoadResult load(int num_answers) {
@@ -187,6 +188,9 @@ TEST(Pages, OfALoad) {
     expect_self_contained(page);
     EXPECT_EQ(count(page, "<figure>"), num_answers == 0 ? 0 : 4);
     EXPECT_EQ(count(page, "INTERNAL"), 1);
+    const std::string failed = "1 of " + std::to_string(num_answers + 1) + " requests; the first: ";
+    EXPECT_EQ(count(page, failed), 1);
+    EXPECT_EQ(count(page, "kept the objectives"), 1);
     EXPECT_NE(page.find(num_answers == 0 ? "n/a" : "P99.9"), std::string::npos);
   }
 }
@@ -202,7 +206,8 @@ TEST(Pages, OfASweep) {
   const std::string page = sweep_page(frame(), parse_sweep("rate=6,21,1000"), steps);
   expect_self_contained(page);
   EXPECT_EQ(count(page, "<figure>"), 6);
-  EXPECT_EQ(count(page, "INTERNAL"), 3);  // of each load
+  EXPECT_EQ(count(page, "INTERNAL"), 3);             // of each load
+  EXPECT_EQ(count(page, "kept the objectives"), 0);  // there are none
   EXPECT_NE(page.find("saturated at rate=1"), std::string::npos);
 }
 
