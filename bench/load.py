@@ -90,7 +90,7 @@ def verdict(reports):
 def draw(panel, reports):
     """Throughput against the P99 of TPOT, a line an arm, with 95 % intervals. panel: Matplotlib's
     Axes."""
-    for number, name in enumerate(ARMS):
+    for number, (name, marker) in enumerate(zip(ARMS, 'os', strict=True)):
         arms = [report['arms'][number] for report in reports]
         summaries = [arm['tpot_ms'] for arm in arms]
         p99 = [summary['p99'] for summary in summaries]
@@ -99,7 +99,7 @@ def draw(panel, reports):
         panel.errorbar([arm['tokens_per_second'] for arm in arms], p99,
                        [[max(0, value - low) for value, (low, _) in zip(p99, ends)],
                         [max(0, high - value) for value, (_, high) in zip(p99, ends)]],
-                       fmt='o-', capsize=3, label=name)
+                       fmt=marker + '-', capsize=3, label=name)
     panel.set(xlabel='tokens/s', ylabel='TPOT P99, ms')
     panel.set_xlim(left=0)
     panel.set_ylim(bottom=0)

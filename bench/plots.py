@@ -30,9 +30,9 @@ def legend(figure, axis):
     figure.legend(*axis.get_legend_handles_labels(), loc='outside lower center', ncols=5)
 
 
-def dots(name, quantity, panels, level):
-    """panels: {title: {group: {series: value, or None}}}, the same series in each. level: a line is
-    drawn there. Returns Markdown."""
+def dots(name, quantity, panels, level=None):
+    """panels: {title: {group: {series: value, or None}}}, the same series in each. level: where a
+    line is drawn. Returns Markdown."""
     figure, axes = pyplot.subplots(1, len(panels), sharey=True, squeeze=False, **PANELS)
     for axis, (title, groups) in zip(axes[0], panels.items(), strict=True):
         series = list(next(iter(groups.values())))
@@ -43,7 +43,8 @@ def dots(name, quantity, panels, level):
                        for values in groups.values()], MARKERS[number], label=of)
         for edge in range(1, len(groups)):
             axis.axvline(edge - 0.5, color='lightgrey', linewidth=0.8)
-        axis.axhline(level, color='black', linewidth=0.8, linestyle='--')
+        if level is not None:
+            axis.axhline(level, color='black', linewidth=0.8, linestyle='--')
         axis.set_title(title)
         axis.set_xticks(range(len(groups)), [textwrap.fill(str(group), 12) for group in groups])
         axis.set_xlim(-0.5, len(groups) - 0.5)
