@@ -27,7 +27,7 @@ def save(figure, name, about):
 
 def legend(figure, axis):
     """Of what the axis has, below all."""
-    figure.legend(*axis.get_legend_handles_labels(), loc='outside lower center', ncols=5)
+    figure.legend(*axis.get_legend_handles_labels(), loc='outside lower center', ncols=4)
 
 
 def dots(name, quantity, panels, level=None):
