@@ -105,7 +105,7 @@ def load_transformers(directory, dtype, threads):
 
 def widen_head(draft, output):
     """Writes the draft model as the others can read it: with a row of the LM head for each token,
-    of zeros where the draft has none and so never says it."""
+    of zeros where the draft has none: it says such a token only where it has no logit above 0."""
     config = json.loads((draft / 'config.json').read_text(encoding='utf-8'))
     tensors = {}
     for path in draft.glob('*.safetensors'):
