@@ -188,7 +188,8 @@ void Engine::start(Submission& submission) {
     completion.index = choice;
     completion.prompt_tokens = prompt_length;
     completion.speculation.drafter = settings.drafter;
-    completion.speculation.draft_cost = lookahead_.draft_cost(settings.drafter);
+    completion.speculation.draft_cost =
+        lookahead_.draft_cost(settings.drafter, drawing_of(settings.processors));
     completion.speculation.tpot_slo_ms = settings.tpot_slo_ms;
     completion.mode = settings.mode;
     completion.lenience = request.speculation.lenience;
@@ -214,6 +215,7 @@ void Engine::start(Submission& submission) {
     tokens_waiting_ += prompt_length;
     lookahead_.add(
         id, {.drafter = settings.drafter,
+             .drawing = drawing_of(settings.processors),
              .may_copy = settings.drafter == DrafterKind::head && !settings.lookahead_is_exact &&
                          !request.speculation.drafter && !executor_.options().drafter,
              .exact = settings.lookahead_is_exact,

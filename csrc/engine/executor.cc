@@ -108,7 +108,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
     const FloatEnvironment float_environment;
     tables_.target = measure_step_costs();
     for (const DrafterKind kind : drafters()) {
-      tables_.draft[static_cast<int>(kind)] = measure_draft_costs(kind);
+      measure_draft_costs(kind);
     }
   }
 }
@@ -177,9 +177,9 @@ StepCosts Executor::measure_step_costs() {
 }
 
 // Of a round over so many sequences. Every rank drafts for itself, and all of them do it now.
-StepCosts Executor::measure_draft_costs(DrafterKind kind) {
+void Executor::measure_draft_costs(DrafterKind kind) {
   LogitDrafter* const drafter = drafters_.find(kind);
-  if (drafter == nullptr) return {};
+  if (drafter == nullptr) return;
   const auto share_pages = [&](bool given) {
     if (kind != DrafterKind::model) return;
     KvCache& cache = drafters_.model()->cache();
@@ -193,16 +193,26 @@ StepCosts Executor::measure_draft_costs(DrafterKind kind) {
   for (int64_t n = 1; n <= std::min(options_.max_sequences, kManyCostRows); n *= 2) {
     costs.steps.push_back({n, kUnmeasured});
   }
+  constexpr Processors kDrawn[] = {
+      {}, {.mode = VerifyMode::rejection}, {.mode = VerifyMode::rejection, .top_p = 0.95f}};
+  auto& drawing_ms = tables_.drawing_ms[static_cast<int>(kind)];  // of all of a round first
+  drawing_ms.fill(kUnmeasured);
+  const auto measure = [&](double& least, int64_t rows, const Processors& processors) {
+    least = std::min(least, 1e3 * step_.measure_draft(*drafter, rows, processors, stream_));
+  };
   for (int round = 0; round < kCostRounds; ++round) {
-    for (StepCosts::Point& point : costs.steps) {
-      point.ms = std::min(point.ms, 1e3 * step_.measure_draft(*drafter, point.rows, stream_));
+    for (StepCosts::Point& point : costs.steps) measure(point.ms, point.rows, {});
+    for (const Processors& drawn : kDrawn) {
+      measure(drawing_ms[static_cast<int>(drawing_of(drawn))], 1, drawn);
     }
   }
   share_pages(false);
+  const double greedy_ms = drawing_ms[static_cast<int>(Drawing::greedy)];
+  for (double& ms : drawing_ms) ms = std::max(0.0, ms - greedy_ms);
   costs.keep_rising();
   const StepCosts::Point last = costs.steps.back();
   if (costs.steps.size() == 1) costs.steps.push_back({2, 2 * last.ms});
-  return costs;
+  tables_.draft[static_cast<int>(kind)] = std::move(costs);
 }
 
 std::vector<DrafterKind> Executor::drafters() const {

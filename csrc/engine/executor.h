@@ -102,7 +102,7 @@ class Executor {
   void admit(const Admission& admission);
   double measure_ms(int64_t rows, int64_t num_logits, int64_t position);
   StepCosts measure_step_costs();
-  StepCosts measure_draft_costs(DrafterKind kind);
+  void measure_draft_costs(DrafterKind kind);
 
   EngineOptions options_;
   Backend& backend_;

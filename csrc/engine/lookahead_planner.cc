@@ -89,6 +89,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
   if (step.empty()) return;
   for (Drafter& drafter : drafters_) {
     drafter.num_sequences = 0;
+    drafter.drawing_ms = 0;
     drafter.tried = -1;
   }
   ++steps_since_copy_tried_;
@@ -100,13 +101,17 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     if (sequence.terms.may_copy) choose_drafter(sequence, choice);
     const auto position = static_cast<int64_t>(choice.tokens.size());
     const int k = choice.exact ? choice.num_draft_tokens : 0;
-    base.add(pricing_.target(), position, sequence.drafter, k);
+    base.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, k);
     costs_.tokens += 1;
     if (k > 0) costs_.tokens += accepted_of(hazard_of_sequence(sequence), k);
     if (sequence.terms.max_step_ms > 0) {
       costs_.max_ms = std::min(costs_.max_ms, sequence.terms.max_step_ms);
     }
-    if (!choice.exact) ++of(sequence.drafter).num_sequences;
+    if (!choice.exact) {
+      ++of(sequence.drafter).num_sequences;
+      of(sequence.drafter).drawing_ms +=
+          pricing_.drawing_ms(sequence.drafter, sequence.terms.drawing);
+    }
   }
   last_base_ = base;
   set_budgets(base);
@@ -136,7 +141,8 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     }
     candidate.max_tokens = most;
     candidate.row_ms =
-        pricing_.row_context_ms(base.sequences, static_cast<int64_t>(choice.tokens.size()));
+        pricing_.row_context_ms(base.sequences, static_cast<int64_t>(choice.tokens.size())) +
+        pricing_.drawing_ms(sequence.drafter, sequence.terms.drawing);
     candidate.hazard = hazard_of_sequence(sequence);
     sequence.judged = true;
     most_drafted += most;
@@ -174,7 +180,8 @@ void LookaheadPlanner::set_budgets(const DecodeShape& base) {
     DecodeShape drafting = base;
     drafting.drafted_rows += kBudgetTokens * n;
     const double added = pricing_.step_ms(drafting) - plain_ms +
-                         kBudgetTokens * pricing_.round_ms(static_cast<DrafterKind>(d), n);
+                         kBudgetTokens * (pricing_.round_ms(static_cast<DrafterKind>(d), n) +
+                                          drafters_[d].drawing_ms);
     drafters_[d].budget.set_cost(std::max(added, kLeastCost * plain_ms));
   }
 }
@@ -280,7 +287,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   const DrafterKind kind = sequence.terms.drafter;
   Drafter& drafter = of(kind);
   DecodeShape base = last_base_;
-  if (base.sequences == 0) base.add(pricing_.target(), 0, kind, 0);
+  if (base.sequences == 0) base.add(pricing_.target(), 0, kind, sequence.terms.drawing, 0);
   if (!drafter.budget.has_started()) {
     drafter.num_sequences = std::max(drafter.num_sequences, 1);
     set_budgets(base);
@@ -293,6 +300,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
       static_cast<int>(std::clamp<int64_t>(catch_up.tokens_left - 1, 0, policy_.most()));
   candidates_.assign(1, {.drafter = static_cast<int>(kind),
                          .max_tokens = most,
+                         .row_ms = pricing_.drawing_ms(kind, sequence.terms.drawing),
                          .hazard = hazard_of(sequence.counts[0], hazard_of(drafter.counts[0]))});
   chosen_.assign(1, 0);
   costs_.tokens = static_cast<double>(base.sequences);
@@ -332,10 +340,12 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(
   for (const LookaheadOutcome& outcome : outcomes) {
     const Sequence& sequence = sequences_.at(outcome.id);
     const auto d = static_cast<int>(sequence.drafter);
-    account.all.add(target, outcome.position, sequence.drafter, outcome.drafts.num_drafted);
-    account.plain.add(target, outcome.position, sequence.drafter, 0);
-    account.base.add(target, outcome.position, sequence.drafter,
-                     sequence.terms.exact ? outcome.drafts.num_drafted : 0);
+    const auto add_to = [&](DecodeShape& shape, int num_drafted) {
+      shape.add(target, outcome.position, sequence.drafter, sequence.terms.drawing, num_drafted);
+    };
+    add_to(account.all, outcome.drafts.num_drafted);
+    add_to(account.plain, 0);
+    add_to(account.base, sequence.terms.exact ? outcome.drafts.num_drafted : 0);
     const int accepted = outcome.num_emitted - 1;
     if (sequence.terms.exact) {
       account.accepted_exact += accepted;
@@ -467,11 +477,12 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   }
 }
 
-double LookaheadPlanner::draft_cost(DrafterKind kind) const {
+double LookaheadPlanner::draft_cost(DrafterKind kind, Drawing drawing) const {
   if (!pricing_.known()) return 0;
   DecodeShape plain;
-  plain.add(pricing_.target(), 0, kind, 0);
-  return pricing_.round_ms(kind, 1) / pricing_.step_ms(plain);
+  plain.add(pricing_.target(), 0, kind, drawing, 0);
+  const double ms = pricing_.round_ms(kind, 1) + pricing_.drawing_ms(kind, drawing);
+  return ms / pricing_.step_ms(plain);
 }
 
 std::array<DrafterReport, kNumDrafterKinds> LookaheadPlanner::reports() const {
@@ -482,7 +493,7 @@ std::array<DrafterReport, kNumDrafterKinds> LookaheadPlanner::reports() const {
     if (drafter.alpha_rows > 0) {
       report.alpha = drafter.alpha_sum / static_cast<double>(drafter.alpha_rows);
     }
-    report.draft_cost = draft_cost(static_cast<DrafterKind>(d));
+    report.draft_cost = draft_cost(static_cast<DrafterKind>(d), Drawing::greedy);
     report.predicted_speedup = drafter.speedup.predicted(report.alpha);
     report.measured_speedup = drafter.speedup.measured();
     report.budget_ms = drafter.budget.left_ms();

@@ -35,6 +35,7 @@ struct StepDurations {
 // How a sequence drafts.
 struct DraftingTerms {
   DrafterKind drafter = DrafterKind::none;
+  Drawing drawing = Drawing::greedy;
   // A step may take what prompt_lookup has instead, where it is likelier. Not with a drafter that
   // has a cache, which a copied step would leave behind.
   bool may_copy = false;
@@ -64,7 +65,8 @@ class LookaheadPlanner final : public LookaheadChooser {
                     const StepDurations& durations);
 
   std::array<DrafterReport, kNumDrafterKinds> reports() const;
-  double draft_cost(DrafterKind kind) const;
+  // c of the drafter, for one sequence.
+  double draft_cost(DrafterKind kind, Drawing drawing) const;
 
  private:
   // Copied drafts are judged by how many tokens matched, 1 … kClasses - 1, others alike: class 0.
@@ -87,6 +89,7 @@ class LookaheadPlanner final : public LookaheadChooser {
     std::vector<AcceptanceCounts> counts;  // [kClasses]
     LossBudget budget;
     int num_sequences = 0;     // of the step that is planned, which it may draft for
+    double drawing_ms = 0;     // of a row of each of them
     int64_t idle_steps = 0;    // in which it had sequences and drafted nothing
     bool try_again = false;    // the last try was accepted
     int64_t tried = -1;        // the sequence that the step tries it with

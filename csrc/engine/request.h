@@ -125,7 +125,7 @@ struct DrafterReport {
   int64_t num_drafts = 0;  // steps of a sequence that drafted at least one token
   int64_t num_draft_tokens = 0, num_accepted_draft_tokens = 0;
   double alpha = 0;
-  double draft_cost = 0;  // as above
+  double draft_cost = 0;  // as above, drawn greedily
   double predicted_speedup = 1, measured_speedup = 1;
   double budget_ms = 0;  // that it may lose yet
 };

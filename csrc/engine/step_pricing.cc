@@ -12,14 +12,20 @@ constexpr double kLeastRow = 0.005;
 
 }  // namespace
 
+Drawing drawing_of(const Processors& processors) {
+  if (processors.mode == VerifyMode::greedy) return Drawing::greedy;
+  return processors.filtered() ? Drawing::filtered : Drawing::sampled;
+}
+
 void DecodeShape::add(const StepCosts& target, int64_t position, DrafterKind drafter,
-                      int num_drafted) {
+                      Drawing drawing, int num_drafted) {
   ++sequences;
   drafted_rows += num_drafted;
   const double plain_ms = target.context_ms(1, position);
   context_ms += plain_ms;
   drafted_context_ms += target.context_ms(1 + num_drafted, position) - plain_ms;
   for (int i = 0; i < num_drafted; ++i) ++drafting[static_cast<int>(drafter)][i];
+  drawn[static_cast<int>(drafter)][static_cast<int>(drawing)] += num_drafted;
 }
 
 int StepPricing::size_of(int64_t sequences) {
@@ -61,9 +67,23 @@ double StepPricing::round_ms(DrafterKind kind, int64_t rows) const {
   return draft_fits_[static_cast<int>(kind)].plain_factor() * table(kind).rows_ms(rows);
 }
 
-double StepPricing::draft_ms(const DecodeShape& shape, DrafterKind kind) const {
+double StepPricing::drawing_ms(DrafterKind kind, Drawing drawing) const {
+  const auto d = static_cast<int>(kind);
+  return draft_fits_[d].added_factor() * tables_.drawing_ms[d][static_cast<int>(drawing)];
+}
+
+double StepPricing::drawing_table_ms(const DecodeShape& shape, int drafter) const {
   double ms = 0;
-  for (const int n : shape.drafting[static_cast<int>(kind)]) ms += round_ms(kind, n);
+  for (int i = 0; i < kNumDrawings; ++i) {
+    ms += shape.drawn[drafter][i] * tables_.drawing_ms[drafter][i];
+  }
+  return ms;
+}
+
+double StepPricing::draft_ms(const DecodeShape& shape, DrafterKind kind) const {
+  const auto d = static_cast<int>(kind);
+  double ms = draft_fits_[d].added_factor() * drawing_table_ms(shape, d);
+  for (const int n : shape.drafting[d]) ms += round_ms(kind, n);
   return ms;
 }
 
@@ -95,7 +115,7 @@ void StepPricing::observe(const DecodeShape& shape, double ms, double draft_ms) 
       if (n > 0) rounds += tables_.draft[d].rows_ms(n);
     }
     const double share = this->draft_ms(shape, static_cast<DrafterKind>(d)) / expected;
-    draft_fits_[d].observe(rounds, 0, share * draft_ms);
+    draft_fits_[d].observe(rounds, drawing_table_ms(shape, d), share * draft_ms);
   }
 }
 

@@ -9,13 +9,22 @@
 #include "engine/cost_fit.h"
 #include "engine/request.h"
 #include "engine/step_costs.h"
+#include "kernels/verify_types.h"
 
 namespace outrider {
+
+// How a drafted token is drawn from its row, as far as it costs.
+enum class Drawing { greedy, sampled, filtered };
+constexpr int kNumDrawings = 3;
+Drawing drawing_of(const Processors& processors);
 
 // Measured at the start.
 struct LookaheadTables {
   StepCosts target;
-  std::array<StepCosts, kNumDrafterKinds> draft;  // of a round over so many rows; unknown: free
+  // Of a round over so many rows, drawn greedily; unknown: free.
+  std::array<StepCosts, kNumDrafterKinds> draft;
+  // [drafter][drawing]: what a row takes more than a greedy one, in milliseconds.
+  std::array<std::array<double, kNumDrawings>, kNumDrafterKinds> drawing_ms{};
 };
 
 // The decode rows of a step.
@@ -26,8 +35,10 @@ struct DecodeShape {
   double context_ms = 0, drafted_context_ms = 0;
   // [drafter][i]: sequences that draft at least i + 1 tokens.
   std::array<std::array<int, kMaxDraftTokens>, kNumDrafterKinds> drafting{};
+  std::array<std::array<int, kNumDrawings>, kNumDrafterKinds> drawn{};  // rows, by drawing
 
-  void add(const StepCosts& target, int64_t position, DrafterKind drafter, int num_drafted);
+  void add(const StepCosts& target, int64_t position, DrafterKind drafter, Drawing drawing,
+           int num_drafted);
 };
 
 class StepPricing {
@@ -45,7 +56,8 @@ class StepPricing {
 
   // Milliseconds; all of a step but its drafting, with so many rows of prompts beside it.
   double step_ms(const DecodeShape& shape, int64_t prefill_rows = 0) const;
-  double round_ms(DrafterKind kind, int64_t rows) const;
+  double round_ms(DrafterKind kind, int64_t rows) const;       // of rows drawn greedily
+  double drawing_ms(DrafterKind kind, Drawing drawing) const;  // that a row takes more
   // All rounds of a drafter, and of all of them.
   double draft_ms(const DecodeShape& shape, DrafterKind kind) const;
   double draft_ms(const DecodeShape& shape) const;
@@ -61,11 +73,12 @@ class StepPricing {
   const StepCosts& table(DrafterKind kind) const { return tables_.draft[static_cast<int>(kind)]; }
   double plain_table_ms(const DecodeShape& shape) const;
   double added_table_ms(const DecodeShape& shape) const;
+  double drawing_table_ms(const DecodeShape& shape, int drafter) const;
 
   LookaheadTables tables_;
   std::array<CostFit, kSizes> fits_;
-  int latest_ = 0;  // of them, the one last observed
-  std::array<CostFit, kNumDrafterKinds> draft_fits_;
+  int latest_ = 0;                                    // of them, the one last observed
+  std::array<CostFit, kNumDrafterKinds> draft_fits_;  // added: what drawing takes
 };
 
 }  // namespace outrider

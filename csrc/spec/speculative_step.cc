@@ -147,11 +147,12 @@ double SpeculativeStep::measure_target(int64_t rows, int64_t num_logits, int64_t
   return backend_.seconds_between(kTargetBegin, kTargetEnd);
 }
 
-double SpeculativeStep::measure_draft(LogitDrafter& drafter, int64_t sequences, Stream& stream) {
+double SpeculativeStep::measure_draft(LogitDrafter& drafter, int64_t sequences,
+                                      const Processors& processors, Stream& stream) {
   std::vector<SequenceState> slots(sequences);
   std::vector<SlotWork> work(sequences);
   for (int64_t i = 0; i < sequences; ++i) {
-    slots[i] = {.tokens = {0}, .processors = {.mode = VerifyMode::rejection}, .drafter = &drafter};
+    slots[i] = {.tokens = {0}, .processors = processors, .drafter = &drafter};
     work[i] = {.slot = i, .decode = true, .num_draft_tokens = 1};
     drafter.truncate(i, 0);
     drafter.take_state(i, 1, target_.final_states(1, 1), stream);

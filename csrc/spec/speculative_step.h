@@ -83,7 +83,8 @@ class SpeculativeStep {
   double measure_target(int64_t rows, int64_t num_logits, int64_t position, Stream& stream);
   // Drafts a token behind one token for each of so many slots, from the first on, whatever they
   // hold; the drafter forgets them. Likewise.
-  double measure_draft(LogitDrafter& drafter, int64_t sequences, Stream& stream);
+  double measure_draft(LogitDrafter& drafter, int64_t sequences, const Processors& processors,
+                       Stream& stream);
 
  private:
   void prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,

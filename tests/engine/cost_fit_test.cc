@@ -94,6 +94,42 @@ TEST(StepPricing, LearnsByHowManySequencesAStepHas) {
   EXPECT_NEAR(pricing.step_ms(other) / pricing.step_ms(plain_many), 13.1 / 11.5, 0.01);
 }
 
+// Greedy rows cost nothing beyond their round; the table has filtered ones at half of what they
+// take.
+TEST(StepPricing, LearnsWhatDrawingTakesApartFromRounds) {
+  constexpr auto kHead = DrafterKind::head;
+  const auto head = static_cast<int>(kHead);
+  LookaheadTables tables;
+  tables.target.steps = {{1, 10}, {101, 20}};
+  tables.draft[head].steps = {{1, 1}, {101, 2}};
+  tables.drawing_ms[head] = {0, 0.1, 0.5};
+  StepPricing pricing(tables);
+  DecodeShape greedy, filtered, both;
+  greedy.add(tables.target, 0, kHead, Drawing::greedy, 2);
+  filtered.add(tables.target, 0, kHead, Drawing::filtered, 2);
+  both.add(tables.target, 0, kHead, Drawing::greedy, 2);
+  both.add(tables.target, 0, kHead, Drawing::filtered, 2);
+  const double of_two = 2 * 1.01;  // two rounds of two rows
+  for (int i = 0; i < 400; ++i) {
+    pricing.observe(greedy, 12, 2);
+    pricing.observe(filtered, 14, 4);
+    pricing.observe(both, 14, of_two + 2);
+  }
+  EXPECT_NEAR(pricing.draft_ms(greedy), 2, 0.05);
+  EXPECT_NEAR(pricing.draft_ms(filtered), 4, 0.1);
+  EXPECT_NEAR(pricing.draft_ms(both), of_two + 2, 0.1);
+  EXPECT_NEAR(pricing.drawing_ms(kHead, Drawing::filtered), 1, 0.05);
+  EXPECT_EQ(pricing.drawing_ms(kHead, Drawing::greedy), 0);
+}
+
+TEST(StepPricing, DrawingIsWhatTheProcessorsAskFor) {
+  EXPECT_EQ(drawing_of({.top_p = 0.5f}), Drawing::greedy);
+  EXPECT_EQ(drawing_of({.mode = VerifyMode::rejection}), Drawing::sampled);
+  EXPECT_EQ(drawing_of({.mode = VerifyMode::coupled}), Drawing::sampled);
+  EXPECT_EQ(drawing_of({.mode = VerifyMode::coupled, .top_p = 0.5f}), Drawing::filtered);
+  EXPECT_EQ(drawing_of({.mode = VerifyMode::rejection, .min_p_reach = 1}), Drawing::filtered);
+}
+
 // A row behind a full tile of sixteen begins another.
 TEST(StepPricing, SizesEndWithPowersOfTwo) {
   const int64_t last[] = {1, 2, 4, 8, 16, 32, 64};

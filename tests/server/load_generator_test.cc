@@ -118,20 +118,6 @@ TEST(LoadGenerator, APauseShowsInThePercentiles) {
   }
 }
 
-// The closed loop cannot show it: of one user, one request waits.
-TEST(LoadGenerator, APauseHidesFromAClosedLoop) {
-  ScriptedServer server;
-  std::thread pause([&] {
-    server.wait_for_calls(20);
-    server.freeze();
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    server.release();
-  });
-  run(server, closed_loop(1, kForever, 100));
-  pause.join();
-  EXPECT_EQ(server.most_at_once(), 1);
-}
-
 // The same where this program is what stalls: its time began long ago, so every request is late.
 TEST(LoadGenerator, LatencyCountsFromWhenARequestWasDue) {
   constexpr double kLateS = 100;
