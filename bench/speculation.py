@@ -49,7 +49,7 @@ class Arm:
     """Answers to requests that differ in their prompt alone."""
 
     def __init__(self):
-        self.decode_ms = self.tokens = self.alpha_sum = self.alpha_weight = self.cost = 0
+        self.decode_ms = self.tokens = self.alpha_sum = self.cost_sum = self.num_drafted = 0
         self.token_ms, self.steps, self.predicted, self.shift = [], collections.Counter(), [], []
         self.answers_ms = []  # of a token, in the mean, by answer
         self.answers = []  # (prompt, text, log-probabilities of the tokens if asked for)
@@ -72,16 +72,19 @@ class Arm:
         stats = complete.speculation
         self.shift.append(stats.lenience_shift)
         self.alpha_sum += stats.alpha * stats.num_draft_tokens
-        self.alpha_weight += stats.num_draft_tokens
+        self.cost_sum += stats.draft_cost * stats.num_draft_tokens
+        self.num_drafted += stats.num_draft_tokens
         self.predicted.append(stats.predicted_speedup)
-        self.cost = stats.draft_cost
         self.steps.update(dict(enumerate(stats.steps_by_lookahead)))
 
     def ms(self):
         return self.decode_ms / self.tokens
 
     def alpha(self):
-        return self.alpha_sum / self.alpha_weight if self.alpha_weight else 0
+        return self.alpha_sum / self.num_drafted if self.num_drafted else 0
+
+    def cost(self):
+        return self.cost_sum / self.num_drafted if self.num_drafted else 0
 
     def tokens_a_step(self):
         return self.tokens / self.steps.total()
