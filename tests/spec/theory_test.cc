@@ -70,6 +70,22 @@ TEST(Theory, TablesAreThoseThatWerePrinted) {
   }
 }
 
+// Leviathan et al. 2023, table 1, with two digits: of drafts that cost nothing.
+TEST(Theory, SpeedAndOperationsAreThePapers) {
+  struct Printed {
+    double alpha;
+    int k;
+    double operations, speedup;
+  };
+  constexpr Printed kPrinted[] = {{0.6, 2, 1.53, 1.96}, {0.7, 3, 1.58, 2.53},
+                                  {0.8, 2, 1.23, 2.44}, {0.8, 5, 1.63, 3.69},
+                                  {0.9, 2, 1.11, 2.71}, {0.9, 10, 1.60, 6.86}};
+  for (const auto& [alpha, k, operations, speedup] : kPrinted) {
+    EXPECT_NEAR(operations_growth(alpha, k, 0), operations, 0.005) << alpha << " " << k;
+    EXPECT_NEAR(expected_speedup(alpha, k, 0), speedup, 0.005) << alpha << " " << k;
+  }
+}
+
 TEST(Theory, PlainDecodingIsTheMeasure) {
   for (const double alpha : {0.0, 0.3, 1.0}) {
     EXPECT_EQ(expected_tokens(alpha, 0), 1);
