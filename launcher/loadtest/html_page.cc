@@ -29,12 +29,13 @@ break-inside:avoid}
 .scroll{overflow-x:auto;background:
 linear-gradient(to left,var(--paper) 50%,transparent) 100% 0/3rem 100% no-repeat local,
 linear-gradient(to left,var(--rule),transparent) 100% 0/1.25rem 100% no-repeat scroll}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.95rem;width:100%}
+table{border-spacing:0;font-variant-numeric:tabular-nums;font-size:.95rem;width:100%}
 th,td{text-align:right;padding:.3rem .45rem;border-bottom:1px solid var(--rule);white-space:nowrap;
 vertical-align:top}
 th:first-child{text-align:left;position:sticky;left:0;background:var(--paper)}
 thead th{color:var(--soft);font-weight:600;font-size:.9em;white-space:normal;vertical-align:bottom}
-td small,th small{display:block;color:var(--soft);font-size:.75rem;font-weight:400;line-height:1.2}
+td small,th small{display:block;color:var(--soft);font-size:.75rem;font-weight:400;line-height:1.2;
+white-space:normal}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));gap:1.25rem}
 figure{margin:0;min-width:0;break-inside:avoid}
 figure h3{font-size:1rem;margin:0 0 .25rem}
@@ -56,7 +57,7 @@ svg .big{stroke-width:9;opacity:1}
 .legend{display:flex;flex-wrap:wrap;gap:.1rem 1rem;font-size:.85rem}
 .legend svg{width:1.75rem;height:.6rem;margin-right:.35rem}
 @media (max-width:40rem){body{padding:.75rem}table{font-size:.8rem}th,td{padding:.3rem .2rem}
-th:first-child{white-space:normal}td small{white-space:normal;font-size:.7rem}}
+th:first-child{white-space:normal}td small{font-size:.7rem}}
 @media print{:root{font-size:10pt;color-scheme:light;--ink:#000;--soft:#444;--paper:#fff;
 --card:#fff;--rule:#bbb;--warn:#7c2d12;--s0:#0072b2;--s1:#d55e00;--s2:#00805d;--s3:#b0528a;
 --s4:#8a6d00;--s5:#555b61}

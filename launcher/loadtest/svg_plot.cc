@@ -6,6 +6,7 @@
 #include <absl/strings/str_replace.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -58,6 +59,9 @@ std::string text_at(double x, double y, const char* anchor, const std::string& t
                          more, escape_html(text));
 }
 
+// About as wide as the widest font that it may be shown in.
+double text_width(const std::string& text) { return 8.3 * static_cast<double>(text.size()); }
+
 std::string line(const char* css_class, double x1, double y1, double x2, double y2) {
   return absl::StrFormat("<path class=\"%s\" d=\"M%.5g %.5gL%.5g %.5g\"/>", css_class, x1, y1, x2,
                          y2);
@@ -81,12 +85,19 @@ std::string y_axis(const Scale& y, const std::string& label) {
 
 std::string x_axis(const Scale& x, const std::string& label) {
   std::string svg = line("axis", kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom);
+  const auto text_of = [](double tick) { return absl::StrFormat("%.6g", tick); };
+  const double last_begin = kWidth - 2 - text_width(text_of(x.ticks().back()));
+  double free_from = 0;  // beyond the text before
   for (const double tick : x.ticks()) {
     svg += line("axis", x(tick), kHeight - kBottom, x(tick), kHeight - kBottom + 4);
-    // The last one would stand out of the picture.
-    const bool last = tick == x.ticks().back();
-    svg += text_at(last ? kWidth - 2 : x(tick), kHeight - kBottom + 16, last ? "end" : "middle",
-                   absl::StrFormat("%.6g", tick));
+    const std::string text = text_of(tick);
+    const double half = text_width(text) / 2 + 2;
+    if (tick == x.ticks().back()) {  // in the middle it would stand out of the picture
+      svg += text_at(kWidth - 2, kHeight - kBottom + 16, "end", text);
+    } else if (x(tick) - half >= free_from && x(tick) + half <= last_begin) {
+      svg += text_at(x(tick), kHeight - kBottom + 16, "middle", text);
+      free_from = x(tick) + half;
+    }
   }
   return svg + text_at((kLeft + kWidth - kRight) / 2, kHeight - 6, "middle", label);
 }
@@ -105,6 +116,33 @@ std::vector<std::pair<double, double>> positions(const Series& series, const Sca
   return all;
 }
 
+// Above or below their points; where both is taken by a point or a label, not at all: points that
+// are so near each other mostly have the same one. taken: {left, bottom, right} of a line's height.
+std::string labels(const Series& series, const Scale& x, const Scale& y,
+                   std::vector<std::array<double, 3>>& taken) {
+  constexpr double kLineHeight = 13;
+  std::string svg;
+  for (const Point& point : series.points) {
+    if (point.label.empty()) continue;
+    const double px = x(point.x), width = text_width(point.label);
+    const bool at_right = px > kWidth * 0.75, at_left = px < kLeft + 15;
+    const double left = at_right ? px + 4 - width : (at_left ? px : px - width / 2);
+    for (const double baseline : {y(point.y) - 9, y(point.y) + 18}) {
+      const bool free = std::ranges::none_of(taken, [&](const std::array<double, 3>& other) {
+        return left < other[2] && other[0] < left + width &&
+               std::abs(baseline - other[1]) < kLineHeight;
+      });
+      if (!free || baseline > kHeight - kBottom) continue;
+      taken.push_back({left, baseline, left + width});
+      svg += text_at(px + (at_right ? 4 : 0), baseline,
+                     at_right ? "end" : (at_left ? "start" : "middle"), point.label,
+                     " class=\"label\"");
+      break;
+    }
+  }
+  return svg;
+}
+
 std::string draw(const Series& series, size_t index, Mark mark, const Scale& x, const Scale& y) {
   std::string svg;
   if (mark != Mark::dots) {
@@ -121,15 +159,6 @@ std::string draw(const Series& series, size_t index, Mark mark, const Scale& x, 
     }
     svg += absl::StrFormat("<path class=\"%s\" d=\"%s\"/>", dot_classes(index, mark != Mark::dots),
                            path);
-  }
-  for (const Point& point : series.points) {
-    if (point.label.empty()) continue;
-    // Above and below in turns, since neighbours may be near each other.
-    const bool above = (&point - series.points.data()) % 2 == 0 || y(point.y) > kHeight - 60;
-    const bool at_right = x(point.x) > kWidth * 0.75, at_left = x(point.x) < kLeft + 15;
-    svg +=
-        text_at(x(point.x) + (at_right ? 4 : 0), y(point.y) + (above ? -9 : 18),
-                at_right ? "end" : (at_left ? "start" : "middle"), point.label, " class=\"label\"");
   }
   return svg;
 }
@@ -179,6 +208,13 @@ std::string to_svg(const Plot& plot) {
               y = y_scale(plot.y.logarithmic, y_range.first, y_range.second);
   std::string svg = open_svg(plot.title) + y_axis(y, plot.y.label) + x_axis(x, plot.x.label);
   for (size_t i = 0; i < plot.series.size(); ++i) svg += draw(plot.series[i], i, plot.mark, x, y);
+  std::vector<std::array<double, 3>> taken;
+  for (const Series& series : plot.series) {
+    for (const Point& point : series.points) {
+      if (!point.label.empty()) taken.push_back({x(point.x) - 5, y(point.y) + 5, x(point.x) + 5});
+    }
+  }
+  for (const Series& series : plot.series) svg += labels(series, x, y, taken);
   return svg + "</svg>";
 }
 

@@ -19,7 +19,7 @@ struct Axis {
 
 struct Point {
   double x = 0, y = 0;
-  std::string label = {};  // beside it
+  std::string label = {};  // beside it, where there is room
 };
 
 struct Series {

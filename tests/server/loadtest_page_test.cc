@@ -109,6 +109,23 @@ TEST(Plot, KeepsLabelsWithin) {
   }
 }
 
+// One stands above, one below, and a third has no room.
+TEST(Plot, LabelsDoNotCoverEachOther) {
+  const std::vector<Point> points = {{5, 1, "five"}, {10, 2, "ten"}};
+  const std::string svg =
+      to_svg(Plot{.title = "t", .series = {{"", points}, {"", points}, {"", points}}});
+  EXPECT_EQ(count(svg, ">five<"), 2) << svg;
+  EXPECT_EQ(count(svg, ">ten<"), 2) << svg;
+}
+
+TEST(Plot, TicksDoNotCoverEachOther) {
+  const std::string svg =
+      to_svg(Plot{.title = "t", .x = {"x", true}, .series = {{"", {{500, 1}, {99'000, 1}}}}});
+  EXPECT_EQ(count(svg, ">100000<"), 1) << svg;
+  EXPECT_EQ(count(svg, ">50000<"), 0) << svg;
+  EXPECT_EQ(count(svg, ">10000<"), 1) << svg;
+}
+
 TEST(Plot, OfNothingIsNothing) {
   EXPECT_EQ(to_svg(Plot{.title = "t"}), "");
   EXPECT_EQ(to_svg(Plot{.title = "t", .series = {{"one", {}}}}), "");
