@@ -109,10 +109,6 @@ Error failure(const std::string& name, const char* what, const LoadReport& repor
   return Error(why);
 }
 
-void throw_if_void(const std::string& name, const LoadReport& report, bool gave_up) {
-  if (!report.valid()) throw failure(name, kVoid, report, gave_up);
-}
-
 void throw_if_different(const std::optional<GreedyCheck>& greedy) {
   if (!greedy || greedy->differences.empty()) return;
   const GreedyDifference& first = greedy->differences.front();
@@ -153,85 +149,110 @@ class Loadtest {
     json["gave_up"] = load.gave_up;
     finish("Load test of Outrider", std::move(json),
            [&](const PageFrame& frame) { return load_page(frame, load, report); });
-    throw_if_void("", report, load.gave_up);
+    if (!report.valid()) throw failure("", kVoid, report, load.gave_up);
     throw_if_different(greedy_);
   }
 
-  void run_sweep() {
-    const SweepValues& sweep = *options_.sweep;
+  // A sweep, a comparison, or a comparison at each load of a sweep.
+  void run_steps() {
+    const std::optional<SweepValues>& sweep = options_.sweep;
+    std::vector<std::optional<Arm>> arms(options_.arms.begin(), options_.arms.end());
+    const bool compared = !arms.empty();
+    if (!compared) arms.emplace_back();
     std::vector<SweepStep> steps;
-    print(load_table_head("load"));
-    for (const double value : sweep.values) {
-      Questions questions(source_, options_.seed);
-      SweepStep step{.value = value, .load = runner_.run(options_.at(value).plan({}), questions)};
-      keep(sweep.name(value), step.load);
-      step.report = make_report({step.load}, options_.report());
-      step.failed = server_failed({step.load}, options_.warmup_s);
-      step.saturated = !step.failed && is_saturated(step.load, options_.warmup_s);
-      print(load_table_row(sweep.name(value), step.report) + error_lines(step.report));
-      steps.push_back(std::move(step));
-      if (steps.back().failed || steps.back().saturated || runner_.stopped()) break;
-    }
-    print(verdict(sweep, steps) + "\n");
-    finish("Load sweep of Outrider", {{"sweep", to_json(sweep, steps)}},
-           [&](const PageFrame& frame) { return sweep_page(frame, sweep, steps); });
-    throw_if_void(sweep.name(steps[0].value), steps[0].report, steps[0].load.gave_up);
-    const SweepStep& last = steps.back();
-    if (last.failed) {
-      throw failure(sweep.name(last.value), kServerFailed, last.report, last.load.gave_up);
-    }
-    throw_if_different(greedy_);
-  }
-
-  void run_comparison() {
-    std::vector<ArmResult> arms;
-    for (const Arm& arm : options_.arms) arms.push_back({.arm = arm});
-    ask_in_turns(arms);
-    evaluate(arms, options_.report());
-    print(load_table_head("arm"));
-    for (const ArmResult& arm : arms) {
-      print(load_table_row(arm.arm.name(), arm.report) + error_lines(arm.report));
-    }
-    print("\n" + ratio_table(arms));
-    finish("Outrider with and without speculation", {{"compare", to_json(arms)}},
-           [&](const PageFrame& frame) { return comparison_page(frame, arms); });
-    for (const ArmResult& arm : arms) {
-      if (arm.report.valid() && !arm.gave_up() && !server_failed(arm.loads, options_.warmup_s)) {
-        continue;
+    print(load_table_head());
+    for (const double value : sweep ? sweep->values : std::vector<double>{0}) {
+      steps.push_back(run_step(value, arms));
+      const SweepStep& step = steps.back();
+      for (const ArmResult& arm : step.arms) {
+        print(load_table_row(run_name(step.name, arm.name()), arm.report) +
+              error_lines(arm.report));
+        if (arm.saturated) std::erase(arms, arm.arm);
       }
-      throw failure(arm.arm.name(), kVoid, arm.report, arm.gave_up());
+      if (arms.empty() || has_ended(step) || runner_.stopped()) break;
     }
+    if (sweep) {
+      for (const std::string& verdict : verdicts(*sweep, steps)) print(verdict + "\n");
+    }
+    if (compared) {
+      print("\n" + ratio_table_head());
+      for (const SweepStep& step : steps) print(ratio_table_rows(step.name, step.arms));
+    }
+    const Json json = sweep ? Json{{"sweep", to_json(*sweep, steps)}}
+                            : Json{{"compare", to_json(steps.front().arms)}};
+    finish(std::string(sweep ? "Load sweep of Outrider" : "Outrider") +
+               (compared ? " with and without speculation" : ""),
+           json, [&](const PageFrame& frame) { return steps_page(frame, sweep, steps); });
+    throw_if_failed(steps);
     throw_if_different(greedy_);
   }
 
  private:
-  // All rounds, or those until nothing is answered any more.
-  void ask_in_turns(std::vector<ArmResult>& arms) {
-    Questions questions(source_, options_.seed);
+  // One load. value: of the sweep, if there is one.
+  SweepStep run_step(double value, const std::vector<std::optional<Arm>>& arms) {
+    const bool sweep = options_.sweep.has_value();
+    SweepStep step{.value = value, .name = sweep ? options_.sweep->name(value) : "", .arms = {}};
+    for (const std::optional<Arm>& arm : arms) step.arms.push_back({.arm = arm});
+    ask_in_turns(sweep ? options_.at(value) : options_, step);
+    evaluate(step.arms, options_.report());
+    for (ArmResult& arm : step.arms) {
+      arm.failed |= server_failed(arm.loads, options_.warmup_s);
+      arm.saturated = sweep && !arm.failed && is_saturated(arm.loads, options_.warmup_s);
+    }
+    return step;
+  }
+
+  // Whether there is no sense in asking anything more.
+  static bool has_ended(const SweepStep& step) {
+    return std::ranges::any_of(step.arms,
+                               [](const ArmResult& arm) { return arm.failed || arm.gave_up(); });
+  }
+
+  // A sweep that gave up may have saturated its server, which is void of its first load alone.
+  void throw_if_failed(const std::vector<SweepStep>& steps) const {
+    for (const SweepStep& step : steps) {
+      for (const ArmResult& arm : step.arms) {
+        const bool is_void = &step == &steps.front() && !arm.report.valid();
+        const bool ended = arm.failed || (!options_.sweep && arm.gave_up());
+        if (!is_void && !ended) continue;
+        throw failure(run_name(step.name, arm.name()),
+                      is_void || !options_.sweep ? kVoid : kServerFailed, arm.report,
+                      arm.gave_up());
+      }
+    }
+  }
+
+  // All rounds, or those until nothing is answered any more. options: with this step's load.
+  void ask_in_turns(const LoadtestOptions& options, SweepStep& step) {
+    std::vector<ArmResult>& arms = step.arms;
+    Questions questions(source_, options.seed);
     int64_t first_question = 0;
-    for (int round = 0; round < options_.rounds && !runner_.stopped(); ++round) {
-      if (!source_.trace.empty()) questions = Questions(source_, options_.seed);  // it is one round
+    const int rounds = arms.front().arm ? options.rounds : 1;
+    for (int round = 0; round < rounds && !runner_.stopped(); ++round) {
+      if (!source_.trace.empty()) questions = Questions(source_, options.seed);  // it is one round
       const Questions at_start = questions;
       size_t most_asked = 0;
       for (const size_t i : turns(arms.size(), round)) {
         Questions same = at_start;
-        LoadResult load = runner_.run(options_.plan(source_.trace, round), same,
-                                      arms[i].arm.num_speculative_tokens);
+        LoadResult load =
+            runner_.run(options.plan(source_.trace, round), same,
+                        arms[i].arm ? arms[i].arm->num_speculative_tokens : std::nullopt);
         for (RequestRecord& record : load.records) record.question += first_question;
-        keep(absl::StrFormat("%s, round %d", arms[i].arm.name(), round), load);
-        load.gave_up |= nothing_succeeds();
+        const std::string name = run_name(step.name, arms[i].name());
+        keep(arms[i].arm ? absl::StrFormat("%s, round %d", name, round) : name, load);
         if (load.records.size() >= most_asked) {
           most_asked = load.records.size();
           questions = same;
         }
         arms[i].loads.push_back(std::move(load));
-        if (arms[i].loads.back().gave_up) return;
+        if (nothing_succeeds()) arms[i].failed = arms[i].loads.back().gave_up = true;
+        if (arms[i].gave_up()) return;
       }
       first_question += static_cast<int64_t>(most_asked);
     }
   }
 
-  // As of a load that is given up, over the short loads of a comparison.
+  // As of a load that is given up, over short loads and at the end of a long one.
   bool nothing_succeeds() const {
     const auto failed = [](const RequestRecord& record) {
       return !record.ok() && !record.cancelled && !record.overloaded();
@@ -295,10 +316,8 @@ class Loadtest {
 int loadtest(const LoadtestOptions& options) {
   StopSignals signals(false);
   Loadtest test(options, signals);
-  if (options.sweep) {
-    test.run_sweep();
-  } else if (!options.arms.empty()) {
-    test.run_comparison();
+  if (options.sweep || !options.arms.empty()) {
+    test.run_steps();
   } else {
     test.run_load();
   }

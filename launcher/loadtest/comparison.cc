@@ -37,7 +37,7 @@ Json to_json(const std::optional<Ratios>& ratios) {
 }
 
 std::string ratio_row(const std::string& name, const std::optional<Ratios>& ratios) {
-  std::string text = absl::StrFormat("%-28s", name);
+  std::string text = absl::StrFormat("%-42s", name);
   for (const NamedStatistic& statistic : kCompared) {
     std::string cell = ratios ? absl::StrFormat("%.3f", (*ratios).*statistic.member) : "n/a";
     if (ratios && ratios->ci95) {
@@ -59,6 +59,10 @@ bool ArmResult::gave_up() const {
   return std::ranges::any_of(loads, [](const LoadResult& load) { return load.gave_up; });
 }
 
+std::string run_name(const std::string& load, const std::string& arm) {
+  return load.empty() || arm.empty() ? load + arm : load + ", " + arm;
+}
+
 std::vector<Arm> parse_arms(const std::string& text) {
   const Error wrong(text +
                     ": expected two or more of 0 … 15 and adaptive, each once, as "
@@ -75,9 +79,7 @@ std::vector<Arm> parse_arms(const std::string& text) {
       }
       arm.num_speculative_tokens = number;
     }
-    for (const Arm& other : arms) {
-      if (other.num_speculative_tokens == arm.num_speculative_tokens) throw wrong;
-    }
+    if (std::ranges::find(arms, arm) != arms.end()) throw wrong;
     arms.push_back(arm);
   }
   if (arms.size() < 2) throw wrong;
@@ -91,7 +93,7 @@ std::vector<size_t> turns(size_t num_arms, int round) {
 }
 
 void evaluate(std::vector<ArmResult>& arms, ReportOptions options) {
-  options.unit = Unit::turn;
+  if (arms.front().arm) options.unit = Unit::turn;
   LatencySamples first;
   for (ArmResult& arm : arms) {
     arm.report = make_report(arm.loads, options);
@@ -118,30 +120,34 @@ std::string why_no_intervals(const std::vector<ArmResult>& arms) {
                          kLeastUnits, arms.front().loads.size());
 }
 
-std::string ratio_table(const std::vector<ArmResult>& arms) {
-  const std::string first = arms.front().arm.name();
-  std::string text =
-      absl::StrFormat("%-28s%24s%24s%24s\n", "ratio (95 % interval)", "P50", "P90", "P99");
+std::string ratio_table_head() {
+  return absl::StrFormat("%-42s%24s%24s%24s\n", "ratio (95 % interval)", "P50", "P90", "P99");
+}
+
+std::string ratio_table_rows(const std::string& load, const std::vector<ArmResult>& arms) {
+  if (arms.size() < 2) return "";
+  std::string text;
   for (size_t i = 1; i < arms.size(); ++i) {
-    const std::string name = arms[i].arm.name() + " / " + first;
+    const std::string name = run_name(load, arms[i].name() + " / " + arms.front().name());
     text += ratio_row(name + ", TTFT", arms[i].ttft) + ratio_row(name + ", TPOT", arms[i].tpot) +
             ratio_row(name + ", end to end", arms[i].e2e);
   }
-  return has_intervals(arms) ? text : text + why_no_intervals(arms) + "\n";
+  if (has_intervals(arms)) return text;
+  return text + (load.empty() ? "" : load + ": ") + why_no_intervals(arms) + "\n";
 }
 
 Json to_json(const std::vector<ArmResult>& arms) {
   Json list = Json::array(), ratios = Json::array();
   for (const ArmResult& result : arms) {
-    const auto& tokens = result.arm.num_speculative_tokens;
-    Json one = {{"name", result.arm.name()},
+    const auto& tokens = result.arm->num_speculative_tokens;
+    Json one = {{"name", result.name()},
                 {"num_speculative_tokens", tokens ? Json(*tokens) : Json(nullptr)},
                 {"gave_up", result.gave_up()}};
     one.update(to_json(result.report));
     list.push_back(std::move(one));
     if (&result == &arms.front()) continue;
-    ratios.push_back({{"arm", result.arm.name()},
-                      {"to", arms.front().arm.name()},
+    ratios.push_back({{"arm", result.name()},
+                      {"to", arms.front().name()},
                       {"ttft_ms", to_json(result.ttft)},
                       {"tpot_ms", to_json(result.tpot)},
                       {"e2e_ms", to_json(result.e2e)}});

@@ -58,10 +58,12 @@ void add_load(CLI::App& command, LoadtestOptions& options) {
                            "or users=1,2,4");
   sweep->excludes(concurrency)->excludes(rate)->excludes(trace);
   auto* compare = add_parsed(command, "--compare", options.arms, parse_arms,
-                             "The same load with so many speculative tokens each, in turns: "
-                             "K=0,4,adaptive");
-  compare->excludes(sweep)->excludes(command.get_option("--num-speculative-tokens"));
-  command.add_option("--rounds", options.rounds, "Turns of each arm of --compare (default 16)")
+                             "The load, or each of --sweep, with so many speculative tokens "
+                             "each, in turns: K=0,4,adaptive");
+  compare->excludes(command.get_option("--num-speculative-tokens"));
+  command
+      .add_option("--rounds", options.rounds,
+                  "Turns of each arm of --compare at each load (default 16)")
       ->check(CLI::Range(1, 1'000'000))
       ->needs(compare);
 }

@@ -32,7 +32,7 @@ struct LoadtestOptions {
   std::optional<double> rate;
   std::string trace;  // a file
   std::optional<SweepValues> sweep;
-  std::vector<Arm> arms;  // of a comparison; empty: none
+  std::vector<Arm> arms;  // of a comparison, at each load; empty: none
   int rounds = 16;
 
   std::optional<double> duration_s;

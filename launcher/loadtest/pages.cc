@@ -152,7 +152,7 @@ std::vector<Cell> load_row(const std::string& name, const LoadReport& report) {
       {absl::StrFormat("%d", report.errors), absl::StrFormat("of %d", report.requests)}};
   for (const Quantity& quantity : kQuantities) {
     const Summary& summary = report.*quantity.summary;
-    for (const NamedStatistic& statistic : {kStatistics[1], kStatistics[3]}) {
+    for (const NamedStatistic& statistic : {kStatistics[1], kStatistics[2], kStatistics[3]}) {
       row.push_back({summary.count > 0 ? number(summary.*statistic.member) : "n/a",
                      summary.ci95 ? interval_text(summary.ci95->of(statistic)) : ""});
     }
@@ -165,7 +165,7 @@ std::vector<Cell> load_row(const std::string& name, const LoadReport& report) {
 std::vector<std::string> load_head(const std::string& what, const LoadReport& any) {
   std::vector<std::string> head = {what, "requests/s", "tokens/s", "errors"};
   for (const Quantity& quantity : kQuantities) {
-    for (const char* percentile : {" P50", " P99"}) {
+    for (const char* percentile : {" P50", " P90", " P99"}) {
       head.push_back(absl::StrFormat("%s%s", quantity.name, percentile));
     }
   }
@@ -181,16 +181,28 @@ Whisker whisker(const NamedStatistic& statistic, const Statistics& statistics,
   return {value, interval.low, interval.high};
 }
 
-// P50, P90 and P99 of one quantity, with a whisker an arm.
+// Of all arms: those of the first step.
+std::vector<std::string> arm_names(const std::vector<SweepStep>& steps) {
+  std::vector<std::string> names;
+  for (const ArmResult& arm : steps.front().arms) names.push_back(arm.name());
+  return names;
+}
+
+size_t place_of(const ArmResult& arm, const std::vector<std::string>& names) {
+  return static_cast<size_t>(std::ranges::find(names, arm.name()) - names.begin());
+}
+
+// P50, P90 and P99 of one quantity, with a whisker an arm. names: of the arms, in the order of
+// their colours.
 void arm_figure(HtmlPage& page, const Quantity& quantity, const std::vector<ArmResult>& arms,
                 const std::vector<std::string>& names) {
   WhiskerPlot plot{.title = absl::StrFormat("%s, arm by arm", quantity.name),
                    .y_label = "ms",
                    .groups = {"P50", "P90", "P99"}};
-  for (size_t i = 0; i < arms.size(); ++i) {
-    const Summary& summary = arms[i].report.*quantity.summary;
+  for (const ArmResult& arm : arms) {
+    const Summary& summary = arm.report.*quantity.summary;
     if (summary.count == 0) continue;
-    plot.series.push_back({.name = names[i], .colour = i});
+    plot.series.push_back({.name = arm.name(), .colour = place_of(arm, names)});
     for (size_t p = 1; p <= 3; ++p) {
       plot.series.back().whiskers.push_back(whisker(kStatistics[p], summary, summary.ci95));
     }
@@ -204,32 +216,33 @@ void arm_figure(HtmlPage& page, const Quantity& quantity, const std::vector<ArmR
 void ratio_figure(HtmlPage& page, const std::string& quantity,
                   std::optional<Ratios> ArmResult::*ratios, const std::vector<ArmResult>& arms,
                   std::vector<std::string> names) {
-  WhiskerPlot plot{.title = quantity + ", ratio to " + names.front(),
+  WhiskerPlot plot{.title = quantity + ", ratio to " + arms.front().name(),
                    .y_label = "ratio",
                    .groups = {"P50", "P90", "P99"},
                    .reference = 1};
-  for (size_t i = 1; i < arms.size(); ++i) {
-    const std::optional<Ratios>& of = arms[i].*ratios;
+  for (const ArmResult& arm : arms) {
+    const std::optional<Ratios>& of = arm.*ratios;
     if (!of) continue;
-    plot.series.push_back({.name = names[i], .colour = i});
+    plot.series.push_back({.name = arm.name(), .colour = place_of(arm, names)});
     for (size_t p = 1; p <= 3; ++p) {
       plot.series.back().whiskers.push_back(whisker(kStatistics[p], *of, of->ci95));
     }
   }
   if (plot.series.empty()) return;
-  names.front().clear();  // it is the line at 1
+  names[place_of(arms.front(), names)].clear();  // it is the line at 1
   page.figure(plot.title, to_svg(plot), names, with_intervals("Below 1 is faster", arms),
               Mark::dots);
 }
 
-void ratios_table(HtmlPage& page, const std::vector<ArmResult>& arms,
-                  const std::vector<std::string>& names) {
-  std::vector<std::vector<Cell>> rows;
+// Adds those of one load.
+void ratio_rows(const SweepStep& step, std::vector<std::vector<Cell>>& rows) {
+  const std::vector<ArmResult>& arms = step.arms;
   for (size_t i = 1; i < arms.size(); ++i) {
+    const std::string name = run_name(step.name, arms[i].name() + " / " + arms.front().name());
     for (const auto& [what, ratios] : {std::pair("TTFT", &arms[i].ttft),
                                        {"TPOT", &arms[i].tpot},
                                        {"end to end", &arms[i].e2e}}) {
-      std::vector<Cell> row = {{names[i] + " / " + names.front() + ", " + what}};
+      std::vector<Cell> row = {{name + ", " + what}};
       for (size_t p = 1; p <= 3; ++p) {
         if (!*ratios) {
           row.push_back({"n/a"});
@@ -246,7 +259,65 @@ void ratios_table(HtmlPage& page, const std::vector<ArmResult>& arms,
       rows.push_back(std::move(row));
     }
   }
+}
+
+void ratios_table(HtmlPage& page, const std::vector<SweepStep>& steps) {
+  std::vector<std::vector<Cell>> rows;
+  bool intervals = false;
+  for (const SweepStep& step : steps) {
+    ratio_rows(step, rows);
+    intervals |= has_intervals(step.arms);
+  }
   page.table({"ratio", "P50", "P90", "P99"}, rows);
+  page.paragraph(intervals
+                     ? "Below 1: less waiting. Small: 95 % bootstrap interval over rounds, in "
+                       "each of which all arms were asked the same."
+                     : "Below 1: less waiting; " + why_no_intervals(steps.front().arms) + ".");
+}
+
+// One for each quantity, with a line for each arm.
+void throughput_figures(HtmlPage& page, const SweepValues& values,
+                        const std::vector<SweepStep>& steps) {
+  const std::vector<std::string> names = arm_names(steps);
+  for (const Quantity& quantity : kQuantities) {
+    Plot plot{.title = absl::StrFormat("Throughput against P99 of %s", quantity.name),
+              .x = {.label = "tokens/s", .logarithmic = true},
+              .y = {.label = absl::StrFormat("P99 of %s, ms", quantity.name), .logarithmic = true},
+              .mark = Mark::line_and_dots};
+    for (size_t arm = 0; arm < names.size(); ++arm) {
+      plot.series.push_back({names[arm], {}});
+      const std::vector<const ArmResult*> results = results_of(arm, steps);
+      for (size_t i = 0; i < results.size(); ++i) {
+        const Summary& summary = results[i]->report.*quantity.summary;
+        if (summary.count == 0 || results[i]->failed) continue;
+        plot.series.back().points.push_back(
+            {results[i]->report.tokens_per_second, summary.p99,
+             absl::StrFormat("%g%s", steps[i].value, results[i]->saturated ? " (saturated)" : "")});
+      }
+    }
+    page.figure(plot.title, to_svg(plot), names,
+                values.variable == SweepValues::Variable::rate
+                    ? "Beside the dots: requests/s asked for."
+                    : "Beside the dots: users.",
+                plot.mark);
+  }
+}
+
+// The arms of one load beside each other. all: arms, whose places give them their colours.
+void arms_figures(HtmlPage& page, const std::vector<ArmResult>& arms,
+                  const std::vector<std::string>& all, double warmup_s) {
+  std::vector<std::string> names(all.size());
+  std::vector<LatencySamples> samples(all.size());
+  for (const ArmResult& arm : arms) {
+    const size_t place = place_of(arm, all);
+    names[place] = arm.name();
+    samples[place] = latency_samples(arm.loads, warmup_s, Unit::turn);
+  }
+  ratio_figure(page, "TTFT", &ArmResult::ttft, arms, names);
+  ratio_figure(page, "TPOT", &ArmResult::tpot, arms, names);
+  ratio_figure(page, "end to end", &ArmResult::e2e, arms, names);
+  for (const Quantity& quantity : kQuantities) arm_figure(page, quantity, arms, names);
+  cumulative_figures(page, names, samples);
 }
 
 }  // namespace
@@ -284,84 +355,55 @@ std::string load_page(const PageFrame& frame, const LoadResult& load, const Load
   return end_page(page, frame);
 }
 
-std::string sweep_page(const PageFrame& frame, const SweepValues& values,
+std::string steps_page(const PageFrame& frame, const std::optional<SweepValues>& sweep,
                        const std::vector<SweepStep>& steps) {
+  const bool compared = steps.front().arms.front().arm.has_value();
   HtmlPage page = begin_page(frame);
-  page.paragraph(verdict(values, steps) + ".");
+  if (sweep) {
+    for (const std::string& verdict : verdicts(*sweep, steps)) page.paragraph(verdict + ".");
+    page.section("Throughput against latency");
+    page.begin_figures();
+    throughput_figures(page, *sweep, steps);
+    page.end_figures();
+  }
+  if (compared) {
+    page.section("Ratios");
+    ratios_table(page, steps);
+  }
+  page.section("Throughput and latency");
   std::vector<std::vector<Cell>> rows;
   Facts failed;
-  std::vector<std::string> names;
-  std::vector<LatencySamples> samples;
   for (const SweepStep& step : steps) {
-    names.push_back(values.name(step.value));
-    samples.push_back(latency_samples({step.load}, frame.warmup_s, Unit::question));
-    rows.push_back(load_row(names.back(), step.report));
-    add_errors(names.back(), step.report, failed);
-    if (step.saturated) rows.back().front().small = "saturated";
-    if (step.failed) rows.back().front().small = "the server failed";
-  }
-  page.table(load_head("load", steps.front().report), rows);
-  page.paragraph(kIntervals);
-  errors(page, failed);
-  page.section("Throughput against latency");
-  page.begin_figures();
-  for (const Quantity& quantity : kQuantities) {
-    Plot plot{.title = absl::StrFormat("Throughput against P99 of %s", quantity.name),
-              .x = {.label = "tokens/s", .logarithmic = true},
-              .y = {.label = absl::StrFormat("P99 of %s, ms", quantity.name), .logarithmic = true},
-              .series = {{"", {}}},
-              .mark = Mark::line_and_dots};
-    for (size_t i = 0; i < steps.size(); ++i) {
-      const Summary& summary = steps[i].report.*quantity.summary;
-      if (summary.count == 0 || steps[i].failed) continue;
-      plot.series[0].points.push_back(
-          {steps[i].report.tokens_per_second, summary.p99,
-           absl::StrFormat("%g%s", steps[i].value, steps[i].saturated ? " (saturated)" : "")});
+    for (const ArmResult& arm : step.arms) {
+      const std::string name = run_name(step.name, arm.name());
+      rows.push_back(load_row(name, arm.report));
+      if (arm.saturated) rows.back().front().small = "saturated";
+      if (arm.failed) rows.back().front().small = "the server failed";
+      add_errors(name, arm.report, failed);
     }
-    page.figure(plot.title, to_svg(plot), {""},
-                values.variable == SweepValues::Variable::rate
-                    ? "Beside the dots: requests/s asked for."
-                    : "Beside the dots: users.",
-                plot.mark);
   }
-  page.end_figures();
-  page.section("Distributions");
-  page.begin_figures();
-  cumulative_figures(page, names, samples);
-  page.end_figures();
-  return end_page(page, frame);
-}
-
-std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>& arms) {
-  HtmlPage page = begin_page(frame);
-  std::vector<std::vector<Cell>> rows;
-  Facts failed;
-  std::vector<std::string> names;
-  std::vector<LatencySamples> samples;
-  for (const ArmResult& arm : arms) {
-    names.push_back(arm.arm.name());
-    samples.push_back(latency_samples(arm.loads, frame.warmup_s, Unit::turn));
-    rows.push_back(load_row(names.back(), arm.report));
-    add_errors(names.back(), arm.report, failed);
-  }
-  ratios_table(page, arms, names);
-  page.paragraph(has_intervals(arms) ? "Below 1: less waiting. Small: 95 % bootstrap interval over "
-                                       "rounds, in each of which all "
-                                       "arms were asked the same."
-                                     : "Below 1: less waiting; " + why_no_intervals(arms) + ".");
-  page.begin_figures();
-  ratio_figure(page, "TTFT", &ArmResult::ttft, arms, names);
-  ratio_figure(page, "TPOT", &ArmResult::tpot, arms, names);
-  ratio_figure(page, "end to end", &ArmResult::e2e, arms, names);
-  page.end_figures();
-  page.section("The arms");
-  page.table(load_head("arm", arms.front().report), rows);
+  page.table(load_head(sweep ? "load" : "arm", steps.front().arms.front().report), rows);
   page.paragraph(kIntervals);
-  page.begin_figures();
-  for (const Quantity& quantity : kQuantities) arm_figure(page, quantity, arms, names);
-  cumulative_figures(page, names, samples);
-  page.end_figures();
   errors(page, failed);
+  if (compared) {
+    for (const SweepStep& step : steps) {
+      page.section(step.name.empty() ? "Arm by arm" : step.name);
+      page.begin_figures();
+      arms_figures(page, step.arms, arm_names(steps), frame.warmup_s);
+      page.end_figures();
+    }
+  } else {
+    page.section("Distributions");
+    std::vector<std::string> names;
+    std::vector<LatencySamples> samples;
+    for (const SweepStep& step : steps) {
+      names.push_back(step.name);
+      samples.push_back(latency_samples(step.arms.front().loads, frame.warmup_s, Unit::question));
+    }
+    page.begin_figures();
+    cumulative_figures(page, names, samples);
+    page.end_figures();
+  }
   return end_page(page, frame);
 }
 

@@ -1,6 +1,7 @@
 // The pages of `--html`: which plots and tables say what a load, a sweep or a comparison found.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,8 +23,8 @@ struct PageFrame {
 };
 
 std::string load_page(const PageFrame& frame, const LoadResult& load, const LoadReport& report);
-std::string sweep_page(const PageFrame& frame, const SweepValues& values,
+// Of a sweep, a comparison, or both.
+std::string steps_page(const PageFrame& frame, const std::optional<SweepValues>& sweep,
                        const std::vector<SweepStep>& steps);
-std::string comparison_page(const PageFrame& frame, const std::vector<ArmResult>& arms);
 
 }  // namespace outrider

@@ -79,7 +79,7 @@ std::string to_table(const LoadReport& report);
 std::string error_lines(const LoadReport& report);
 
 // A row of a table of loads, and the table's first two lines.
-std::string load_table_head(const std::string& what);
+std::string load_table_head();
 std::string load_table_row(const std::string& name, const LoadReport& report);
 
 // One request as a line of --samples.

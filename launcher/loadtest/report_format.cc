@@ -130,23 +130,26 @@ std::string error_lines(const LoadReport& report) {
   return text;
 }
 
-std::string load_table_head(const std::string& what) {
-  return absl::StrFormat("%-12s%9s%9s%9s%9s%9s%9s%9s%9s%9s%9s\n", "", "requests", "tokens", "",
-                         "TTFT", "TTFT", "TPOT", "TPOT", "e2e", "e2e", "good") +
-         absl::StrFormat("%-12s%9s%9s%9s%9s%9s%9s%9s%9s%9s%9s\n", what, "/s", "/s", "errors",
-                         "P50 ms", "P99 ms", "P50 ms", "P99 ms", "P50 ms", "P99 ms", "%");
+std::string load_table_head() {
+  std::string quantities, percentiles;
+  for (const char* quantity : {"TTFT, ms", "TPOT, ms", "end to end, ms"}) {
+    absl::StrAppendFormat(&quantities, "%27s", quantity);
+    absl::StrAppendFormat(&percentiles, "%9s%9s%9s", "P50", "P90", "P99");
+  }
+  return absl::StrFormat("%-21s%9s%9s%7s%s%7s\n", "", "requests", "tokens", "", quantities,
+                         "good") +
+         absl::StrFormat("%-21s%9s%9s%7s%s%7s\n", "", "/s", "/s", "errors", percentiles, "%");
 }
 
 std::string load_table_row(const std::string& name, const LoadReport& report) {
-  std::string text = absl::StrFormat("%-12s%9.2f%9.1f%9d", name, report.requests_per_second,
+  std::string text = absl::StrFormat("%-21s%9.2f%9.1f%7d", name, report.requests_per_second,
                                      report.tokens_per_second, report.errors);
   for (const Summary* summary : {&report.ttft, &report.tpot, &report.e2e}) {
-    for (const double value : {summary->p50, summary->p99}) {
+    for (const double value : {summary->p50, summary->p90, summary->p99}) {
       text += summary->count > 0 ? absl::StrFormat("%9.1f", value) : absl::StrFormat("%9s", "n/a");
     }
   }
-  text += report.goodput ? absl::StrFormat("%9.1f", 100 * report.goodput->share)
-                         : absl::StrFormat("%9s", "");
+  if (report.goodput) absl::StrAppendFormat(&text, "%7.1f", 100 * report.goodput->share);
   return text + "\n";
 }
 

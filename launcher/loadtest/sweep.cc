@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/error.h"
 
@@ -30,11 +31,6 @@ double mean_in_system(const std::vector<RequestRecord>& records, double begin_s,
 
 const char* name_of(SweepValues::Variable variable) {
   return variable == SweepValues::Variable::rate ? "rate" : "users";
-}
-
-// The step at which it was seen, which is the last one.
-const SweepStep* ended_by(bool SweepStep::*what, const std::vector<SweepStep>& steps) {
-  return !steps.empty() && steps.back().*what ? &steps.back() : nullptr;
 }
 
 }  // namespace
@@ -66,37 +62,50 @@ SweepValues parse_sweep(const std::string& text) {
   return sweep;
 }
 
-bool is_saturated(const LoadResult& load, double warmup_s) {
-  if (load.gave_up) return true;
-  // A number of requests ends the load with their answers: what grows is seen while they are sent.
-  double end_s = warmup_s;
-  for (const RequestRecord& record : load.records) end_s = std::max(end_s, record.due_s);
-  end_s = std::min(end_s, load.load_end_s);
-  const double measured_s = end_s - warmup_s;
+bool is_saturated(const std::vector<LoadResult>& turns, double warmup_s) {
   int64_t requests = 0, overloaded = 0, due_meanwhile = 0;
-  const double quarter_s = measured_s / 4;
-  for (const RequestRecord& record : load.records) {
-    if (!is_measured(record, warmup_s)) continue;
-    ++requests;
-    overloaded += record.overloaded() ? 1 : 0;
-    const double due_s = record.due_s - warmup_s;
-    due_meanwhile += due_s >= 1.5 * quarter_s && due_s < 3.5 * quarter_s ? 1 : 0;
+  double growth = 0;
+  for (const LoadResult& load : turns) {
+    if (load.gave_up) return true;
+    // A number of requests ends the load with their answers: what grows is seen while they are
+    // sent.
+    double end_s = warmup_s;
+    for (const RequestRecord& record : load.records) end_s = std::max(end_s, record.due_s);
+    end_s = std::min(end_s, load.load_end_s);
+    const double quarter_s = (end_s - warmup_s) / 4;
+    for (const RequestRecord& record : load.records) {
+      if (!is_measured(record, warmup_s)) continue;
+      ++requests;
+      overloaded += record.overloaded() ? 1 : 0;
+      const double due_s = record.due_s - warmup_s;
+      due_meanwhile += due_s >= 1.5 * quarter_s && due_s < 3.5 * quarter_s ? 1 : 0;
+    }
+    if (quarter_s <= 0) continue;
+    growth += mean_in_system(load.records, warmup_s + 3 * quarter_s, end_s) -
+              mean_in_system(load.records, warmup_s + quarter_s, warmup_s + 2 * quarter_s);
   }
   if (static_cast<double>(overloaded) > kFailedShare * static_cast<double>(requests)) return true;
-  if (measured_s <= 0) return false;
-  const double growth =
-      mean_in_system(load.records, warmup_s + 3 * quarter_s, end_s) -
-      mean_in_system(load.records, warmup_s + quarter_s, warmup_s + 2 * quarter_s);
   const auto due = static_cast<double>(due_meanwhile);
   return growth > std::max(kGrowingShare * due, kDeviations * std::sqrt(due + 1));
 }
 
-std::optional<size_t> find_knee(const std::vector<SweepStep>& steps) {
+std::vector<const ArmResult*> results_of(size_t arm, const std::vector<SweepStep>& steps) {
+  std::vector<const ArmResult*> results;
+  const std::string name = steps.front().arms[arm].name();
+  for (const SweepStep& step : steps) {
+    for (const ArmResult& result : step.arms) {
+      if (result.name() == name) results.push_back(&result);
+    }
+  }
+  return results;
+}
+
+std::optional<size_t> find_knee(const std::vector<const ArmResult*>& results) {
   std::optional<size_t> knee;
   double greatest_power = 0;
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const LoadReport& report = steps[i].report;
-    if (steps[i].saturated || steps[i].failed) continue;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const LoadReport& report = results[i]->report;
+    if (results[i]->saturated || results[i]->failed) continue;
     if (report.e2e.count == 0 || report.e2e.mean <= 0) continue;
     const double power = report.requests_per_second / report.e2e.mean;
     if (power <= greatest_power) continue;
@@ -106,42 +115,68 @@ std::optional<size_t> find_knee(const std::vector<SweepStep>& steps) {
   return knee;
 }
 
-std::string verdict(const SweepValues& values, const std::vector<SweepStep>& steps) {
-  const SweepStep* saturated = ended_by(&SweepStep::saturated, steps);
-  const SweepStep* failed = ended_by(&SweepStep::failed, steps);
-  const std::optional<size_t> knee = find_knee(steps);
-  std::string text;
-  if (knee) {
-    text = "Knee at " + values.name(steps[*knee].value) +
-           ", where throughput / mean latency is greatest";
-    if (*knee + 1 == steps.size()) text += " (the highest that was tried)";
-  } else {
-    text = "No knee";
+std::vector<std::string> verdicts(const SweepValues& values, const std::vector<SweepStep>& steps) {
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < steps.front().arms.size(); ++i) {
+    const std::vector<const ArmResult*> results = results_of(i, steps);
+    const ArmResult& last = *results.back();
+    const SweepStep& last_step = steps[results.size() - 1];
+    std::string line = last.arm ? last.name() + ": " : "";
+    if (const std::optional<size_t> knee = find_knee(results)) {
+      line += "Knee at " + steps[*knee].name + ", where throughput / mean latency is greatest";
+      if (*knee + 1 == results.size()) line += " (the highest that was tried)";
+    } else {
+      line += "No knee";
+    }
+    if (last.saturated || last.failed) {
+      line += (last.failed ? "; the server failed at " : "; saturated at ") + last_step.name;
+      if (last_step.value != values.values.back()) line += ", so more was not tried";
+    } else {
+      line += "; not saturated";
+    }
+    lines.push_back(std::move(line));
   }
-  if (saturated == nullptr && failed == nullptr) return text + "; not saturated";
-  text += failed != nullptr ? "; the server failed at " : "; saturated at ";
-  text += values.name(steps.back().value);
-  if (steps.back().value != values.values.back()) text += ", so more was not tried";
-  return text;
+  return lines;
 }
 
 Json to_json(const SweepValues& values, const std::vector<SweepStep>& steps) {
-  Json list = Json::array();
+  Json list = Json::array(), knees = Json::array();
+  const auto ended = [](const ArmResult& result) {
+    return Json{{"saturated", result.saturated}, {"failed", result.failed}};
+  };
   for (const SweepStep& step : steps) {
-    Json one = {{"value", step.value},
-                {"saturated", step.saturated},
-                {"failed", step.failed},
-                {"gave_up", step.load.gave_up}};
-    one.update(to_json(step.report));
+    Json one = {{"value", step.value}};
+    const ArmResult& first = step.arms.front();
+    if (first.arm) {
+      one["compare"] = to_json(step.arms);
+      Json& arms = one["compare"]["arms"];
+      for (size_t i = 0; i < arms.size(); ++i) arms[i].update(ended(step.arms[i]));
+    } else {
+      one.update(ended(first));
+      one["gave_up"] = first.gave_up();
+      one.update(to_json(first.report));
+    }
     list.push_back(std::move(one));
   }
-  const SweepStep* saturated = ended_by(&SweepStep::saturated, steps);
-  const std::optional<size_t> knee = find_knee(steps);
-  return {{"variable", name_of(values.variable)},
-          {"values", values.values},
-          {"steps", std::move(list)},
-          {"knee", knee ? Json(steps[*knee].value) : Json(nullptr)},
-          {"saturated_at", saturated != nullptr ? Json(saturated->value) : Json(nullptr)}};
+  for (size_t i = 0; i < steps.front().arms.size(); ++i) {
+    const std::vector<const ArmResult*> results = results_of(i, steps);
+    const std::optional<size_t> knee = find_knee(results);
+    knees.push_back(
+        {{"arm", results.front()->name()},
+         {"knee", knee ? Json(steps[*knee].value) : Json(nullptr)},
+         {"saturated_at",
+          results.back()->saturated ? Json(steps[results.size() - 1].value) : Json(nullptr)}});
+  }
+  Json json = {{"variable", name_of(values.variable)},
+               {"values", values.values},
+               {"steps", std::move(list)}};
+  if (steps.front().arms.front().arm) {
+    json["knees"] = std::move(knees);
+  } else {
+    json["knee"] = knees[0]["knee"];
+    json["saturated_at"] = knees[0]["saturated_at"];
+  }
+  return json;
 }
 
 }  // namespace outrider

@@ -1,4 +1,5 @@
-// A sweep: one load after the other, and where the server's knee is.
+// A sweep: one load after the other, and where the server's knee is. A comparison may be of each
+// load, and has a knee for each arm.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/loadtest/report.h"
+#include "launcher/loadtest/comparison.h"
 #include "launcher/loadtest/request_record.h"
 
 namespace outrider {
@@ -27,29 +28,34 @@ struct SweepValues {
 // "rate=1,2,4" or "users=1,2,4". Throws Error.
 SweepValues parse_sweep(const std::string& text);
 
+// One load. A test without a sweep is a single one, without value and name.
 struct SweepStep {
   double value = 0;
-  LoadResult load;
-  LoadReport report;
-  bool saturated = false;
-  bool failed = false;  // the server did, so that the step says nothing of its load
+  std::string name;             // "rate=4"
+  std::vector<ArmResult> arms;  // those that no step before saturated
 };
 
 // Whether a server that works did less than it was asked: either more than a tenth of the measured
 // requests were refused or came too late, or those in it grew by more than a tenth of those that
 // were due meanwhile, and by more than chance would have it. Growth is from the second quarter of
-// the measured time to the last, which leaves out how the load began.
-bool is_saturated(const LoadResult& load, double warmup_s);
+// the measured time to the last, which leaves out how the load began; of several turns of one load
+// it is added up.
+bool is_saturated(const std::vector<LoadResult>& turns, double warmup_s);
+
+// The results of one arm, as many as it has steps; steps.front() has all arms.
+std::vector<const ArmResult*> results_of(size_t arm, const std::vector<SweepStep>& steps);
 
 // The position of the step of the greatest power, throughput / mean end-to-end latency (Kleinrock,
 // 1979), among those that are neither saturated nor failed: beyond it, more load costs more in
 // waiting than it brings. Nothing where there is none.
-std::optional<size_t> find_knee(const std::vector<SweepStep>& steps);
+std::optional<size_t> find_knee(const std::vector<const ArmResult*>& results);
 
-// One line that says where the knee is, and where the server was saturated or failed.
-std::string verdict(const SweepValues& values, const std::vector<SweepStep>& steps);
+// A line for each arm that says where the knee is, and where the server was saturated or failed.
+std::vector<std::string> verdicts(const SweepValues& values, const std::vector<SweepStep>& steps);
 
-// {variable, values, steps, knee, saturated_at}; the last two are null where there is none.
+// {variable, values, steps, knee, saturated_at}; the last two are null where there is none. Of a
+// comparison a step is {value, compare}, and in place of the last two there is knees: [{arm, knee,
+// saturated_at}].
 nlohmann::ordered_json to_json(const SweepValues& values, const std::vector<SweepStep>& steps);
 
 }  // namespace outrider

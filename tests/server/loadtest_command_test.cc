@@ -233,6 +233,122 @@ TEST_F(Loadtest, ComparesArmsInTurns) {
   EXPECT_EQ(nlohmann::json::parse(line)["run"], "K=0, round 0");
 }
 
+TEST_F(Loadtest, ComparesArmsAtEachLoadOfASweep) {
+  ScriptedServer server;
+  EXPECT_EQ(run(server, {"--sweep", "users=1,2", "--compare", "K=0,4", "--rounds", "2",
+                         "--requests", "4", "--html", html_path(), "--samples", samples_path()}),
+            0);
+  const nlohmann::json sweep = report()["sweep"];
+  ASSERT_EQ(sweep["steps"].size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(sweep["steps"][i]["value"], i + 1);
+    const nlohmann::json compare = sweep["steps"][i]["compare"];
+    EXPECT_EQ(compare["rounds"], 2);
+    ASSERT_EQ(compare["arms"].size(), 2u);
+    for (const nlohmann::json& arm : compare["arms"]) {
+      EXPECT_EQ(arm["requests"], 8);
+      EXPECT_EQ(arm["saturated"], false);
+      EXPECT_EQ(arm["failed"], false);
+    }
+    EXPECT_GT(compare["ratios"][0]["tpot_ms"]["p50"]["ratio"], 0);
+  }
+  ASSERT_EQ(sweep["knees"].size(), 2u);
+  EXPECT_EQ(sweep["knees"][1]["arm"], "K=4");
+  EXPECT_TRUE(sweep["knees"][1]["knee"].is_number());
+  EXPECT_TRUE(sweep["knees"][1]["saturated_at"].is_null());
+  for (const char* part : {"users=2, K=4 ", "K=0: Knee at users=", "K=4: Knee at users=",
+                           "users=2, K=4 / K=0, end to end"}) {
+    EXPECT_NE(output_.find(part), std::string::npos) << part << output_;
+  }
+  EXPECT_NE(html().find("users=2, K=4 / K=0, TPOT"), std::string::npos);
+  EXPECT_NE(html().find("Throughput against P99"), std::string::npos);
+
+  std::ifstream samples(samples_path());
+  std::vector<std::string> runs;
+  for (std::string line; std::getline(samples, line);) {
+    const std::string run = nlohmann::json::parse(line)["run"];
+    if (runs.empty() || runs.back() != run) runs.push_back(run);
+  }
+  EXPECT_EQ(runs, (std::vector<std::string>{"users=1, K=0, round 0", "users=1, K=4, round 0",
+                                            "users=1, K=4, round 1", "users=1, K=0, round 1",
+                                            "users=2, K=0, round 0", "users=2, K=4, round 0",
+                                            "users=2, K=4, round 1", "users=2, K=0, round 1"}));
+}
+
+// Half of the answers that are asked from `begin` to `end` are refused.
+ScriptedServer refusing_server(int64_t begin, int64_t end) {
+  return ScriptedServer([begin, end](int64_t i) {
+    Script script;
+    if (i >= begin && i < end && i % 2 == 0) {
+      script.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"};
+    }
+    return script;
+  });
+}
+
+// The other one goes on without it.
+TEST_F(Loadtest, AnArmEndsWhereItIsSaturated) {
+  ScriptedServer server = refusing_server(60, 90);
+  EXPECT_EQ(run(server, {"--sweep", "rate=1000,2000,4000", "--compare", "K=0,4", "--rounds", "1",
+                         "--requests", "30", "--html", html_path()}),
+            0);
+  EXPECT_EQ(server.num_calls(), 150);
+  const nlohmann::json sweep = report()["sweep"];
+  ASSERT_EQ(sweep["steps"].size(), 3u);
+  const nlohmann::json last = sweep["steps"][2]["compare"];
+  ASSERT_EQ(last["arms"].size(), 1u);
+  EXPECT_EQ(last["arms"][0]["name"], "K=4");
+  EXPECT_EQ(last["ratios"].size(), 0u);
+  EXPECT_EQ(sweep["steps"][1]["compare"]["arms"][0]["saturated"], true);
+  EXPECT_EQ(sweep["steps"][1]["compare"]["arms"][0]["errors_by_code"]["RESOURCE_EXHAUSTED"], 15);
+  EXPECT_EQ(sweep["steps"][1]["compare"]["ratios"].size(), 1u);
+  EXPECT_EQ(sweep["knees"][0]["saturated_at"], 2000);
+  EXPECT_EQ(sweep["knees"][0]["knee"], 1000);
+  EXPECT_TRUE(sweep["knees"][1]["saturated_at"].is_null());
+  for (const char* part :
+       {"K=0: Knee at rate=1000", "saturated at rate=2000, so more was not tried",
+        "15 RESOURCE_EXHAUSTED, the first: full", "; not saturated"}) {
+    EXPECT_NE(output_.find(part), std::string::npos) << part << output_;
+  }
+  EXPECT_NE(html().find("2000 (saturated)"), std::string::npos);
+}
+
+// An arm of which the first load says nothing makes the test void, whatever the other one brings.
+TEST_F(Loadtest, ASweepOfWhichAnArmIsVoidFails) {
+  ScriptedServer server([](int64_t i) {
+    Script script;
+    if (i < 30 && i % 3 != 0) script.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"};
+    return script;
+  });
+  expect_one_line_error({"rate=1000, K=0", "void", "10 of 30", "full"}, [&] {
+    run(server,
+        {"--sweep", "rate=1000,2000", "--compare", "K=0,4", "--rounds", "1", "--requests", "30"});
+  });
+  EXPECT_EQ(report()["sweep"]["steps"].size(), 2u);
+  EXPECT_TRUE(report()["sweep"]["knees"][0]["knee"].is_null());
+  EXPECT_TRUE(report()["sweep"]["knees"][1]["knee"].is_number());
+}
+
+// In the second load's second turn, in its first one, and between two turns too short to be given
+// up alone.
+TEST_F(Loadtest, ASweepOfComparisonsEndsWithItsServer) {
+  const struct {
+    int64_t dies_at;
+    std::string requests, run;
+  } cases[] = {{100, "30", "rate=2000, K=4"}, {60, "30", "rate=2000, K=0"}, {16, "4", "rate=1000"}};
+  for (const auto& [dies_at, requests, name] : cases) {
+    ScriptedServer server = dying_server(dies_at);
+    expect_one_line_error({name, "UNAVAILABLE", "dead"}, [&] {
+      run(server, {"--sweep", "rate=1000,2000,4000", "--compare", "K=0,4", "--rounds",
+                   requests == "4" ? "1000" : "1", "--requests", requests, "--html", html_path()});
+    });
+    EXPECT_LT(server.num_calls(), dies_at + 60);
+    EXPECT_LE(report()["sweep"]["steps"].size(), 2u);
+    EXPECT_NE(output_.find("the server failed at rate="), std::string::npos) << output_;
+    EXPECT_EQ(output_.find("nan"), std::string::npos) << output_;
+  }
+}
+
 // In the middle of a round, and where a turn has fewer requests than are given up after: what was
 // measured before is kept, and no further turn is asked for.
 TEST_F(Loadtest, AComparisonEndsWithItsServer) {

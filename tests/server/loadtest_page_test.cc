@@ -5,6 +5,7 @@
 #include <regex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launcher/loadtest/html_page.h"
@@ -212,15 +213,18 @@ TEST(Pages, OfALoad) {
   }
 }
 
+SweepStep step(double value, std::vector<ArmResult> arms) {
+  evaluate(arms, {});
+  return {.value = value, .name = SweepValues().name(value), .arms = std::move(arms)};
+}
+
 TEST(Pages, OfASweep) {
   std::vector<SweepStep> steps;
   for (const int num_answers : {5, 20, 0}) {
-    SweepStep step{.value = 1.0 * num_answers + 1, .load = load(num_answers)};
-    step.report = make_report({step.load});
-    steps.push_back(step);
+    steps.push_back(step(num_answers + 1, {{.loads = {load(num_answers)}}}));
   }
-  steps.back().saturated = true;
-  const std::string page = sweep_page(frame(), parse_sweep("rate=6,21,1000"), steps);
+  steps.back().arms[0].saturated = true;
+  const std::string page = steps_page(frame(), parse_sweep("rate=6,21,1000"), steps);
   expect_self_contained(page);
   EXPECT_EQ(count(page, "<figure>"), 6);
   EXPECT_EQ(count(page, "INTERNAL"), 3);             // of each load
@@ -230,16 +234,43 @@ TEST(Pages, OfASweep) {
 
 TEST(Pages, OfAComparison) {
   for (const int num_answers : {0, 1, 20}) {
-    std::vector<ArmResult> arms = {{.arm = {0}, .loads = {load(20)}},
-                                   {.arm = {}, .loads = {load(num_answers)}}};
-    evaluate(arms, {});
-    const std::string page = comparison_page(frame(), arms);
+    const std::vector<SweepStep> steps = {step(
+        0, {{.arm = Arm{0}, .loads = {load(20)}}, {.arm = Arm{}, .loads = {load(num_answers)}}})};
+    const std::string page = steps_page(frame(), {}, steps);
     expect_self_contained(page);
     EXPECT_EQ(count(page, "<figure>"), num_answers == 0 ? 6 : 9);
     EXPECT_EQ(count(page, "INTERNAL"), 2);  // of each arm
     EXPECT_NE(page.find("K=adaptive / K=0"), std::string::npos);
     EXPECT_EQ(count(page, "TTFT, ratio to K=0"), num_answers == 0 ? 0 : 2);  // plot and its title
   }
+}
+
+TEST(Pages, OfASweepOfComparisons) {
+  std::vector<SweepStep> steps;
+  for (const int num_answers : {5, 20}) {
+    steps.push_back(step(num_answers, {{.arm = Arm{0}, .loads = {load(num_answers)}},
+                                       {.arm = Arm{}, .loads = {load(num_answers + 1)}}}));
+  }
+  steps.back().arms[0].saturated = true;
+  steps.push_back(step(1000, {{.arm = Arm{}, .loads = {load(0)}}}));
+  const std::string page = steps_page(frame(), parse_sweep("rate=5,20,1000,2000"), steps);
+  expect_self_contained(page);
+  EXPECT_EQ(count(page, "<figure>"), 3 + 9 + 9);  // the last load has nothing to show
+  EXPECT_EQ(count(page, "INTERNAL"), 5);
+  EXPECT_NE(page.find("K=0: Knee at rate="), std::string::npos);
+  EXPECT_NE(page.find("saturated at rate=20, so more was not tried"), std::string::npos);
+  EXPECT_NE(page.find("K=adaptive: Knee at rate="), std::string::npos);
+  for (const char* load : {"rate=5, ", "rate=20, "}) {
+    EXPECT_EQ(count(page, std::string("<th scope=\"row\">") + load + "K=0"), 1);
+    EXPECT_EQ(count(page, load + std::string("K=adaptive / K=0, TPOT")), 1);
+  }
+  EXPECT_EQ(count(page, "rate=1000, K=adaptive /"), 0);
+  // A line an arm.
+  const size_t plot = page.find("<h3>Throughput against P99 of TTFT");
+  const std::string figure = page.substr(plot, page.find("</figure>", plot) - plot);
+  EXPECT_EQ(count(figure, "K=0</span>") + count(figure, "K=adaptive</span>"), 2) << figure;
+  EXPECT_EQ(count(figure, "\"" + line_classes(0)) + count(figure, "\"" + line_classes(1)), 2);
+  EXPECT_EQ(count(figure, "20 (saturated)</text>"), 1);
 }
 
 }  // namespace

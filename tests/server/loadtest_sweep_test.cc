@@ -51,10 +51,10 @@ TEST(Sweep, IsRead) {
 // Half, and one and a half times, of what the server can do, whatever the arrivals.
 TEST(Sweep, SeesSaturation) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    EXPECT_FALSE(is_saturated(queue(5, 0.1, seed), 0)) << seed;
-    EXPECT_FALSE(is_saturated(queue(5, 0.1, seed), 10)) << seed;
-    EXPECT_TRUE(is_saturated(queue(15, 0.1, seed), 0)) << seed;
-    EXPECT_TRUE(is_saturated(queue(15, 0.1, seed), 10)) << seed;
+    EXPECT_FALSE(is_saturated({queue(5, 0.1, seed)}, 0)) << seed;
+    EXPECT_FALSE(is_saturated({queue(5, 0.1, seed)}, 10)) << seed;
+    EXPECT_TRUE(is_saturated({queue(15, 0.1, seed)}, 0)) << seed;
+    EXPECT_TRUE(is_saturated({queue(15, 0.1, seed)}, 10)) << seed;
   }
 }
 
@@ -64,23 +64,23 @@ TEST(Sweep, TheDrainIsNotTheLoad) {
   for (const RequestRecord& record : load.records) {
     load.load_end_s = std::max(load.load_end_s, record.end_s);
   }
-  EXPECT_TRUE(is_saturated(load, 0));
+  EXPECT_TRUE(is_saturated({load}, 0));
 }
 
 // An answer that takes a quarter of the test is slow, but the server keeps up.
 TEST(Sweep, SlowIsNotSaturated) {
   LoadResult load = queue(5, 0.001, 1);
   for (RequestRecord& record : load.records) record.end_s += kDurationS / 4;
-  EXPECT_FALSE(is_saturated(load, 0));
+  EXPECT_FALSE(is_saturated({load}, 0));
 }
 
 TEST(Sweep, RefusingIsSaturation) {
   LoadResult load = queue(5, 0.1, 1);
   const size_t tenth = load.records.size() / 10;
   for (size_t i = 0; i < tenth; ++i) load.records[i].status = "RESOURCE_EXHAUSTED";
-  EXPECT_FALSE(is_saturated(load, 0));
+  EXPECT_FALSE(is_saturated({load}, 0));
   for (size_t i = 0; i < tenth + 2; ++i) load.records[i].status = "RESOURCE_EXHAUSTED";
-  EXPECT_TRUE(is_saturated(load, 0));
+  EXPECT_TRUE(is_saturated({load}, 0));
 }
 
 TEST(Sweep, OtherErrorsAreTheServersFailure) {
@@ -89,7 +89,7 @@ TEST(Sweep, OtherErrorsAreTheServersFailure) {
   for (size_t i = 0; i < tenth; ++i) load.records[i].status = "UNAVAILABLE";
   EXPECT_FALSE(server_failed({load}, 0));
   for (size_t i = 0; i < tenth + 2; ++i) load.records[i].status = "UNAVAILABLE";
-  EXPECT_FALSE(is_saturated(load, 0));
+  EXPECT_FALSE(is_saturated({load}, 0));
   EXPECT_TRUE(server_failed({load}, 0));
   EXPECT_FALSE(server_failed({load}, kDurationS / 2));  // in the warm-up
   load.gave_up = true;
@@ -102,62 +102,123 @@ TEST(Sweep, OtherErrorsAreTheServersFailure) {
 TEST(Sweep, AnswersNeverComeWhereNothingIsMeasuredEither) {
   LoadResult given_up = queue(5, 0.1, 1);
   given_up.gave_up = true;
-  EXPECT_TRUE(is_saturated(given_up, 1e6));  // within the warm-up
-  LoadResult at_once{.load_end_s = 3};       // all due at the beginning
+  EXPECT_TRUE(is_saturated({given_up}, 1e6));  // within the warm-up
+  LoadResult at_once{.load_end_s = 3};         // all due at the beginning
   at_once.records.resize(20);
-  EXPECT_FALSE(is_saturated(at_once, 0));
+  EXPECT_FALSE(is_saturated({at_once}, 0));
   for (RequestRecord& record : at_once.records) record.status = "RESOURCE_EXHAUSTED";
-  EXPECT_TRUE(is_saturated(at_once, 0));
+  EXPECT_TRUE(is_saturated({at_once}, 0));
 }
 
 TEST(Sweep, OfAlmostNothingSaysNothing) {
   EXPECT_FALSE(is_saturated({}, 0));
-  EXPECT_FALSE(is_saturated({.load_end_s = 3}, 0));
-  EXPECT_FALSE(is_saturated({.load_end_s = 3}, 5));
+  EXPECT_FALSE(is_saturated({{.load_end_s = 3}}, 0));
+  EXPECT_FALSE(is_saturated({{.load_end_s = 3}}, 5));
   LoadResult one = queue(5, 0.1, 1);
   one.records.erase(one.records.begin(), one.records.end() - 1);  // at its very end
-  EXPECT_FALSE(is_saturated(one, 0));
+  EXPECT_FALSE(is_saturated({one}, 0));
 }
 
 SweepStep step(double value, double requests_per_second, double mean_ms, bool saturated = false) {
-  SweepStep step{.value = value, .saturated = saturated};
-  step.report.requests = 10;
-  step.report.requests_per_second = requests_per_second;
-  step.report.e2e.count = 10;
-  step.report.e2e.mean = mean_ms;
-  return step;
+  ArmResult arm{.saturated = saturated};
+  arm.report.requests = 10;
+  arm.report.requests_per_second = requests_per_second;
+  arm.report.e2e.count = 10;
+  arm.report.e2e.mean = mean_ms;
+  return {.value = value, .name = SweepValues().name(value), .arms = {arm}};
+}
+
+std::optional<size_t> knee(const std::vector<SweepStep>& steps) {
+  return find_knee(results_of(0, steps));
 }
 
 TEST(Sweep, TheKneeIsWherePowerIsGreatest) {
   const SweepValues values = parse_sweep("rate=1,2,4,8");
   std::vector<SweepStep> steps = {step(1, 1, 100), step(2, 2, 110), step(4, 4, 150),
                                   step(8, 5, 200, true)};
-  EXPECT_EQ(find_knee(steps), 2u);
+  EXPECT_EQ(knee(steps), 2u);
   EXPECT_EQ(to_json(values, steps)["knee"], 4);
   EXPECT_EQ(to_json(values, steps)["saturated_at"], 8);
-  EXPECT_EQ(verdict(values, steps),
+  EXPECT_EQ(verdicts(values, steps)[0],
             "Knee at rate=4, where throughput / mean latency is greatest; saturated at rate=8");
-  steps[2].report.e2e.mean = 300;
-  EXPECT_EQ(find_knee(steps), 1u);
+  steps[2].arms[0].report.e2e.mean = 300;
+  EXPECT_EQ(knee(steps), 1u);
 }
 
 TEST(Sweep, SaysWhatItDoesNotKnow) {
   const SweepValues values = parse_sweep("rate=1,2,4");
   const std::vector<SweepStep> all = {step(1, 1, 100), step(2, 2, 100), step(4, 4, 100)};
-  EXPECT_NE(verdict(values, all).find("rate=4"), std::string::npos);
-  EXPECT_NE(verdict(values, all).find("the highest that was tried"), std::string::npos);
-  EXPECT_NE(verdict(values, all).find("not saturated"), std::string::npos);
+  EXPECT_NE(verdicts(values, all)[0].find("rate=4"), std::string::npos);
+  EXPECT_NE(verdicts(values, all)[0].find("the highest that was tried"), std::string::npos);
+  EXPECT_NE(verdicts(values, all)[0].find("not saturated"), std::string::npos);
   EXPECT_TRUE(to_json(values, all)["saturated_at"].is_null());
   const std::vector<SweepStep> none = {step(1, 1, 100, true)};
-  EXPECT_FALSE(find_knee(none));
+  EXPECT_FALSE(knee(none));
   EXPECT_TRUE(to_json(values, none)["knee"].is_null());
-  EXPECT_EQ(verdict(values, none), "No knee; saturated at rate=1, so more was not tried");
-  EXPECT_FALSE(find_knee({SweepStep{}}));  // nothing was measured
+  EXPECT_EQ(verdicts(values, none)[0], "No knee; saturated at rate=1, so more was not tried");
+  EXPECT_FALSE(knee({SweepStep{.arms = {ArmResult{}}}}));  // nothing was measured
   std::vector<SweepStep> failed = {step(1, 1, 100), step(2, 2, 100)};
-  failed[1].failed = true;
-  EXPECT_EQ(find_knee(failed), 0u);
-  EXPECT_NE(verdict(values, failed).find("; the server failed at rate=2, so more was not tried"),
-            std::string::npos);
+  failed[1].arms[0].failed = true;
+  EXPECT_EQ(knee(failed), 0u);
+  EXPECT_NE(
+      verdicts(values, failed)[0].find("; the server failed at rate=2, so more was not tried"),
+      std::string::npos);
+}
+
+// Turns that grow by no more than chance each; and one that refuses all, among others that do not.
+TEST(Sweep, AddsUpTurns) {
+  LoadResult growing{.load_end_s = 4};
+  for (int i = 0; i < 5; ++i) {
+    RequestRecord record;
+    record.due_s = i < 4 ? 0.5 * i + 1.4 : 4;
+    record.end_s = 10;
+    growing.records.push_back(record);
+  }
+  EXPECT_FALSE(is_saturated({growing}, 0));
+  EXPECT_TRUE(is_saturated({growing, growing, growing, growing}, 0));
+  LoadResult refused{.load_end_s = 4};
+  refused.records.resize(10);
+  for (RequestRecord& record : refused.records) record.status = "RESOURCE_EXHAUSTED";
+  const LoadResult idle = queue(5, 0.001, 1);
+  EXPECT_TRUE(is_saturated({idle, refused, refused, refused, refused}, 0));
+  EXPECT_FALSE(is_saturated({idle, refused, idle}, 0));
+}
+
+// Each arm has a knee of its own, and the steps that it was asked.
+TEST(Sweep, OfAComparisonIsOneOfEachArm) {
+  const SweepValues values = parse_sweep("rate=1,2,4,8");
+  const auto both = [](SweepStep plain, const SweepStep& speculative) {
+    plain.arms.push_back(speculative.arms[0]);
+    plain.arms[0].arm = Arm{0};
+    plain.arms[1].arm = Arm{};
+    return plain;
+  };
+  std::vector<SweepStep> steps = {both(step(1, 1, 100), step(1, 1, 80)),
+                                  both(step(2, 2, 300), step(2, 2, 90)),
+                                  both(step(4, 3, 900, true), step(4, 4, 100)), step(8, 7, 150)};
+  steps[3].arms[0].arm = Arm{};
+  EXPECT_EQ(results_of(0, steps).size(), 3u);
+  EXPECT_EQ(results_of(1, steps).size(), 4u);
+  const auto lines = verdicts(values, steps);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0],
+            "K=0: Knee at rate=1, where throughput / mean latency is greatest; saturated at "
+            "rate=4, so more was not tried");
+  EXPECT_EQ(lines[1],
+            "K=adaptive: Knee at rate=8, where throughput / mean latency is greatest (the highest "
+            "that was tried); not saturated");
+  const auto json = to_json(values, steps);
+  EXPECT_FALSE(json.contains("knee"));
+  EXPECT_EQ(json["knees"].dump(), R"([{"arm":"K=0","knee":1.0,"saturated_at":4.0},)"
+                                  R"({"arm":"K=adaptive","knee":8.0,"saturated_at":null}])");
+  EXPECT_EQ(json["steps"][2]["compare"]["arms"][0]["saturated"], true);
+  EXPECT_EQ(json["steps"][2]["compare"]["arms"][1]["saturated"], false);
+  EXPECT_EQ(json["steps"][2]["compare"]["ratios"].size(), 1u);
+  EXPECT_EQ(json["steps"][3]["compare"]["arms"].size(), 1u);
+  EXPECT_EQ(json["steps"][3]["compare"]["ratios"].size(), 0u);
+  EXPECT_EQ(ratio_table_rows(steps[3].name, steps[3].arms), "");
+  EXPECT_EQ(ratio_table_rows(steps[0].name, steps[0].arms).find("rate=1, K=adaptive / K=0, TTFT"),
+            0u);
 }
 
 TEST(Arms, AreRead) {
@@ -186,7 +247,7 @@ TEST(Arms, TakeEveryPlaceEquallyOften) {
 }
 
 ArmResult arm(std::optional<int32_t> tokens, double service_s) {
-  ArmResult result{.arm = {tokens}};
+  ArmResult result{.arm = Arm{tokens}};
   for (uint64_t round = 0; round < kLeastUnits; ++round) {
     LoadResult load = queue(1, service_s, round);
     for (RequestRecord& record : load.records)
@@ -210,10 +271,10 @@ TEST(Comparison, TellsRatiosToTheFirstArm) {
   EXPECT_NEAR(arms[1].tpot->ci95->high.p50, 0.5, 1e-9);
   EXPECT_LE(arms[1].e2e->p90, 0.5);  // they wait less for each other too
   EXPECT_LE(arms[1].ttft->p90, 0.5);
-  EXPECT_NE(ratio_table(arms).find("K=4 / K=0, TTFT"), std::string::npos);
-  EXPECT_NE(ratio_table(arms).find("K=4 / K=0, TPOT"), std::string::npos);
-  EXPECT_NE(ratio_table(arms).find("0.500 (0.500 to 0.500)"), std::string::npos)
-      << ratio_table(arms);
+  EXPECT_NE(ratio_table_rows("", arms).find("K=4 / K=0, TTFT"), std::string::npos);
+  EXPECT_NE(ratio_table_rows("", arms).find("K=4 / K=0, TPOT"), std::string::npos);
+  EXPECT_NE(ratio_table_rows("", arms).find("0.500 (0.500 to 0.500)"), std::string::npos)
+      << ratio_table_rows("", arms);
   const auto json = to_json(arms);
   EXPECT_EQ(json["rounds"], kLeastUnits);
   EXPECT_EQ(json["arms"][1]["num_speculative_tokens"], 4);
@@ -228,7 +289,7 @@ TEST(Comparison, TellsRatiosToTheFirstArm) {
 
 // One turn was disturbed: all its answers are slow, and they are one event, not many.
 TEST(Comparison, DrawsTurns) {
-  std::vector<ArmResult> arms = {{.arm = {0}}, {.arm = {}}};
+  std::vector<ArmResult> arms = {{.arm = Arm{0}}, {.arm = Arm{}}};
   for (size_t round = 0; round < kLeastUnits; ++round) {
     for (ArmResult& arm : arms) {
       const bool disturbed = &arm == &arms[1] && round == 1;
@@ -253,10 +314,10 @@ TEST(Comparison, OfFewRoundsHasNoIntervals) {
   EXPECT_FALSE(arms[1].tpot->ci95);
   EXPECT_FALSE(arms[1].report.tpot.ci95);
   EXPECT_TRUE(to_json(arms)["ratios"][0]["tpot_ms"]["p50"]["ci95"].is_null());
-  EXPECT_NE(ratio_table(arms).find(
+  EXPECT_NE(ratio_table_rows("", arms).find(
                 "no intervals: expected 10 rounds or more that measured, found 9 rounds"),
             std::string::npos)
-      << ratio_table(arms);
+      << ratio_table_rows("", arms);
 }
 
 // Ten turns, of which one measured nothing.
@@ -265,16 +326,16 @@ TEST(Comparison, OfFewRoundsThatMeasuredHasNoIntervals) {
   for (ArmResult& one : arms) one.loads.back().records.clear();
   evaluate(arms, {});
   EXPECT_FALSE(arms[1].tpot->ci95);
-  EXPECT_NE(ratio_table(arms).find("no intervals: expected 10 rounds"), std::string::npos)
-      << ratio_table(arms);
+  EXPECT_NE(ratio_table_rows("", arms).find("no intervals: expected 10 rounds"), std::string::npos)
+      << ratio_table_rows("", arms);
 }
 
 TEST(Comparison, OfNothingIsNull) {
-  std::vector<ArmResult> arms = {arm(0, 0.2), {.arm = {}, .loads = {{.load_end_s = 1}}}};
+  std::vector<ArmResult> arms = {arm(0, 0.2), {.arm = Arm{}, .loads = {{.load_end_s = 1}}}};
   evaluate(arms, {});
   EXPECT_FALSE(arms[1].tpot);
   EXPECT_TRUE(to_json(arms)["ratios"][0]["e2e_ms"].is_null());
-  EXPECT_NE(ratio_table(arms).find("n/a"), std::string::npos);
+  EXPECT_NE(ratio_table_rows("", arms).find("n/a"), std::string::npos);
 }
 
 }  // namespace

@@ -167,6 +167,36 @@ class Loadtest(unittest.TestCase):
         self.assertIn('Knee at users=', self.last.stdout)
         self.assertIn('</html>', page.read_text())
 
+    def test_a_sweep_of_comparisons(self):
+        page = self.directory / 'both.html'
+        report, samples = self.run_test(
+            '--sweep', 'users=1,2', '--compare', 'K=0,3', '--rounds', '10', '--requests', '2',
+            '--max-tokens', '8', '--html', str(page), *GREEDY)
+        steps = report['sweep']['steps']
+        self.assertEqual([step['value'] for step in steps], [1, 2])
+        for step in steps:
+            compare = step['compare']
+            plain, speculative = compare['arms']
+            self.assertEqual([plain['name'], speculative['name']], ['K=0', 'K=3'])
+            self.assertEqual([plain['requests'], speculative['requests']], [20, 20])
+            self.assertEqual(plain['speculation']['num_draft_tokens'], 0)
+            self.assertGreater(speculative['speculation']['num_draft_tokens'], 0)
+            for what in ('ttft_ms', 'tpot_ms', 'e2e_ms'):
+                for key in ('p50', 'p90', 'p99'):
+                    ratio = compare['ratios'][0][what][key]
+                    self.assertAlmostEqual(ratio['ratio'],
+                                           speculative[what][key] / plain[what][key])
+                    self.assertLessEqual(ratio['ci95'][0], ratio['ci95'][1])
+        self.assertEqual([knee['arm'] for knee in report['sweep']['knees']], ['K=0', 'K=3'])
+        for knee in report['sweep']['knees']:
+            self.assertIn(knee['knee'], (1, 2))
+        self.assertEqual({s['run'] for s in samples},
+                         {f'users={users}, {arm}, round {turn}' for users in (1, 2)
+                          for arm in ('K=0', 'K=3') for turn in range(10)})
+        self.assertEqual(report['greedy'], {'num_compared': 75, 'differences': []})
+        self.assertIn('K=3: Knee at users=', self.last.stdout)
+        self.assertIn('</html>', page.read_text())
+
     def test_it_says_how_it_goes_on(self):
         self.run_test('--rate', '20', '--duration', '1', '--max-tokens', '4', *GREEDY,
                       report_every='0.2')
@@ -218,6 +248,16 @@ class Loadtest(unittest.TestCase):
         self.refuses(['loadtest', '--compare', 'K=0,1'], '--concurrency', '--rate')
         self.refuses(['loadtest', '--sweep', 'rate=2,1'], '--sweep', 'ascending')
         self.refuses(['loadtest', '--sweep', 'rate=1,1e6', '--duration', '1e6'], '--rate')
+        both = ['loadtest', '--sweep', 'rate=1,1e6']
+        self.refuses([*both, '--rounds', '3'], '--rounds', '--compare')
+        self.refuses([*both, '--compare', 'K=0'], '--compare', 'K=0,4,adaptive')
+        self.refuses([*both, '--compare', 'K=0,1', '--duration', '1e6'], '--rate')
+        self.refuses([*both, '--compare', 'K=0,1', '--requests', '9', '--trace', 'x'], '--sweep',
+                     '--trace')
+        self.refuses([*both, '--compare', 'K=0,adaptive', '--requests', '9', '--mode', 'rejection'],
+                     '--compare', 'another mode')
+        self.refuses(['loadtest', '--sweep', 'rate=2,1', '--compare', 'K=0,1'], '--sweep',
+                     'ascending')
         self.refuses([*one, '--slo', 'ttft=5'], '--slo', 'ttft=5', 'ttft=500ms')
         self.refuses([*one, '--concurency', '3'], '--concurrency')
         self.refuses([*one, '--json', 'x', '--html', './x'], '--json', '--html', 'x')
