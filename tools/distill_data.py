@@ -2,6 +2,7 @@
 
 A shard is a batch of sequences of one length. Each begins with a prompt and goes on with what the
 target samples; where an answer ends, the user asks something else, so that no position is wasted.
+In some conversations the target writes what the user says, too: a template of chats begins with it.
 All sequences of a shard stand at the same position, so neither cache nor attention needs a mask.
 """
 
@@ -22,7 +23,11 @@ from distill_prompts import KINDS, Prompt, PromptSource
 TEMPERATURES = (0.0, 0.7, 1.0)
 TEMPERATURE_SHARES = (0.4, 0.2, 0.4)
 
-ANSWER = "\0"  # stands for an answer in a rendered chat
+# How it is drawn where the user speaks, and how long that may be.
+QUESTION_TEMPERATURE = 0.8
+MAX_QUESTION_TOKENS = 80
+
+SAID = "\0"  # stands for what somebody says in a rendered chat
 
 
 class Renderer:
@@ -47,8 +52,19 @@ class Renderer:
         """What stands behind the EOS of an answer when the user goes on."""
         if self.template is None:
             return self.encode("\n\n" + text)
-        whole = self.chat(("user", ""), ("assistant", ANSWER), ("user", text))
-        return self.encode(whole.split(ANSWER)[1].removeprefix(self.eos_token))
+        whole = self.chat(("user", ""), ("assistant", SAID), ("user", text))
+        return self.encode(whole.split(SAID)[1].removeprefix(self.eos_token))
+
+    def before_question(self, first: bool) -> list[int]:
+        """What the user's words stand behind, at the start or behind the EOS of an answer."""
+        if first:
+            return self.encode(self.chat(("user", SAID)).split(SAID)[0])
+        whole = self.chat(("user", ""), ("assistant", SAID), ("user", SAID))
+        return self.encode(whole.split(SAID)[1].removeprefix(self.eos_token))
+
+    def behind_question(self) -> list[int]:
+        """From the end of the user's words to the beginning of the answer, an EOS first."""
+        return self.encode(self.chat(("user", SAID)).split(SAID)[1])
 
     def chat(self, *messages: tuple[str, str]) -> str:
         return self.template.render(
@@ -72,19 +88,21 @@ def draw(logits: torch.Tensor, temperatures: torch.Tensor,
 @torch.inference_mode()
 def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows: int, length: int,
              keep_hidden: bool) -> dict[str, np.ndarray]:
-    """A shard: tokens [rows, length], generated (which of them the target drew), kind and
+    """A shard: tokens [rows, length], generated (which of them the target drew as answers), kind and
     temperature [rows]; with keep_hidden, the target's final states as bits of bf16 [rows, length,
     hidden], the log of the sum of exponentials of its logits and their arg max [rows, length]."""
     device = target.embed_tokens.device
     number = int.from_bytes(hashlib.sha256(f"{seed} {held_out}".encode()).digest()[:7], "little")
     rng = np.random.default_rng(number)
     generator = torch.Generator(device).manual_seed(number)
-    source = PromptSource(seed, held_out)
+    source = PromptSource(seed, held_out, own=renderer.template is not None)
     forced = np.full((rows, length), -1, np.int64)  # tokens that are given
     kinds = np.empty(rows, np.uint8)
     for row in range(rows):
         prompt = source.draw()
-        ids = renderer.prompt(prompt)[:length // 2]
+        own = prompt.kind == "own"
+        ids = renderer.before_question(first=True) if own else renderer.prompt(prompt)
+        ids = ids[:length // 2]
         forced[row, :len(ids)] = ids
         kinds[row] = KINDS.index(prompt.kind)
     temperature = rng.choice(TEMPERATURES, rows, p=TEMPERATURE_SHARES).astype(np.float32)
@@ -96,7 +114,8 @@ def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows:
                   "best": np.zeros((rows, length), np.int32)}
     tokens, generated = shard["tokens"], shard["generated"]
     tokens[:, 0] = forced[:, 0]
-    temperatures = torch.from_numpy(temperature).to(device)
+    asking = kinds == KINDS.index("own")  # rows where the user speaks in the target's words
+    asked = np.zeros(rows, np.int64)  # how many tokens of them
     cache = Cache(target.shape, rows, target.embed_tokens)
     for i in range(length):
         hidden = target(torch.from_numpy(tokens[:, i:i + 1]).to(device), cache, i)[:, 0]
@@ -108,11 +127,23 @@ def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows:
             shard["best"][:, i] = logits.argmax(-1).cpu().numpy()
         if i + 1 == length:
             break
-        drawn = draw(logits, temperatures, generator).cpu().numpy()
-        generated[:, i + 1] = free = forced[:, i + 1] < 0
+        temperatures = np.where(asking, np.float32(QUESTION_TEMPERATURE), temperature)
+        drawn = draw(logits, torch.from_numpy(temperatures).to(device), generator).cpu().numpy()
+        free = forced[:, i + 1] < 0
+        generated[:, i + 1] = free & ~asking
         tokens[:, i + 1] = np.where(free, drawn, forced[:, i + 1])
-        for row in np.flatnonzero(free & np.isin(drawn, renderer.eos_ids)):
-            ids = renderer.follow_up(source.follow_up(KINDS[kinds[row]]))[:length - i - 2]
+        asked = np.where(free & asking, asked + 1, 0)
+        ended = free & np.isin(drawn, renderer.eos_ids)
+        for row in np.flatnonzero(ended | (asked == MAX_QUESTION_TOKENS)):
+            if asking[row]:
+                ids = renderer.behind_question()[1 if ended[row] else 0:]
+                asking[row] = False
+            elif KINDS[kinds[row]] == "own":
+                ids = renderer.before_question(first=False)
+                asking[row] = True
+            else:
+                ids = renderer.follow_up(source.follow_up(KINDS[kinds[row]]))
+            ids = ids[:length - i - 2]
             forced[row, i + 2:i + 2 + len(ids)] = ids
     return shard
 

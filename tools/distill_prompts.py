@@ -1,6 +1,7 @@
-"""Prompts for distilling a draft: chat, code, summaries and plain prose, without end.
+"""Prompts for distilling a draft: chat, code, summaries and plain prose, without end, and
+conversations in which the target writes the user's part, too ("own": no text comes from here).
 
-Every text is put together from the lists below, which were written for this file (and have its
+Every other text is put together from the lists below, which were written for this file (and have its
 licence), but for the signatures and docstrings of Python's own standard library (PSF licence), read
 where the interpreter has them. Each list is cut in two: held-out prompts are made of every eighth
 entry and of every eighth module, training prompts of the others, so no topic is in both.
@@ -12,8 +13,8 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-KINDS = ("chat", "code", "summary", "plain")
-SHARES = (0.45, 0.25, 0.15, 0.15)  # of KINDS, among the prompts
+KINDS = ("chat", "code", "summary", "plain", "own")
+SHARES = (0.25, 0.15, 0.1, 0.1, 0.4)  # of KINDS, among the prompts
 HELD_OUT_EVERY = 8
 
 TOPICS = """volcanoes|growing tomatoes|learning the guitar|black holes|the water cycle|bees
@@ -140,7 +141,7 @@ traceback typing uuid warnings wave weakref webbrowser zipapp"""
 
 class Prompt(NamedTuple):
     kind: str
-    text: str
+    text: str  # empty where the target is to write it
     chat: bool  # whether the chat template goes around it
 
 
@@ -178,7 +179,9 @@ def library_functions(held_out: bool) -> list[str]:
 class PromptSource:
     """Draws prompts; what it draws depends on the seed, the side of the cut and the interpreter."""
 
-    def __init__(self, seed: str, held_out: bool) -> None:
+    def __init__(self, seed: str, held_out: bool, own: bool = True) -> None:
+        """own: whether there are conversations that the target writes both sides of."""
+        self.shares = [share if own or kind != "own" else 0 for kind, share in zip(KINDS, SHARES)]
         self.random = random.Random(f"{seed} {held_out}")
         self.topics = entries(TOPICS, held_out)
         self.objects = entries(OBJECTS, held_out)
@@ -187,7 +190,7 @@ class PromptSource:
         self.functions = library_functions(held_out)
 
     def draw(self) -> Prompt:
-        kind = self.random.choices(KINDS, SHARES)[0]
+        kind = self.random.choices(KINDS, self.shares)[0]
         text = getattr(self, kind)()
         return Prompt(kind, text, chat=kind != "plain" and not text.startswith("def "))
 
@@ -220,6 +223,9 @@ class PromptSource:
 
     def plain(self) -> str:
         return self.fill(OPENINGS)
+
+    def own(self) -> str:
+        return ""
 
     def fill(self, templates: str) -> str:
         choose = self.random.choice

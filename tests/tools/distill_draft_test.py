@@ -64,6 +64,32 @@ def contents(directory):
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
+TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
+            "{% if add_generation_prompt %}assistant: {% endif %}")
+
+# Prints the rows of a shard in which the target asks itself: of each, its tokens and which of them
+# are an answer's; then what stands before, behind and between questions.
+OWN_ROWS = """
+import json, sys, torch
+from pathlib import Path
+from distill_data import MAX_QUESTION_TOKENS, Renderer, generate
+from distill_llama import load_target
+from distill_prompts import KINDS
+target = Path(sys.argv[1])
+renderer = Renderer(target)
+torch.set_num_threads(1)
+shard = generate(load_target(target, 'cpu', torch.float32, 256), renderer, 'test', False, 16, 256,
+                 False)
+rows = shard['kind'] == KINDS.index('own')
+print(json.dumps({'tokens': shard['tokens'][rows].tolist(),
+                  'answers': shard['generated'][rows].tolist(),
+                  'before': renderer.before_question(first=True),
+                  'behind': renderer.behind_question(), 'eos': renderer.eos_ids,
+                  'between': renderer.before_question(first=False),
+                  'most': MAX_QUESTION_TOKENS}))
+"""
+
+
 class DistillDraft(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -174,6 +200,35 @@ class DistillDraft(unittest.TestCase):
             self.assertEqual(result.returncode, 1, result.stderr)
             self.assertRegex(result.stderr, f'^distill_draft: .*{part}')
             self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
+
+    def test_the_target_asks_itself(self):
+        """Behind the template's words it speaks for the user, so long and no longer, then for
+        itself; what the user says is no answer."""
+        target = self.root / 'with_template'
+        target.mkdir()
+        for file in CHECKPOINT.iterdir():
+            (target / file.name).symlink_to(file)
+        path = target / 'tokenizer_config.json'
+        config = json.loads(path.read_text())
+        path.unlink()
+        path.write_text(json.dumps(config | {'chat_template': TEMPLATE}))
+        said = json.loads(subprocess.run([PYTHON, '-c', OWN_ROWS, target], cwd=SOURCE / 'tools',
+                                         check=True, capture_output=True, text=True).stdout)
+        self.assertGreater(len(said['tokens']), 2)
+        for tokens, answers in zip(said['tokens'], said['answers']):
+            at, before = 0, said['before']
+            while at + len(before) + said['most'] + len(said['behind']) + 1 < len(tokens):
+                self.assertEqual(tokens[at:at + len(before)], before)
+                at += len(before)
+                end = next(i for i in range(at, len(tokens)) if tokens[i] in said['eos'])
+                self.assertLessEqual(end - at, said['most'])
+                self.assertEqual(tokens[end:end + len(said['behind'])], said['behind'])
+                first = end + len(said['behind'])
+                self.assertFalse(any(answers[at:first]))
+                at = next((i for i in range(first, len(tokens)) if tokens[i] in said['eos']),
+                          len(tokens) - 1) + 1
+                self.assertTrue(all(answers[first:at]))
+                before = said['between']
 
     def test_held_out_prompts_are_apart(self):
         code = ('from distill_prompts import PromptSource as P\n'

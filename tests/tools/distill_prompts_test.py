@@ -38,6 +38,11 @@ class Prompts(unittest.TestCase):
             self.assertNotIn(text, self.texts)
             self.assertEqual(runs(text) & self.trained_on, set())
 
+    def test_the_target_asks_itself_only_where_it_may(self):
+        for own in (True, False):
+            source = PromptSource('test', held_out=False, own=own)
+            self.assertEqual('own' in {source.draw().kind for _ in range(100)}, own)
+
     def test_runs_would_be_found(self):
         drawn = next(text for text in sorted(self.texts) if len(runs(text)) > 10)
         self.assertNotEqual(runs('Somebody said: ' + drawn) & self.trained_on, set())
