@@ -10,14 +10,13 @@
 #include "bench/op_bench.h"
 #include "bench/serve_bench.h"
 #include "bench/tokenizer_bench.h"
+#include "comm/job_control.h"
 #include "comm/nccl/nccl_communicator.h"
-#include "comm/self_communicator.h"
 #include "comm/world.h"
 #include "core/error.h"
 #include "launcher/command_line.h"
 #include "launcher/device_selection.h"
 #include "launcher/engine_flags.h"
-#include "launcher/job_control.h"
 #include "launcher/stop_signals.h"
 
 namespace outrider {
@@ -50,22 +49,20 @@ BenchDevice open_bench_device(BenchDeviceOptions options, World* world) {
   if (world != nullptr && world->size() > 1) check_nccl_library();
   open_cuda_device(*choice.gpu);
   device.backend = make_cuda_backend(*choice.gpu);
-  if (world != nullptr && options.gpus.share_gpus) let_nccl_share_devices(world->local_rank());
   return device;
 }
 
 int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on) {
   if (!launched_by_mpi()) {
     BenchDevice device = open_bench_device(on, nullptr);
-    run_decode_bench(options, device,
-                     *(device.gpu ? make_nccl_communicator(0, 1, "") : make_self_communicator()));
+    run_decode_bench(options, device, *make_lone_communicator(device.gpu));
     return 0;
   }
   die_with_parent();
   World world(nullptr, nullptr);
   BenchDevice device = open_bench_device(on, &world);
-  run_decode_bench(options, device,
-                   *(device.gpu ? make_nccl_communicator(world) : world.make_communicator()));
+  JobControl control = open_control(world);
+  run_decode_bench(options, device, *make_device_communicator(device.gpu, on.gpus, world, control));
   return 0;
 }
 
@@ -78,37 +75,25 @@ int bench_comm(const CommBenchOptions& options, const BenchDeviceOptions& on) {
   if (world.size() < 2) throw Error(kNeeds);
   const bool one_host = world.local_size() == world.size();
   BenchDevice device = open_bench_device(on, &world);
-  const auto communicator =
-      device.gpu ? make_nccl_communicator(world, on.gpus.numerics) : world.make_communicator();
-  if (world.rank() == 0) {
-    const auto control = open_control(world);
-    run_comm_bench(options, device, one_host, *communicator, control.get(), nullptr);
-  } else {
-    ControlClient control = join_control(world);
-    run_comm_bench(options, device, one_host, *communicator, nullptr, &control);
-  }
+  JobControl control = open_control(world);
+  const auto communicator = make_device_communicator(device.gpu, on.gpus, world, control);
+  run_comm_bench(options, device, one_host, *communicator, control.server.get(),
+                 control.client.get());
   return 0;
 }
 
 int bench_serve(const ServeBenchOptions& options, const BenchDeviceOptions& on) {
   if (!launched_by_mpi()) {
     BenchDevice device = open_bench_device(on, nullptr);
-    const auto communicator =
-        device.gpu ? make_nccl_communicator(0, 1, "") : make_self_communicator();
-    run_serve_bench(options, device, *communicator, nullptr, nullptr);
+    run_serve_bench(options, device, *make_lone_communicator(device.gpu), nullptr, nullptr);
     return 0;
   }
   die_with_parent();
   World world(nullptr, nullptr);
   BenchDevice device = open_bench_device(on, &world);
-  const auto communicator = device.gpu ? make_nccl_communicator(world) : world.make_communicator();
-  if (world.rank() == 0) {
-    const auto control = open_control(world);
-    run_serve_bench(options, device, *communicator, control.get(), nullptr);
-  } else {
-    ControlClient control = join_control(world);
-    run_serve_bench(options, device, *communicator, nullptr, &control);
-  }
+  JobControl control = open_control(world);
+  const auto communicator = make_device_communicator(device.gpu, on.gpus, world, control);
+  run_serve_bench(options, device, *communicator, control.server.get(), control.client.get());
   return 0;
 }
 

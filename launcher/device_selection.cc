@@ -10,7 +10,6 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/self_communicator.h"
-#include "comm/world.h"
 #include "core/error.h"
 #include "core/host_name.h"
 #include "launcher/device_memory.h"
@@ -169,14 +168,17 @@ RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine
   return device;
 }
 
-std::unique_ptr<Communicator> make_device_communicator(const RankDevice& device,
-                                                       const DeviceOptions& options, World* world) {
-  if (!device.choice.gpu) {
-    return world == nullptr ? make_self_communicator() : world->make_communicator();
-  }
-  if (world == nullptr) return make_nccl_communicator(0, 1, "");
-  if (options.share_gpus) let_nccl_share_devices(world->local_rank());
-  return make_nccl_communicator(*world, options.numerics);
+std::unique_ptr<Communicator> make_device_communicator(bool gpu, const DeviceOptions& options,
+                                                       World& world, JobControl& control) {
+  if (!gpu) return world.make_communicator();
+  if (world.size() == 1) return make_lone_communicator(gpu);
+  if (options.share_gpus) let_nccl_share_devices(world.local_rank());
+  const std::string id = control.broadcast(world.rank() == 0 ? make_nccl_id() : "");
+  return make_nccl_communicator(world.rank(), world.size(), id, options.numerics);
+}
+
+std::unique_ptr<Communicator> make_lone_communicator(bool gpu) {
+  return gpu ? make_nccl_communicator(0, 1, "") : make_self_communicator();
 }
 
 }  // namespace outrider

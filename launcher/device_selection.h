@@ -9,6 +9,8 @@
 #include "backend/backend.h"
 #include "backend/cuda_devices.h"
 #include "comm/communicator.h"
+#include "comm/job_control.h"
+#include "comm/world.h"
 #include "engine/executor.h"
 
 namespace CLI {
@@ -16,8 +18,6 @@ class App;
 }  // namespace CLI
 
 namespace outrider {
-
-class World;
 
 struct DeviceOptions {
   enum class Device { automatic, cpu, cuda };
@@ -78,8 +78,11 @@ struct RankDevice {
 RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine,
                        const VisibleGpus& gpus, LocalRank local, int rank, int ranks);
 
-// For tensors of that device. world: null where this process is alone.
-std::unique_ptr<Communicator> make_device_communicator(const RankDevice& device,
-                                                       const DeviceOptions& options, World* world);
+// For tensors of the host, or of GPUs. Collective: NCCL's ranks find each other by what rank 0
+// tells the others over the control channel.
+std::unique_ptr<Communicator> make_device_communicator(bool gpu, const DeviceOptions& options,
+                                                       World& world, JobControl& control);
+// The same of a process that is alone.
+std::unique_ptr<Communicator> make_lone_communicator(bool gpu);
 
 }  // namespace outrider

@@ -71,7 +71,7 @@ int run(const RunOptions& options, const v1::GenerateRequest& asked) {
   if (device.choice.gpu) {
     std::fprintf(stderr, "outrider: computing %s\n", device.choice.reason.c_str());
   }
-  const auto communicator = make_device_communicator(device, options.device, nullptr);
+  const auto communicator = make_lone_communicator(device.choice.gpu.has_value());
   const ChatTemplate chat_template = ChatTemplate::load(options.engine.model);
   Executor executor(engine_options, *device.backend, *communicator);
   Engine engine(executor, nullptr);

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/control_channel.h"
+#include "comm/job_control.h"
 #include "comm/liveness.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/rank_hello.h"
@@ -29,7 +29,6 @@
 #include "launcher/command_line.h"
 #include "launcher/device_selection.h"
 #include "launcher/engine_flags.h"
-#include "launcher/job_control.h"
 #include "launcher/quarantine_memory.h"
 #include "launcher/serving_end.h"
 #include "launcher/stop_signals.h"
@@ -285,7 +284,7 @@ int serve_alone(ServeOptions options, StopSignals& signals) {
       open_device(options.device, options.engine, visible_gpus(options.device), {}, 0, 1);
   options.engine.kv_cache_tokens = device.kv_cache_tokens;
   spdlog::info("computing {}", device.choice.reason);
-  const auto communicator = make_device_communicator(device, options.device, nullptr);
+  const auto communicator = make_lone_communicator(device.choice.gpu.has_value());
   lead({options, *device.backend, signals, nullptr}, *communicator, nullptr, *server);
   return 0;
 }
@@ -318,14 +317,14 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
     spdlog::info("rank {} computes {}", world.rank(), device.choice.reason);
   }
   const Process process = {options, *device.backend, signals, launcher};
-  const auto communicator = make_device_communicator(device, options.device, &world);
+  JobControl control = open_control(world);
+  const auto communicator =
+      make_device_communicator(device.choice.gpu.has_value(), options.device, world, control);
   if (world.rank() > 0) {
-    ControlClient control = join_control(world);
-    follow(process, *communicator, world.rank(), control);
-    return "";
+    follow(process, *communicator, world.rank(), *control.client);
+  } else {
+    lead(process, *communicator, control.server.get(), *server);
   }
-  const auto control = open_control(world);
-  lead(process, *communicator, control.get(), *server);
   return "";
 }
 

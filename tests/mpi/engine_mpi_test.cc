@@ -1,11 +1,10 @@
 // The engine over MPI, where ranks are processes: the tokens of ranks as threads.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <string>
 #include <vector>
 
-#include "comm/control_channel.h"
+#include "comm/job_control.h"
 #include "tests/mpi/mpi_world.h"
 #include "tests/testing/checkpoints.h"
 #include "tests/testing/engine_harness.h"
@@ -19,21 +18,11 @@ std::vector<CollectedAnswer> run_over_mpi(const EngineOptions& options,
   World& world = testing::mpi_world();
   const auto backend = make_cpu_backend();
   const auto communicator = world.make_communicator();
-  if (world.rank() > 0) {
-    const std::string address = world.broadcast_string("");
-    const std::string secret = world.broadcast_string("");
-    ControlClient client(address, world.rank(), secret);
-    Executor executor(options, *backend, *communicator);
-    run_follower(executor, client);
-    return {};
-  }
-  const std::string secret = make_control_secret();
-  ControlServer control(world.size() - 1, secret, control_host(world.local_size() == world.size()));
-  world.broadcast_string(control.address());
-  world.broadcast_string(secret);
-  control.accept_all(std::chrono::seconds(60));
+  const JobControl control = open_control(world);
   Executor executor(options, *backend, *communicator);
-  return lead_requests(executor, &control, requests);
+  if (world.rank() == 0) return lead_requests(executor, control.server.get(), requests);
+  run_follower(executor, *control.client);
+  return {};
 }
 
 TEST(EngineOverMpi, AnswersAsThreadsAnswer) {

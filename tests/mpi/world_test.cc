@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "comm/control_channel.h"
+#include "comm/job_control.h"
 #include "comm/rank_hello.h"
 #include "core/error.h"
 #include "tests/comm/communicator_checks.h"
@@ -56,26 +56,24 @@ TEST(World, CommunicatorDoesWhatEveryCommunicatorMust) {
 }
 
 TEST(World, RanksMeetOnTheControlChannel) {
-  World& world = mpi_world();
-  const auto join = [](const std::string& address, const std::string& secret) {
-    return address + ' ' + secret;
-  };
   constexpr std::chrono::seconds kLong{60};
-  if (world.rank() == 0) {
-    const std::string secret = make_control_secret();
-    ControlServer server(world.size() - 1, secret,
-                         control_host(world.local_size() == world.size()));
-    world.broadcast_string(join(server.address(), secret));
-    server.accept_all(kLong);
+  JobControl control = open_control(mpi_world());
+  const bool leads = mpi_world().rank() == 0;
+  ASSERT_EQ(control.server != nullptr, leads);
+  ASSERT_EQ(control.client != nullptr, !leads);
+  // Bytes, not text: NCCL's id is such.
+  const std::string id("\0\xff id", 5);
+  EXPECT_EQ(control.broadcast(leads ? id : "other"), id);
+  EXPECT_EQ(control.broadcast(leads ? "" : "other"), "");
+  if (leads) {
     const std::vector<uint8_t> plan = {1, 2, 3};
-    server.publish(plan);
-    for (const auto& echo : server.gather(kLong)) EXPECT_EQ(echo, plan);
-    server.goodbye();
+    control.server->publish(plan);
+    for (const auto& echo : control.server->gather(kLong)) EXPECT_EQ(echo, plan);
+    control.server->goodbye();
   } else {
-    const std::string both = world.broadcast_string("");
-    const size_t space = both.find(' ');
-    ControlClient client(both.substr(0, space), world.rank(), both.substr(space + 1));
-    while (const auto plan = client.receive(std::chrono::microseconds(100))) client.send(*plan);
+    while (const auto plan = control.client->receive(std::chrono::microseconds(100))) {
+      control.client->send(*plan);
+    }
   }
 }
 

@@ -12,7 +12,6 @@
 
 #include "comm/exchange_cost.h"
 #include "comm/nccl/ordered_sum.h"
-#include "comm/world.h"
 #include "core/buffer.h"
 #include "kernels/cuda/launch.h"
 
@@ -202,12 +201,6 @@ std::string make_nccl_id() {
 std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const std::string& id,
                                                      Numerics numerics) {
   return std::make_unique<NcclCommunicator>(rank, size, id, numerics);
-}
-
-std::unique_ptr<Communicator> make_nccl_communicator(World& world, Numerics numerics) {
-  if (world.size() == 1) return make_nccl_communicator(0, 1, "", numerics);
-  const std::string id = world.broadcast_string(world.rank() == 0 ? make_nccl_id() : "");
-  return make_nccl_communicator(world.rank(), world.size(), id, numerics);
 }
 
 void let_nccl_share_devices(int local_rank) {

@@ -10,8 +10,6 @@
 
 namespace outrider {
 
-class World;
-
 // NCCL's version as it was loaded, "2.28.9"; empty where the program was built without CUDA.
 std::string nccl_version();
 
@@ -29,10 +27,6 @@ std::string make_nccl_id();
 // group does not come about. A group of one needs no id and no NCCL. Fast: NCCL adds, in an order
 // of its own, which is equal on all ranks.
 std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const std::string& id,
-                                                     Numerics numerics = Numerics::exact);
-
-// The same over all ranks of `world`.
-std::unique_ptr<Communicator> make_nccl_communicator(World& world,
                                                      Numerics numerics = Numerics::exact);
 
 // Before the first of these: several ranks of this host share a GPU, for which NCCL, slower by far,

@@ -21,8 +21,6 @@ std::unique_ptr<Communicator> make_nccl_communicator(int, int, const std::string
   refuse();
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(World&, Numerics) { refuse(); }
-
 void let_nccl_share_devices(int) { refuse(); }
 
 }  // namespace outrider
