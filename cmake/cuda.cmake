@@ -25,3 +25,9 @@ find_package(CUDAToolkit REQUIRED)
 
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
+file(STRINGS ${NCCL_INCLUDE_DIR}/nccl.h nccl_version REGEX "^#define NCCL_VERSION_CODE [0-9]+$")
+string(REGEX REPLACE "[^0-9]" "" nccl_version "${nccl_version}")
+if(NOT nccl_version GREATER_EQUAL 22800)  # ncclAlltoAll
+  message(FATAL_ERROR "${NCCL_INCLUDE_DIR}/nccl.h counts its version as '${nccl_version}'; expected "
+                      "22800 or later, which is NCCL 2.28")
+endif()

@@ -23,7 +23,9 @@ ExchangeCost all_reduce_sum_cost(int ranks, int64_t elements, Numerics numerics)
   if (ranks == 1 || elements == 0) return {};
   if (nccl_sums(ranks, numerics)) return {1, 2 * (ranks - 1) * bytes / ranks, 1};
   if (elements <= kGatherMaxFloats) return {1, (ranks - 1) * bytes, 2};
-  return {2, 2 * (ranks - 1) * bytes / ranks, 3};
+  const int64_t block = sum_block(ranks, elements);
+  ExchangeCost cost = all_reduce_sum_cost(ranks, elements - ranks * block, numerics);
+  return cost += {2, 2 * (ranks - 1) * block * static_cast<int64_t>(sizeof(float)), 3};
 }
 
 ExchangeCost all_gather_cost(int ranks, int64_t bytes) {

@@ -28,10 +28,9 @@ constexpr bool nccl_sums(int ranks, Numerics numerics) {
 }
 // Scratch in which a rank has the parts of a sum of up to max_elements floats.
 int64_t sum_scratch_bytes(int ranks, int64_t max_elements, Numerics numerics);
-// A rank's part of a larger sum, the last ranks' less: whole 16 bytes.
-constexpr int64_t sum_block(int ranks, int64_t elements) {
-  return (elements + 4 * ranks - 1) / (4 * ranks) * 4;
-}
+// A rank's part of a larger sum: whole 16 bytes. What is left, less than 4 floats a rank, is
+// gathered as a small sum is.
+constexpr int64_t sum_block(int ranks, int64_t elements) { return elements / (4 * ranks) * 4; }
 
 // elements: fp32, on every rank. Of NCCL's own sum: a block of it is added on its way around.
 ExchangeCost all_reduce_sum_cost(int ranks, int64_t elements, Numerics numerics = Numerics::exact);

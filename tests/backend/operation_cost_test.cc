@@ -83,8 +83,10 @@ TEST(ExchangeCost, CountsWhatARankReceives) {
   EXPECT_EQ(all_reduce_sum_cost(2, 1000), (ExchangeCost{1, 4000, 1}));
   EXPECT_EQ(all_reduce_sum_cost(8, 1000), (ExchangeCost{1, 7 * 4000, 2}));
   EXPECT_EQ(all_reduce_sum_cost(8, 1000, Numerics::fast), (ExchangeCost{1, 7000, 1}));
-  const int64_t large = kGatherMaxFloats + 8;
+  const int64_t large = kGatherMaxFloats + 32;
   EXPECT_EQ(all_reduce_sum_cost(8, large), (ExchangeCost{2, 2 * 7 * large * 4 / 8, 3}));
+  const ExchangeCost uneven{3, 2 * 7 * large * 4 / 8 + 7 * 31 * 4, 5};  // a gathered rest
+  EXPECT_EQ(all_reduce_sum_cost(8, large + 31), uneven);
   EXPECT_EQ(all_gather_cost(4, 72), (ExchangeCost{1, 3 * 72, 1}));
   EXPECT_EQ(all_gather_cost(1, 72), ExchangeCost{});
 }

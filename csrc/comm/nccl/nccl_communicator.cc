@@ -5,7 +5,6 @@
 
 #include <nccl.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -134,34 +133,17 @@ class NcclCommunicator final : public Communicator {
     cuda::ordered_sum(parts, size_, n, x, stream);
   }
 
-  // Block r, the elements from r * block on, is added by rank r.
+  // Block r, the elements from r * block on, is added by rank r; the few behind equal blocks by
+  // all.
   void sum_in_blocks(float* x, int64_t n, cudaStream_t stream) {
     const int64_t block = sum_block(size_, n);
-    const auto count = [=](int rank) { return std::clamp<int64_t>(n - rank * block, 0, block); };
-    const int64_t mine = count(rank_);
-    float* const parts = scratch(size_ * mine);  // [size, mine]
+    float* const parts = scratch(size_ * block);  // [size, block]
     float* const sum = x + rank_ * block;
-    check_nccl(ncclGroupStart(), "ncclGroupStart");
-    for (int rank = 0; rank < size_; ++rank) {
-      send(x + rank * block, count(rank), rank, stream);
-      receive(parts + rank * mine, mine, rank, stream);
-    }
-    check_nccl(ncclGroupEnd(), "ncclGroupEnd", comm_);
-    cuda::ordered_sum(parts, size_, mine, sum, stream);
-    check_nccl(ncclGroupStart(), "ncclGroupStart");
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank == rank_) continue;
-      send(sum, mine, rank, stream);
-      receive(x + rank * block, count(rank), rank, stream);
-    }
-    check_nccl(ncclGroupEnd(), "ncclGroupEnd", comm_);
-  }
-
-  void send(const float* data, int64_t n, int to, cudaStream_t stream) {
-    if (n > 0) check_nccl(ncclSend(data, n, ncclFloat32, to, comm_, stream), "ncclSend", comm_);
-  }
-  void receive(float* data, int64_t n, int from, cudaStream_t stream) {
-    if (n > 0) check_nccl(ncclRecv(data, n, ncclFloat32, from, comm_, stream), "ncclRecv", comm_);
+    check_nccl(ncclAlltoAll(x, parts, block, ncclFloat32, comm_, stream), "ncclAlltoAll", comm_);
+    cuda::ordered_sum(parts, size_, block, sum, stream);
+    check_nccl(ncclAllGather(sum, x, block, ncclFloat32, comm_, stream), "ncclAllGather", comm_);
+    const int64_t summed = size_ * block;
+    if (summed < n) sum_gathered(x + summed, n - summed, stream);
   }
 
   float* scratch(int64_t elements) const {

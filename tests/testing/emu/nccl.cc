@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/mpi_communicator.h"
@@ -120,64 +119,6 @@ ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
     }
   });
   return result == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-
-struct Message {
-  void* data;
-  size_t bytes;
-  int peer;
-  bool sent;
-};
-
-// Messages of the group that is being made on this thread.
-struct Group {
-  int depth = 0;
-  ncclComm_t comm = nullptr;
-  cudaStream_t stream = nullptr;
-  std::vector<Message> messages;
-};
-thread_local Group group;
-
-ncclResult_t add_message(ncclComm_t comm, cudaStream_t stream, const Message& message) {
-  if (group.depth == 0) return ncclInvalidUsage;
-  if (group.comm != nullptr && (group.comm != comm || group.stream != stream)) {
-    return ncclInvalidUsage;
-  }
-  if (message.peer < 0 || message.peer >= comm->size) return ncclInvalidArgument;
-  group.comm = comm;
-  group.stream = stream;
-  group.messages.push_back(message);
-  return check_memory(message.data, message.bytes);
-}
-
-// Everybody's messages go to everybody, as (to, words, payload)…; each takes those for itself.
-void exchange(ncclComm& comm, const std::vector<Message>& messages) {
-  Words mine;
-  for (const Message& message : messages) {
-    if (!message.sent) continue;
-    const Words payload = words_of(message.data, message.bytes);
-    mine.push_back(message.peer);
-    mine.push_back(static_cast<int32_t>(payload.size()));
-    mine.insert(mine.end(), payload.begin(), payload.end());
-  }
-  const Words lengths = all_gather(comm, {static_cast<int32_t>(mine.size())});
-  const auto longest = static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end()));
-  mine.resize(longest);
-  const Words all = all_gather(comm, mine);
-  std::vector<size_t> at(comm.size);  // in each rank's messages
-  for (const Message& message : messages) {
-    if (message.sent) continue;
-    const int32_t* const from = all.data() + message.peer * longest;
-    const auto length = static_cast<size_t>(lengths[message.peer]);
-    size_t& next = at[message.peer];
-    while (next < length && from[next] != comm.rank) next += 2 + from[next + 1];
-    if (next >= length || static_cast<size_t>(from[next + 1]) != (message.bytes + 3) / 4) {
-      throw outrider::Error("rank " + std::to_string(message.peer) + " has not sent what rank " +
-                            std::to_string(comm.rank) + " receives");
-    }
-    std::memcpy(message.data, from + next + 2, message.bytes);
-    next += 2 + from[next + 1];
-  }
 }
 
 }  // namespace
@@ -310,26 +251,20 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
   });
 }
 
-ncclResult_t ncclGroupStart() {
-  ++group.depth;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclGroupEnd() {
-  if (group.depth == 0) return ncclInvalidUsage;
-  if (--group.depth > 0 || group.comm == nullptr) return ncclSuccess;
-  const Group done = std::exchange(group, {});
-  return enqueue(done.comm, done.stream,
-                 [comm = done.comm, messages = done.messages] { exchange(*comm, messages); });
-}
-
-ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int to, ncclComm_t comm,
-                      cudaStream_t stream) {
-  return add_message(comm, stream,
-                     {const_cast<void*>(data), count * element_bytes(type), to, /*sent=*/true});
-}
-
-ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int from, ncclComm_t comm,
-                      cudaStream_t stream) {
-  return add_message(comm, stream, {data, count * element_bytes(type), from, /*sent=*/false});
+ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type,
+                          ncclComm_t comm, cudaStream_t stream) {
+  if (type != ncclFloat32) return ncclInvalidArgument;
+  const size_t bytes = comm->size * count * 4;
+  if (const ncclResult_t wrong = check_memory(send, bytes)) return wrong;
+  if (const ncclResult_t wrong = check_memory(receive, bytes)) return wrong;
+  const auto distance =
+      std::abs(static_cast<const std::byte*>(send) - static_cast<std::byte*>(receive));
+  if (static_cast<size_t>(distance) < bytes) return ncclInvalidUsage;
+  return enqueue(comm, stream, [=] {
+    const Words all = all_gather(*comm, words_of(send, bytes));  // [from, to, count]
+    for (int from = 0; from < comm->size; ++from) {
+      std::memcpy(static_cast<std::byte*>(receive) + from * count * 4,
+                  all.data() + (from * comm->size + comm->rank) * count, count * 4);
+    }
+  });
 }

@@ -44,11 +44,6 @@ ncclResult_t ncclAllGather(const void* send, void* receive, size_t send_count, n
                            ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream);
-
-// The emulator knows these in groups alone, and every rank has to make a group of its own of them.
-ncclResult_t ncclGroupStart();
-ncclResult_t ncclGroupEnd();
-ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int to, ncclComm_t comm,
-                      cudaStream_t stream);
-ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int from, ncclComm_t comm,
-                      cudaStream_t stream);
+// count: elements from one rank to one rank. Not in place.
+ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type,
+                          ncclComm_t comm, cudaStream_t stream);
