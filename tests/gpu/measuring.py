@@ -84,6 +84,19 @@ class Measuring:
         self.bench(record, "operations", "op", *flags, "--repeats", 5 if real else 1, "--contexts",
                    "1024,8192" if real else "20", *rows, *copy)
 
+    def exchanges(self, record: Recorder) -> None:
+        """What ranks cost each other, a GPU each where there are: one row of a large model, and as
+        many as are added in blocks. With more than two ranks NCCL's own sums are others."""
+        programs = self.programs
+        programs.need(programs.outrider)
+        for ranks in self.rank_counts() or [2, 3]:
+            slow = programs.slow(ranks, self.gpus)
+            size = (("--rows", "1,64", "--repeats", 2) if slow else
+                    ("--rows", "1,8,64,512", "--repeats", 31))
+            for numerics in ("exact", "fast") if ranks > 2 and not slow else ("exact",):
+                self.bench(record, f"comm {numerics} on {ranks}", "comm", "--hidden", 4096,
+                           "--numerics", numerics, *size, ranks=ranks)
+
     def speculation(self, record: Recorder, copy) -> None:
         """The real model with its head, with and without drafts: of the time that a speculative
         step should take, (1 + K c) of a plain one where c is what drafting a token takes, what it

@@ -46,7 +46,7 @@ class Rehearsal(unittest.TestCase):
         return found
 
     def test_stages_pass(self):
-        names = ["device", "serving", "benchmarks", "ranks"]
+        names = ["device", "serving", "benchmarks", "exchanges", "ranks"]
         found = self.rehearse(",".join(names))
         for name in names:
             self.assertEqual(found[name]["status"], "passed", found[name]["reason"])
@@ -55,6 +55,8 @@ class Rehearsal(unittest.TestCase):
         measured = found["benchmarks"]["results"]
         self.assertIn("decode/target/rows:8", measured["decode tiny"]["benchmarks"])
         self.assertGreater(measured["speculation"]["benchmarks"]["serve/draft/k:4"]["real_time"], 0)
+        exchanged = found["exchanges"]["results"]["comm exact on 2"]["benchmarks"]
+        self.assertGreater(exchanged["comm/all_reduce_sum/rows:64"]["real_time"], 0)
         self.assertIn("tokens like the CPU's", found["ranks"]["results"]["2 ranks"])
         self.assertEqual(found["bits"]["status"], "not run")
 

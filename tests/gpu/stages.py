@@ -56,12 +56,13 @@ class Stages(Measuring):
         return [
             ("device", 10, self.device),
             ("parity", 45, self.parity),
-            ("cuda_tests", 50, self.cuda_tests),
-            ("bits", 60, self.bits),
+            ("cuda_tests", 45, self.cuda_tests),
+            ("bits", 55, self.bits),
             ("serving", 45, self.serving),
             ("benchmarks", 100, self.benchmarks),
-            ("peers", 60, self.peers),
-            ("ranks", 50, self.ranks),
+            ("exchanges", 25, self.exchanges),
+            ("peers", 50, self.peers),
+            ("ranks", 45, self.ranks),
             ("sanitizers", 60, self.sanitizers),
         ]
 
