@@ -90,8 +90,10 @@ void sweep(const std::filesystem::path& parent) {
   for (const std::filesystem::path& path : entries(parent)) {
     const std::string name = path.filename().string();
     if (!name.starts_with(prefix) || name.size() != prefix.size() + kUnique.size()) continue;
+    // Held until it is gone: a launcher that has just made it must not get it meanwhile.
+    const FileDescriptor lock = lock_directory(path);
     std::error_code error;  // another user's, or gone meanwhile: none of ours
-    if (lock_directory(path).valid()) std::filesystem::remove_all(path, error);
+    if (lock.valid()) std::filesystem::remove_all(path, error);
   }
 }
 

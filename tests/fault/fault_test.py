@@ -153,7 +153,7 @@ class Kill(Case):
             job.process.kill()
             watch.all_gone()
             job.wait()
-            self.assertTrue(directory.exists())
+            # Any launcher that has started on this host meanwhile may have swept it.
             with Job():
                 self.assertFalse(directory.exists())
                 self.assertFalse(session.exists())
