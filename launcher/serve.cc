@@ -20,6 +20,7 @@
 #include "comm/liveness.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/rank_hello.h"
+#include "comm/reporting_communicator.h"
 #include "comm/world.h"
 #include "core/error.h"
 #include "core/host_name.h"
@@ -174,7 +175,8 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
     });
   }
   ChatTemplate chat_template = ChatTemplate::load(engine_options.model);
-  Executor executor(engine_options, process.backend, communicator);
+  ReportingCommunicator reporting(communicator, progress);
+  Executor executor(engine_options, process.backend, reporting);
   executor.report_to(progress);
   if (control != nullptr) control->gather(kLoadTimeout);  // each says that it has loaded
   spdlog::info("the KV cache holds {} tokens", executor.num_pages() * kPageTokens);
@@ -252,7 +254,8 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
   };
   Liveness liveness(rank, control.take_heartbeats(), progress, lost, {},
                     [&communicator] { return communicator.failure(); });
-  Executor executor(process.options.engine, process.backend, communicator);
+  ReportingCommunicator reporting(communicator, progress);
+  Executor executor(process.options.engine, process.backend, reporting);
   executor.report_to(progress);
   process.signals.on_stop({});
   try {

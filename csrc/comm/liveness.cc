@@ -28,8 +28,9 @@ struct Beat {
   uint16_t state;
   uint64_t step;
   uint64_t expected_ms;
+  uint64_t collectives;
 };
-static_assert(sizeof(Beat) == 24);
+static_assert(sizeof(Beat) == 32);
 constexpr uint32_t kBeatMagic = 0x4254524F;  // "ORTB"
 
 constexpr short kEnded = POLLRDHUP | POLLHUP | POLLERR | POLLNVAL;
@@ -52,9 +53,9 @@ LivenessJudge::LivenessJudge(int rank, std::span<const int> peers, LivenessLimit
 }
 
 void LivenessJudge::observe(Observed& observed, const ProgressReport& report) const {
-  if (report.state != observed.report.state || report.step != observed.report.step) {
-    observed.changed = seen_;
-  }
+  const bool changed = report.state != observed.report.state || report.step != observed.report.step;
+  if (changed) observed.changed = seen_;
+  if (changed || report.collectives != observed.report.collectives) observed.advanced = seen_;
   observed.heard = seen_;
   observed.report = report;
 }
@@ -96,12 +97,13 @@ std::optional<Loss> LivenessJudge::silent_peer() const {
 // named is the one that has come least far.
 std::optional<Loss> LivenessJudge::hung_step() const {
   const auto position = [](const Observed& o) {
-    return 2 * o.report.step - (o.report.state == RankState::in_step ? 1 : 0);
+    return std::pair(2 * o.report.step - (o.report.state == RankState::in_step ? 1 : 0),
+                     o.report.collectives);
   };
   const Observed* last = &own_;
   int last_rank = rank_;
   uint64_t furthest_step = own_.report.step;
-  std::optional<nanoseconds> stuck;
+  nanoseconds taken{0}, stood_still{0};  // the longest of those in a step
   const auto consider = [&](int rank, const Observed& o) {
     if (position(o) < position(*last)) {
       last = &o;
@@ -109,22 +111,25 @@ std::optional<Loss> LivenessJudge::hung_step() const {
     }
     furthest_step = std::max(furthest_step, o.report.step);
     if (o.report.state == RankState::in_step) {
-      stuck = std::max(stuck.value_or(nanoseconds(0)), seen_ - o.changed);
+      taken = std::max(taken, seen_ - o.changed);
+      stood_still = std::max(stood_still, seen_ - o.advanced);
     }
   };
   consider(rank_, own_);
   for (const auto& [peer, observed] : others_) consider(peer, observed);
   const milliseconds expected = own_.report.expected;  // the others follow this rank's plans
-  if (!stuck || *stuck <= std::max(limits_.shortest_hang, limits_.hang_factor * expected)) {
-    return std::nullopt;
-  }
+  const auto limit = std::max(limits_.shortest_hang, limits_.hang_factor * expected);
+  const bool stands_still = stood_still > limit;
+  if (!stands_still && taken <= limits_.advancing_factor * limit) return std::nullopt;
   const bool all_alike = std::all_of(others_.begin(), others_.end(), [&](const auto& other) {
     return position(other.second) == position(own_);
   });
-  return Loss{last_rank, absl::StrFormat("step %d has not ended %s for %.1f s, of which %d ms were "
-                                         "expected",
-                                         furthest_step, all_alike ? "on any rank" : "on it",
-                                         seconds_of(*stuck), expected.count())};
+  return Loss{last_rank,
+              absl::StrFormat("step %d has not %s %s for %.1f s; expected were %d ms for "
+                              "all of it",
+                              furthest_step, stands_still ? "advanced" : "ended",
+                              all_alike ? "on any rank" : "on it",
+                              seconds_of(stands_still ? stood_still : taken), expected.count())};
 }
 
 class Liveness::Thread {
@@ -204,7 +209,8 @@ class Liveness::Thread {
       }
       judge_.heard(line.rank, {.state = static_cast<RankState>(beat.state),
                                .step = beat.step,
-                               .expected = milliseconds(beat.expected_ms)});
+                               .expected = milliseconds(beat.expected_ms),
+                               .collectives = beat.collectives});
     }
     return std::nullopt;
   }
@@ -217,8 +223,12 @@ class Liveness::Thread {
 
   std::optional<Loss> send_beats() {
     const ProgressReport own = progress_.report();
-    const Beat beat{kBeatMagic, 0, static_cast<uint16_t>(own.state), own.step,
-                    static_cast<uint64_t>(own.expected.count())};
+    const Beat beat{kBeatMagic,
+                    0,
+                    static_cast<uint16_t>(own.state),
+                    own.step,
+                    static_cast<uint64_t>(own.expected.count()),
+                    own.collectives};
     for (size_t i = 0; i < lines_.size(); ++i) {
       if (polls_[i + 1].fd < 0) continue;
       const int error = send_beat(polls_[i + 1].fd, beat);
@@ -253,7 +263,7 @@ void Liveness::goodbye() {
   if (!thread_.joinable()) return;
   CHECK(eventfd_write(stop_.get(), 1) == 0);
   thread_.join();
-  const Beat goodbye{kBeatMagic, 1, 0, 0, 0};
+  const Beat goodbye{kBeatMagic, 1, 0, 0, 0, 0};
   // One that has gone already needs none, and the others still do.
   for (const Peer& peer : peers_) send_beat(peer.connection.get(), goodbye);
 }

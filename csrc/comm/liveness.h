@@ -24,9 +24,13 @@ struct LivenessLimits {
   std::chrono::milliseconds silence_in_step{3'000};
   std::chrono::milliseconds silence_idle{5'000};
   std::chrono::milliseconds silence_loading{30'000};
-  // A step hangs after the longer of this and so many times what it should take.
+  // A step hangs where it has begun no collective for the longer of this and so many times what all
+  // of it should take. On a host that gives the ranks little of its processors every collective is
+  // late, and yet one follows the other.
   std::chrono::milliseconds shortest_hang{3'000};
   int hang_factor = 10;
+  // However it advances, it has no more than so many times as long.
+  int advancing_factor = 10;
 };
 
 struct Loss {
@@ -52,8 +56,9 @@ class LivenessJudge {
  private:
   struct Observed {
     ProgressReport report;
-    std::chrono::nanoseconds heard{0};    // when, on the judge's clock
-    std::chrono::nanoseconds changed{0};  // when it last began or ended a step
+    std::chrono::nanoseconds heard{0};     // when, on the judge's clock
+    std::chrono::nanoseconds changed{0};   // when it last began or ended a step
+    std::chrono::nanoseconds advanced{0};  // the same, or began a collective
   };
 
   void observe(Observed& observed, const ProgressReport& report) const;

@@ -48,6 +48,10 @@ void StepProgress::begin_step(int64_t rows) {
   position_.store(step << 2 | static_cast<uint64_t>(RankState::in_step), std::memory_order_release);
 }
 
+void StepProgress::begin_collective() {
+  collectives_.store(collectives_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
 void StepProgress::end_step() {
   times_.add(rows_, std::chrono::steady_clock::now() - begun_);
   const uint64_t step = position_.load(std::memory_order_relaxed) >> 2;
@@ -58,7 +62,8 @@ ProgressReport StepProgress::report() const {
   const uint64_t position = position_.load(std::memory_order_acquire);
   return {.state = static_cast<RankState>(position & 3),
           .step = position >> 2,
-          .expected = std::chrono::milliseconds(expected_ms_.load(std::memory_order_acquire))};
+          .expected = std::chrono::milliseconds(expected_ms_.load(std::memory_order_acquire)),
+          .collectives = collectives_.load(std::memory_order_relaxed)};
 }
 
 }  // namespace outrider

@@ -14,6 +14,7 @@ struct ProgressReport {
   RankState state = RankState::loading;
   uint64_t step = 0;                      // the last one begun, counted from 1
   std::chrono::milliseconds expected{0};  // how long that step should take
+  uint64_t collectives = 0;               // begun so far: equally many on every rank
 };
 
 // How long a step of so many rows should take, from those before it: a running mean for each power
@@ -36,6 +37,7 @@ class StepProgress {
   void ready();  // the weights are loaded
   // rows: tokens that the step takes through the target, on all its sequences.
   void begin_step(int64_t rows);
+  void begin_collective();
   void end_step();
 
   ProgressReport report() const;
@@ -43,6 +45,7 @@ class StepProgress {
  private:
   std::atomic<uint64_t> position_ = 0;  // step << 2 | state
   std::atomic<int64_t> expected_ms_ = 0;
+  std::atomic<uint64_t> collectives_ = 0;
 
   // The writer's alone.
   StepTimes times_;

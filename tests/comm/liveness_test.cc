@@ -103,8 +103,46 @@ TEST(LivenessJudge, AStepThatDoesNotEndHangs) {
   Bench bench;
   bench.own = bench.peer(1) = bench.peer(2) = in_step(7);
   EXPECT_NEAR(bench.until_loss(), 3, kTick);
-  EXPECT_THAT(bench.loss->reason, AllOf(HasSubstr("step 7 has not ended on any rank for 3."),
-                                        HasSubstr(", of which 10 ms were expected")));
+  EXPECT_THAT(bench.loss->reason, AllOf(HasSubstr("step 7 has not advanced on any rank for 3."),
+                                        HasSubstr("; expected were 10 ms for all of it")));
+}
+
+// Ranks that get little of a processor: every collective is late, and yet the next one comes.
+TEST(LivenessJudge, AStepThatAdvancesIsNoHang) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = in_step(7);
+  for (int collective = 0; collective < 10; ++collective) {
+    for (ProgressReport* report : {&bench.own, &bench.peer(1), &bench.peer(2)}) {
+      ++report->collectives;
+    }
+    ASSERT_FALSE(bench.pass(milliseconds(2750))) << collective;
+  }
+  EXPECT_NEAR(bench.until_loss(), 0.25, kTick);  // 3 s after the last one
+}
+
+TEST(LivenessJudge, AStepThatAdvancesForEverIsLostAfterTenTimesAsLong) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = in_step(7);
+  double taken = 0;
+  do {
+    for (ProgressReport* report : {&bench.own, &bench.peer(1), &bench.peer(2)}) {
+      ++report->collectives;
+    }
+    bench.loss = bench.tick(milliseconds(250));
+    taken += 0.25;
+  } while (!bench.loss && taken < 1000);
+  EXPECT_NEAR(taken, 30, kTick);
+  EXPECT_THAT(bench.loss->reason, HasSubstr("step 7 has not ended on any rank for 30."));
+}
+
+TEST(LivenessJudge, NamesTheRankThatTheOthersWaitForInACollective) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = in_step(7);
+  bench.own.collectives = bench.peer(2).collectives = 40;
+  bench.peer(1).collectives = 39;
+  EXPECT_NEAR(bench.until_loss(), 3, kTick);
+  EXPECT_EQ(bench.loss->rank, 1);
+  EXPECT_THAT(bench.loss->reason, HasSubstr("step 7 has not advanced on it for 3."));
 }
 
 TEST(LivenessJudge, NamesTheRankThatHasComeLeastFar) {
@@ -113,7 +151,7 @@ TEST(LivenessJudge, NamesTheRankThatHasComeLeastFar) {
   bench.peer(2) = idle(6);  // never took the plan
   bench.until_loss();
   EXPECT_EQ(bench.loss->rank, 2);
-  EXPECT_THAT(bench.loss->reason, HasSubstr("step 7 has not ended on it"));
+  EXPECT_THAT(bench.loss->reason, HasSubstr("step 7 has not advanced on it"));
 }
 
 TEST(LivenessJudge, AHangAfterTheLastExchangeIsSeenWhileRankZeroIsIdle) {
@@ -301,8 +339,27 @@ TEST(Liveness, AHungStepIsALossAlthoughBothBreathe) {
   const Liveness one(1, one_peer(0, std::move(ends[1])), progress[1], others.sink(), limits);
   progress[0].begin_step(1);
   progress[1].begin_step(1);
-  EXPECT_THAT(losses.wait().reason, HasSubstr("step 2 has not ended"));
+  EXPECT_THAT(losses.wait().reason, HasSubstr("step 2 has not advanced"));
   EXPECT_TRUE(others.none());
+}
+
+TEST(Liveness, ABeatTellsOfCollectives) {
+  auto ends = connection();
+  std::array<StepProgress, 2> progress;
+  for (StepProgress& p : progress) {
+    p.ready();
+    p.begin_step(1);
+    p.end_step();
+    p.begin_step(1);
+  }
+  Losses losses, others;
+  LivenessLimits limits = Pair::kLimits;
+  limits.shortest_hang = milliseconds(20);
+  limits.advancing_factor = 1 << 20;
+  progress[0].begin_collective();  // and rank 1 never does
+  const Liveness zero(0, one_peer(1, std::move(ends[0])), progress[0], losses.sink(), limits);
+  const Liveness one(1, one_peer(0, std::move(ends[1])), progress[1], others.sink(), limits);
+  EXPECT_EQ(losses.wait().rank, 1);
 }
 
 TEST(Liveness, APeerThatSpeaksAnotherLanguageIsLost) {
@@ -310,7 +367,7 @@ TEST(Liveness, APeerThatSpeaksAnotherLanguageIsLost) {
   StepProgress progress;
   Losses losses;
   const Liveness zero(0, one_peer(1, std::move(ends[0])), progress, losses.sink());
-  const std::array<uint8_t, 24> garbage{1, 2, 3};
+  const std::array<uint8_t, 32> garbage{1, 2, 3};
   // In pieces, as they may come.
   ASSERT_EQ(send_all(ends[1].get(), std::span(garbage).first(5), {}), 0);
   ASSERT_EQ(send_all(ends[1].get(), std::span(garbage).subspan(5), {}), 0);

@@ -50,7 +50,10 @@ TEST(StepProgress, TellsStateStepAndExpectation) {
   EXPECT_EQ(progress.report().expected, StepTimes::kUnknown);
   progress.end_step();
   EXPECT_EQ(progress.report().state, RankState::idle);
+  EXPECT_EQ(progress.report().collectives, 0u);
   progress.begin_step(1);
+  progress.begin_collective();
+  EXPECT_EQ(progress.report().collectives, 1u);
   EXPECT_EQ(progress.report().step, 2u);
   EXPECT_LT(progress.report().expected, StepTimes::kUnknown);
 }

@@ -9,6 +9,7 @@ OUTRIDER_FAULT_SEED: which ranks and moments. Exit status 77: everything was ski
 These are promises about time, so time is asserted, with bounds of twice what is promised.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
@@ -32,6 +34,7 @@ SEED = int(os.environ.get('OUTRIDER_FAULT_SEED', random.randrange(1 << 32)))
 STREAMS = 4
 MAX_TOKENS = 1900
 LONGEST_MOMENT_S = 0.5  # under load, before the fault
+BUSY_PROCESSES, BUSY_S = 8, 10  # that take the ranks' processor, and for how long
 
 figures = Figures()
 rng = random.Random(SEED)
@@ -234,7 +237,44 @@ class Hang(Case):
             with self.subTest(rank=rank), Job() as job:
                 self.expected = answer_of(job)[1]
                 self.under_load(job, lambda ranks: self.freeze(ranks, rank), f'rank {rank} hangs',
-                                3500, r'is lost: step \d+ has not ended')
+                                3500, r'is lost: step \d+ has not advanced')
+
+
+class Overload(Case):
+    """A host that gives the ranks little of its processors is slow, and no hang."""
+
+    @contextlib.contextmanager
+    def busy(self, core):
+        """Others want that core, for a while."""
+        others = [subprocess.Popen(['setpriv', '--pdeathsig', 'KILL', 'taskset', '-c', core,
+                                    'sh', '-c', 'while :; do :; done'])
+                  for _ in range(BUSY_PROCESSES)]
+        end = threading.Timer(BUSY_S, lambda: [other.kill() for other in others])
+        end.start()
+        try:
+            yield
+        finally:
+            end.cancel()
+            for other in others:
+                other.kill()
+                other.wait()
+
+    def test_a_step_takes_longer_than_a_hang_may(self):
+        # Many layers: every sum of each has to wait until the core has come round to every rank.
+        deep = str(Path(CHECKPOINT).with_name('tiny-deep'))
+        core = str(min(os.sched_getaffinity(0)))
+        with Job(ranks=3, checkpoint=deep, launch=['--no-restart'],
+                 serve=['--prefill-beside', '16', '--lookahead', 'fixed:4']) as job:
+            expected = answer_of(job, max_tokens=8)[1]
+            ranks = job.ranks()
+            for pid in ranks.values():
+                subprocess.run(['taskset', '-a', '-c', '-p', core, str(pid)], check=True,
+                               stdout=subprocess.DEVNULL)
+            start = time.monotonic()
+            with self.busy(core):
+                self.assertEqual(answer_of(job, max_tokens=8)[1], expected)
+            print(f'an answer of 8 tokens took {time.monotonic() - start:.1f} s')
+            self.assertEqual(job.ranks(), ranks, job.log.lines)
 
 
 class CutLink(Case):

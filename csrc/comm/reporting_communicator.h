@@ -1,0 +1,39 @@
+// ReportingCommunicator: tells of each collective that it begins, so that a step that is slow,
+// since its host gives it little of its processors, can be told from one that hangs.
+#pragma once
+
+#include "comm/communicator.h"
+#include "comm/step_progress.h"
+
+namespace outrider {
+
+class ReportingCommunicator final : public Communicator {
+ public:
+  // `inner`, which does the work, and `progress` outlive this.
+  ReportingCommunicator(Communicator& inner, StepProgress& progress)
+      : inner_(inner), progress_(progress) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  void reserve_sum(int64_t max_elements) override { inner_.reserve_sum(max_elements); }
+  void all_reduce_sum(TensorView x, Stream& stream) override {
+    progress_.begin_collective();
+    inner_.all_reduce_sum(x, stream);
+  }
+  void all_gather(TensorView mine, TensorView all, Stream& stream) override {
+    progress_.begin_collective();
+    inner_.all_gather(mine, all, stream);
+  }
+  void broadcast(TensorView x, int root, Stream& stream) override {
+    progress_.begin_collective();
+    inner_.broadcast(x, root, stream);
+  }
+  bool share(std::span<std::byte> memory) override { return inner_.share(memory); }
+  std::string failure() const override { return inner_.failure(); }
+
+ private:
+  Communicator& inner_;
+  StepProgress& progress_;
+};
+
+}  // namespace outrider
