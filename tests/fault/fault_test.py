@@ -297,6 +297,8 @@ class CutLink(Case):
 
 
 class Drain(Case):
+    PATIENT = ['--drain-seconds', str(LIMIT_S)]  # where nothing is to end but by itself
+
     def asked_to_end(self, job, load):
         load.wait_for('running')
         start = time.monotonic_ns()
@@ -306,7 +308,7 @@ class Drain(Case):
 
     def test_running_calls_finish(self):
         for run in range(RUNS or 2):
-            with (self.subTest(run=run), Job() as job,
+            with (self.subTest(run=run), Job(serve=self.PATIENT) as job,
                   Load(job, STREAMS, MAX_TOKENS, answers=1) as load):
                 start = self.asked_to_end(job, load)
                 with Load(job, 1, 1, answers=1) as late:
@@ -346,7 +348,8 @@ class Drain(Case):
             self.assertNotIn('starting it again', '\n'.join(job.log.lines))
 
     def test_a_signal_to_rank_zero_itself_drains(self):
-        with Job() as job, Load(job, STREAMS, MAX_TOKENS, answers=1) as load:
+        with (Job(serve=self.PATIENT) as job,
+              Load(job, STREAMS, MAX_TOKENS, answers=1) as load):
             load.wait_for('running')
             os.kill(job.ranks()[0], signal.SIGTERM)
             self.assertEqual(len(load.events('done')), STREAMS)
