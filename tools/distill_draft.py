@@ -37,7 +37,7 @@ import torch.nn.functional as F
 
 from complete_draft import DraftError, complete
 from distill_data import Renderer, Shards, frequent_tokens, generate
-from distill_head import DraftHead, load_head, save_head, trained_tokens
+from distill_head import DraftHead, load_head, save_head
 from distill_llama import Llama, RecipeError, load_target, save_trained
 from distill_prompts import KINDS
 
@@ -161,11 +161,9 @@ class Trainer:
         return self.arguments.work / f"train-{self.arguments.kind}.pt"
 
     def choose_tokens(self, shards: list[dict[str, np.ndarray]]) -> list[int]:
-        """Chosen once: more shards do not change a head that is being trained."""
+        """Chosen once: more shards do not change a head that is being trained. One that is trained
+        further has those of its new text, since the rows that score are the target's own."""
         path = self.arguments.work / "draft_token_ids.json"
-        if not path.exists() and self.arguments.start_from is not None:
-            ids = trained_tokens(self.arguments.start_from)
-            write_whole(path, lambda temporary: temporary.write_text(json.dumps(ids)))
         if not path.exists():
             ids = frequent_tokens(shards, self.target.shape.vocab_size, self.arguments.head_tokens,
                                   Renderer(self.arguments.target).eos_ids)

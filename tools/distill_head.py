@@ -72,11 +72,6 @@ def checkpoint_hash(directory: Path) -> str:
     return f"{value:016x}"
 
 
-def trained_tokens(directory: Path) -> list[int]:
-    """The tokens that an exported head scores."""
-    return json.loads((directory / "config.json").read_text(encoding="utf-8"))["draft_token_ids"]
-
-
 def load_head(head: DraftHead, directory: Path) -> None:
     """An exported head's weights, to be trained further."""
     stored = load_file(directory / "model.safetensors")
