@@ -94,7 +94,9 @@ OUTRIDER_HOST_DEVICE inline Verdict verdict_of(const SequenceRows& sequence, int
   verdict.extra_token = p.choice;
   verdict.extra_logit = p.choice_logit;
   verdict.non_finite = p.non_finite;
-  verdict.unresolved = p.resolved == 0 ? 1 : 0;
+  for (int i = num_accepted; p.resolved == 0 && i <= sequence.num_drafted; ++i) {
+    verdict.unresolved |= sequence.p[i].resolved == 0 ? 1 << i : 0;
+  }
   if (p.non_finite != 0) return verdict;
   verdict.alpha_rows = std::min(num_accepted + 1, sequence.num_drafted);
   verdict.alpha_sum = num_accepted;

@@ -158,8 +158,18 @@ struct Verdict {
   int32_t extra_token;   // follows the accepted prefix
   float extra_logit;     // the target's, of that token
   int32_t non_finite;    // 1: NaN or infinity in a row that was needed: nothing is committed
-  int32_t unresolved;    // 1: row n's candidates did not suffice; n may grow once it is gathered
-  int32_t gathered;      // such rows that were gathered
+  // Bit i: row i's candidates did not suffice, of rows n … K where row n is such a one; once they
+  // are gathered, n may grow. 0: row n is resolved.
+  int32_t unresolved;
+  int32_t gathered;  // such rows that were gathered
+};
+
+// A row that its candidates leave unresolved, to be finished from all of its logits.
+struct RowToResolve {
+  const float* logits;  // [vocab_size]
+  Processors processors;
+  RandomKey key;  // coupled rows: coupled_key of the row
+  RowDistribution* p;
 };
 
 // A row of a drafter's logits, of which a token is to be drawn.

@@ -157,9 +157,8 @@ class Backend {
                               SummaryMessage to, Stream& stream) = 0;
   virtual void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
                             RowDistribution* p, uint64_t* disagreeing, Stream& stream) = 0;
-  // logits: f32 [vocab_size]
-  virtual void resolve_row(TensorView logits, const Processors& processors, const RandomKey& key,
-                           RowDistribution* row, Stream& stream) = 0;
+  virtual void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
+                            Stream& stream) = 0;
   virtual void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
                            Stream& stream) = 0;
   virtual void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,

@@ -79,8 +79,8 @@ EngineMetrics::EngineMetrics()
       num_accepted_tokens_(
           counter("spec_decode_num_accepted_tokens_total", "Drafted tokens accepted")),
       num_gathered_rows_(counter("spec_decode_num_gathered_rows_total",
-                                 "Rows of logits gathered whose best did not cover top_k or "
-                                 "top_p")),
+                                 "Rows of logits gathered whose best did not cover what top_k, "
+                                 "top_p and min_p keep")),
       prefix_queries_(counter("prefix_cache_queries_total",
                               "Tokens at admission that were looked up in the prefix cache")),
       prefix_hits_(counter("prefix_cache_hits_total",

@@ -39,7 +39,7 @@ class EngineMetrics {
   // One sequence's part of a decode step: k tokens (0 … kMaxDraftTokens) were drafted; of those up
   // to its answer's end, num_drafted, the first num_accepted were kept.
   void verified(int k, int num_drafted, int num_accepted);
-  // Rows of logits whose candidates did not cover top_k or top_p.
+  // Rows of logits whose candidates did not cover what top_k, top_p and min_p keep.
   void gathered(int num_rows);
   // Admissions looked up `queried` tokens (prompts, and what continued answers had emitted), of
   // which `hit` were in the prefix cache.

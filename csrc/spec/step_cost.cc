@@ -6,6 +6,7 @@
 #include "model/kv_cache.h"
 #include "model/weights.h"
 #include "spec/logit_editor.h"
+#include "spec/verifier.h"
 
 namespace outrider {
 
@@ -136,6 +137,11 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
                                        draft_rows + cuda_padded_rows(server.max_rows));
   cost.workspace +=
       (1 + shard.size) * SummaryMessage::bytes(summary_rows, cuda_padded_rows(summary_rows));
+  if (shard.size > 1) {  // rows that are gathered
+    const int64_t largest_shard = split_range(target.vocab_size, shard.size - 1, shard.size).size();
+    cost.workspace +=
+        kFloat * kGatheredRows * ((1 + shard.size) * largest_shard + target.vocab_size);
+  }
   return cost;
 }
 

@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -59,7 +60,8 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
       rows_(backend, 2 * max_rows),
       draft_tokens_(backend, 2 * max_rows),
       sequences_(backend, max_sequences),
-      raw_logits_(backend, max_sequences) {
+      raw_logits_(backend, max_sequences),
+      unresolved_(backend, max_rows) {
   const int ranks = communicator.size();
   if (ranks > kMaxRanks) {
     throw Error(absl::StrCat(ranks, " ranks; expected at most ", kMaxRanks));
@@ -93,9 +95,11 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
   host_raw_logits_ = backend.allocate_pinned(ranks * max_sequences * sizeof(float));
   my_race_ = backend.allocate(max_sequences * sizeof(RaceResult));
   all_races_ = backend.allocate(ranks * max_sequences * sizeof(RaceResult));
-  my_logits_ = backend.allocate(largest_shard_ * sizeof(float));
-  all_logits_ = backend.allocate(ranks * largest_shard_ * sizeof(float));
-  whole_row_ = backend.allocate(vocab_size * sizeof(float));
+  if (ranks > 1) {
+    my_logits_ = backend.allocate(kGatheredRows * largest_shard_ * sizeof(float));
+    all_logits_ = backend.allocate(ranks * kGatheredRows * largest_shard_ * sizeof(float));
+    whole_logits_ = backend.allocate(kGatheredRows * vocab_size * sizeof(float));
+  }
   p_ = backend.allocate(max_rows * sizeof(RowDistribution));
   record_ = backend.allocate(record_bytes(max_sequences));
   host_record_ = backend.allocate_pinned(record_bytes(max_sequences));
@@ -235,31 +239,34 @@ void Verifier::enqueue_verdicts(Stream& stream) {
 
 std::span<const Verdict> Verifier::finish(Stream& stream) {
   verdicts_.assign(num_sequences_, Verdict{});
-  for (bool first = true, done = false; !done; first = false) {
-    backend_.synchronize(stream);
-    exchange_seconds_ += first ? seconds_of_exchange(kExchangeABegin, kExchangeAEnd)
-                               : seconds_of_exchange(kResolveBegin, kResolveEnd);
-    if (races_) exchange_seconds_ += seconds_of_exchange(kExchangeBBegin, kExchangeBEnd);
-    done = true;
-    const uint64_t disagreeing = *as<uint64_t>(host_record_);
-    if (disagreeing != 0) throw DisagreementError(describe_disagreement(disagreeing));
-    for (int64_t s = 0; s < num_sequences_; ++s) {
-      const int32_t gathered = verdicts_[s].gathered;
-      verdicts_[s] = as<Verdict>(host_record_, kVerdictsOffset)[s];
-      verdicts_[s].gathered = gathered;
-      if (verdicts_[s].unresolved == 0) continue;
-      if (done) mark_exchange(kResolveBegin, stream);
-      resolve(s, stream);
-      ++verdicts_[s].gathered;
-      done = false;
-    }
-    if (done) break;
+  take_verdicts(kExchangeABegin, kExchangeAEnd, stream);
+  const int64_t num_unresolved = find_unresolved();
+  if (num_unresolved > 0) {
+    mark_exchange(kResolveBegin, stream);
+    resolve(num_unresolved, stream);
     mark_exchange(kResolveEnd, stream);
+    sequences_.upload(0, num_padded_sequences_, stream);
     enqueue_verdicts(stream);
+    take_verdicts(kResolveBegin, kResolveEnd, stream);
+    for (const Verdict& verdict : verdicts_) CHECK(verdict.unresolved == 0);
   }
   find_raw_logits(stream);
   combine_logprobs(stream);
   return verdicts_;
+}
+
+// Waits for them. begin, end: the marks of the exchange before them.
+void Verifier::take_verdicts(int begin, int end, Stream& stream) {
+  backend_.synchronize(stream);
+  exchange_seconds_ += seconds_of_exchange(begin, end);
+  if (races_) exchange_seconds_ += seconds_of_exchange(kExchangeBBegin, kExchangeBEnd);
+  const uint64_t disagreeing = *as<uint64_t>(host_record_);
+  if (disagreeing != 0) throw DisagreementError(describe_disagreement(disagreeing));
+  for (int64_t s = 0; s < num_sequences_; ++s) {
+    const int32_t gathered = verdicts_[s].gathered;
+    verdicts_[s] = as<Verdict>(host_record_, kVerdictsOffset)[s];
+    verdicts_[s].gathered = gathered;
+  }
 }
 
 void Verifier::exchange(TensorView mine, TensorView all, Stream& stream) {
@@ -272,25 +279,64 @@ double Verifier::seconds_of_exchange(int begin, int end) const {
   return communicator_.size() == 1 ? 0 : backend_.seconds_between(begin, end);
 }
 
-// All-gathers the row that the sequence's accepted prefix ends at, padded to the largest shard, and
-// finishes its distribution. Collective: every rank finds the same rows unresolved.
-void Verifier::resolve(int64_t sequence, Stream& stream) {
-  const int ranks = communicator_.size();
-  const SequenceToVerify& of = sequences_.host()[sequence];
-  const int position = verdicts_[sequence].num_accepted;
-  const TensorView row(const_cast<float*>(of.rows.target_logits) + position * shard_size_,
-                       DType::f32, {shard_size_});
-  backend_.copy(my_logits_.view(DType::f32, {shard_size_}), row, stream);
-  const TensorView all = all_logits_.view(DType::f32, {ranks, largest_shard_});
-  exchange(my_logits_.view(DType::f32, {largest_shard_}), all, stream);
-  for (int r = 0; r < ranks; ++r) {
-    backend_.copy(
-        whole_row_.view(DType::f32, {1, shards_[r].size}, sizeof(float) * shards_[r].first_token),
-        all.rows(r, r + 1).slice(1, 0, shards_[r].size), stream);
+// Lists the rows that verdicts wait for, with this rank's part of their logits, and leaves the
+// other sequences out of what is verified from now on: their verdicts stand. Every rank finds the
+// same.
+int64_t Verifier::find_unresolved() {
+  int64_t count = 0;
+  bool races = false;
+  for (int64_t s = 0; s < num_sequences_; ++s) {
+    SequenceToVerify& of = sequences_.host()[s];
+    const auto rows = static_cast<uint32_t>(verdicts_[s].unresolved);
+    for (int i = 0; i <= of.rows.num_drafted; ++i) {
+      if ((rows >> i & 1) == 0) continue;
+      unresolved_.host()[count++] = {.logits = of.rows.target_logits + i * shard_size_,
+                                     .processors = of.processors,
+                                     .key = coupled_key(of.key, i),
+                                     .p = const_cast<RowDistribution*>(of.rows.p) + i};
+    }
+    verdicts_[s].gathered = std::popcount(rows);
+    if (rows == 0) of.rows.num_drafted = -1;
+    races = races || (rows != 0 && of.processors.mode == VerifyMode::rejection);
   }
-  backend_.resolve_row(whole_row_.view(DType::f32, {vocab_size_}), of.processors,
-                       coupled_key(of.key, position),
-                       const_cast<RowDistribution*>(of.rows.p) + position, stream);
+  if (count > 0) races_ = races;
+  return count;
+}
+
+// Collective.
+void Verifier::resolve(int64_t count, Stream& stream) {
+  for (int64_t begin = 0; begin < count; begin += kGatheredRows) {
+    const int64_t n = std::min(kGatheredRows, count - begin);
+    if (communicator_.size() > 1) {
+      gather({unresolved_.host() + begin, static_cast<size_t>(n)}, stream);
+    }
+    unresolved_.upload(begin, n, stream);
+    backend_.resolve_rows(unresolved_.device() + begin, n, vocab_size_, stream);
+  }
+}
+
+// Makes rows of a shard whole ones, by one exchange in which shards are padded to the largest.
+void Verifier::gather(std::span<RowToResolve> rows, Stream& stream) {
+  const auto n = static_cast<int64_t>(rows.size());
+  const auto floats = [](const float* data, int64_t count) {
+    return TensorView(const_cast<float*>(data), DType::f32, {count});
+  };
+  const TensorView mine = my_logits_.view(DType::f32, {n, largest_shard_});
+  const TensorView all = all_logits_.view(DType::f32, {communicator_.size(), n, largest_shard_});
+  for (int64_t i = 0; i < n; ++i) {
+    backend_.copy(floats(mine.data<float>() + i * largest_shard_, shard_size_),
+                  floats(rows[i].logits, shard_size_), stream);
+  }
+  communicator_.all_gather(mine, all, stream);
+  for (int64_t i = 0; i < n; ++i) {
+    float* const whole = static_cast<float*>(whole_logits_.data()) + i * vocab_size_;
+    for (size_t r = 0; r < shards_.size(); ++r) {
+      const int64_t from = (static_cast<int64_t>(r) * n + i) * largest_shard_;
+      backend_.copy(floats(whole + shards_[r].first_token, shards_[r].size),
+                    floats(all.data<float>() + from, shards_[r].size), stream);
+    }
+    rows[i].logits = whole;
+  }
 }
 
 // The logits of extra tokens before they were edited, where somebody wants them. Collective: every

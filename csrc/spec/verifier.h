@@ -49,6 +49,9 @@ struct LogprobRow {
   int32_t num_top = 0;                         // fewer than top_n in a smaller vocabulary
 };
 
+// Unresolved rows that one exchange gathers at most: a step with more has several.
+constexpr int64_t kGatheredRows = 64;
+
 class Verifier {
  public:
   // This rank owns tokens [first_token, first_token + shard_size) of the vocabulary; ranks own
@@ -66,7 +69,8 @@ class Verifier {
                    TensorView logits, bool padded, uint64_t digest, Stream& stream);
   // Enqueues verification and its exchanges.
   void enqueue(Stream& stream);
-  // Waits for the verdicts, in the order of the work; every rank has the same. Throws
+  // Waits for the verdicts, in the order of the work; every rank has the same. Where some wait for
+  // rows whose candidates did not suffice, these are gathered and those verdicts made again. Throws
   // DisagreementError naming the ranks whose digest or drafted tokens differ from rank 0's. Valid
   // until the next `prepare`.
   std::span<const Verdict> finish(Stream& stream);
@@ -78,7 +82,8 @@ class Verifier {
 
   // Of the last call's queries, in their order; valid until the next call.
   std::span<const LogprobRow> logprobs() const { return logprobs_; }
-  // Seconds of the exchanges between `prepare` and `finish`.
+  // Seconds of the exchanges between `prepare` and `finish`, the finishing of gathered rows
+  // included.
   double exchange_seconds() const { return exchange_seconds_; }
 
  private:
@@ -90,7 +95,10 @@ class Verifier {
   void mark_exchange(int mark, Stream& stream);
   double seconds_of_exchange(int begin, int end) const;
   void enqueue_verdicts(Stream& stream);
-  void resolve(int64_t sequence, Stream& stream);
+  void take_verdicts(int begin, int end, Stream& stream);
+  int64_t find_unresolved();
+  void resolve(int64_t count, Stream& stream);
+  void gather(std::span<RowToResolve> rows, Stream& stream);
   void find_raw_logits(Stream& stream);
   void combine_logprobs(Stream& stream);
   LogprobRow combine_logprobs(const SummaryMessages& all, int64_t row, int top_n) const;
@@ -118,14 +126,16 @@ class Verifier {
 
   Buffer mine_, all_;  // exchange A: what a rank sends, and what came, [ranks]
   Buffer all_raw_logits_, host_raw_logits_;  // f32 [ranks, max_sequences]
-  Buffer my_race_, all_races_;  // exchange B: RaceResult [sequences], [ranks, sequences]
-  Buffer my_logits_, all_logits_, whole_row_;  // a row to resolve: f32 [largest_shard],
-                                               // [ranks, largest_shard], [vocab_size]
-  Buffer p_;                                   // RowDistribution [max_rows]
-  Buffer record_, host_record_;                // of the step: see Record
-  Buffer host_messages_;                       // of exchange A, where there are queries
-  std::vector<Verdict> verdicts_;              // [sequences]
-  std::vector<LogprobRow> logprobs_;           // [queries]
+  Buffer my_race_, all_races_;       // exchange B: RaceResult [sequences], [ranks, sequences]
+  Staged<RowToResolve> unresolved_;  // [max_rows]
+  // Of those that are gathered together: f32 [kGatheredRows, largest_shard], [ranks, kGatheredRows,
+  // largest_shard], [kGatheredRows, vocab_size]. A rank alone has whole rows anyway.
+  Buffer my_logits_, all_logits_, whole_logits_;
+  Buffer p_;                          // RowDistribution [max_rows]
+  Buffer record_, host_record_;       // of the step: see Record
+  Buffer host_messages_;              // of exchange A, where there are queries
+  std::vector<Verdict> verdicts_;     // [sequences]
+  std::vector<LogprobRow> logprobs_;  // [queries]
   double exchange_seconds_ = 0;
 };
 

@@ -264,6 +264,13 @@ RowDistribution resolve_row(const RowDistribution& unresolved, const float* logi
   return row;
 }
 
+void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size, Isa isa) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const RowToResolve& row = rows[r];
+    *row.p = resolve_row(*row.p, row.logits, vocab_size, row.processors, row.key, isa);
+  }
+}
+
 RowDistribution process_row(const float* logits, int64_t vocab_size, const Processors& processors,
                             Isa isa) {
   const VerifyRow whole{.logits_row = 0,

@@ -42,6 +42,9 @@ RowDistribution resolve_row(const RowDistribution& unresolved,
                             int64_t vocab_size, const Processors& processors, const RandomKey& key,
                             Isa isa);
 
+// The same for the rows of a step, in place. Twin: ../cuda/distribution.cu.
+void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size, Isa isa);
+
 // A row that this rank holds whole: the three above, over a single shard. Whatever the mode,
 // `choice` is the arg max: sample_draft runs the races.
 RowDistribution process_row(const float* logits,  // [vocab_size]

@@ -200,17 +200,20 @@ __global__ void combine(SummaryMessages all, const VerifyRow* rows, int64_t num_
   if (threadIdx.x == 0) *disagreeing = differing;
 }
 
-__global__ void resolve(const float* logits, int64_t vocab_size, Processors processors,
-                        RandomKey key, RowDistribution* row) {
-  RowDistribution resolved = filter(BlockRow{logits, vocab_size}, vocab_size, *row, processors);
+// A block a row.
+__global__ void resolve(const RowToResolve* rows, int64_t vocab_size) {
+  const RowToResolve& row = rows[blockIdx.x];
+  const Processors& processors = row.processors;
+  RowDistribution resolved =
+      filter(BlockRow{row.logits, vocab_size}, vocab_size, *row.p, processors);
   if (processors.mode == VerifyMode::coupled) {
     RaceRow whole =
-        coupled_shard(logits, 0, static_cast<int32_t>(vocab_size), processors.temperature);
+        coupled_shard(row.logits, 0, static_cast<int32_t>(vocab_size), processors.temperature);
     whole.p = resolved;
-    choose(resolved, coupled_chunk(whole, key, 0, vocab_size));
+    choose(resolved, coupled_chunk(whole, row.key, 0, vocab_size));
   }
   __syncthreads();
-  if (threadIdx.x == 0) *row = resolved;
+  if (threadIdx.x == 0) *row.p = resolved;
 }
 
 }  // namespace
@@ -244,10 +247,11 @@ void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num
          reinterpret_cast<unsigned long long*>(disagreeing));
 }
 
-void resolve_row(const float* logits, int64_t vocab_size, const Processors& processors,
-                 const RandomKey& key, RowDistribution* row, cudaStream_t stream) {
-  launch(resolve, 1, std::min(row_threads(vocab_size), kMaxResolveThreads), 0, stream, logits,
-         vocab_size, processors, key, row);
+void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
+                  cudaStream_t stream) {
+  if (num_rows == 0) return;
+  launch(resolve, static_cast<unsigned>(num_rows),
+         std::min(row_threads(vocab_size), kMaxResolveThreads), 0, stream, rows, vocab_size);
 }
 
 }  // namespace outrider::cuda

@@ -28,9 +28,9 @@ void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num
                   RowDistribution* p, uint64_t* disagreeing, cudaStream_t stream);
 
 // Masses are in fixed point, so their order is free.
-// Bound: three passes over the row in the second-level cache by one block, twice with top_k and
-// top_p.
-void resolve_row(const float* logits, int64_t vocab_size, const Processors& processors,
-                 const RandomKey& key, RowDistribution* row, cudaStream_t stream);
+// Bound: three passes over each row in the second-level cache by a block of its own, twice with
+// top_k and top_p.
+void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
+                  cudaStream_t stream);
 
 }  // namespace outrider::cuda

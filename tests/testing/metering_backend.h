@@ -160,8 +160,7 @@ class MeteringBackend final : public Backend {
                     Stream&) override {
     cost_ += combine_rows_cost();
   }
-  void resolve_row(TensorView, const Processors&, const RandomKey&, RowDistribution*,
-                   Stream&) override {}
+  void resolve_rows(const RowToResolve*, int64_t, int64_t, Stream&) override {}
   void accept_step(const SequenceToVerify*, int64_t, Verdict*, Stream&) override {
     cost_ += accept_step_cost();
   }

@@ -244,10 +244,9 @@ void CpuBackend::combine_rows(SummaryMessages all, const VerifyRow* rows, int64_
   *disagreeing = cpu::combine_rows(all, rows, num_rows, p);
 }
 
-void CpuBackend::resolve_row(TensorView logits, const Processors& processors, const RandomKey& key,
-                             RowDistribution* row, Stream&) {
-  CHECK(has_shape(logits, DType::f32, {-1}));
-  *row = cpu::resolve_row(*row, logits.data<float>(), logits.extent(0), processors, key, isa_);
+void CpuBackend::resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
+                              Stream&) {
+  cpu::resolve_rows(rows, num_rows, vocab_size, isa_);
 }
 
 void CpuBackend::accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,

@@ -70,8 +70,8 @@ class CpuBackend : public Backend {
                       SummaryMessage to, Stream& stream) override;
   void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
                     RowDistribution* p, uint64_t* disagreeing, Stream& stream) override;
-  void resolve_row(TensorView logits, const Processors& processors, const RandomKey& key,
-                   RowDistribution* row, Stream& stream) override;
+  void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
+                    Stream& stream) override;
   void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
                    Stream& stream) override;
   void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,

@@ -395,10 +395,9 @@ void CudaBackend::combine_rows(SummaryMessages all, const VerifyRow* rows, int64
   cuda::combine_rows(all, rows, num_rows, p, disagreeing, handle(stream));
 }
 
-void CudaBackend::resolve_row(TensorView logits, const Processors& processors, const RandomKey& key,
-                              RowDistribution* row, Stream& stream) {
-  CHECK(has_shape(logits, DType::f32, {-1}));
-  cuda::resolve_row(logits.data<float>(), logits.extent(0), processors, key, row, handle(stream));
+void CudaBackend::resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
+                               Stream& stream) {
+  cuda::resolve_rows(rows, num_rows, vocab_size, handle(stream));
 }
 
 void CudaBackend::accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,

@@ -233,17 +233,21 @@ TEST_P(VerifyParity, StepsAreTheCpus) {
                disagreeing.data(), stream_);
   EXPECT_EQ(disagreeing.values()[0], 0u);
   auto got_p = device_p.values();
+  const DeviceArray<float> device_target(target);
+  std::vector<RowToResolve> unresolved, device_unresolved;
   for (int row = 0; row < kRows; ++row) {
     EXPECT_TRUE(same_bits(got_p[row], p[row])) << "row " << row;
     if (p[row].resolved != 0) continue;
-    const std::vector<float> whole(target.begin() + row * vocab_,
-                                   target.begin() + (row + 1) * vocab_);
-    p[row] =
-        cpu::resolve_row(p[row], whole.data(), vocab_, rows[row].processors, rows[row].key, isa);
-    const DeviceArray<float> device_whole(whole);
-    resolve_row(device_whole.data(), vocab_, rows[row].processors, rows[row].key,
-                device_p.data() + row, stream_);
+    const Processors& processors = rows[row].processors;
+    const RandomKey& key = rows[row].key;
+    unresolved.push_back({&target[row * vocab_], processors, key, &p[row]});
+    device_unresolved.push_back(
+        {device_target.data() + row * vocab_, processors, key, device_p.data() + row});
   }
+  const auto num_unresolved = static_cast<int64_t>(unresolved.size());
+  cpu::resolve_rows(unresolved.data(), num_unresolved, vocab_, isa);
+  const DeviceArray<RowToResolve> device_rows_to_resolve(device_unresolved);
+  resolve_rows(device_rows_to_resolve.data(), num_unresolved, vocab_, stream_);
   got_p = device_p.values();
   for (int row = 0; row < kRows; ++row) EXPECT_TRUE(same_bits(got_p[row], p[row])) << "row " << row;
 
