@@ -144,13 +144,19 @@ void Scheduler::plan_decodes() {
   rows_.all += others_wait;
 }
 
-// Whether the step will have rows of prompts: of those that run, or of the first that waits.
+// Whether the step will have rows of prompts: of those that run, or of one that waits and has room.
+// One whose prompt is in the prefix cache only decodes.
 bool Scheduler::feeds_prompts() const {
-  const auto feeds = [](const ScheduledSequence* s) {
-    return s->target.num_cached < s->length() - 1;
-  };
-  if (std::any_of(running_.begin(), running_.end(), feeds)) return true;
-  return !waiting_.empty() && !free_slots_.empty() && has_room(**waiting_.begin());
+  for (const ScheduledSequence* s : running_) {
+    if (s->target.num_cached < s->length() - 1) return true;
+  }
+  size_t slots = free_slots_.size();
+  for (const ScheduledSequence* s : waiting_) {
+    if (slots-- == 0 || !has_room(*s)) return false;
+    const int64_t found = target_pool_.find_prefix(s->shareable(), salt_of(*s)).pages;
+    if (found * kPageTokens < s->length() - 1) return true;
+  }
+  return false;
 }
 
 void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {

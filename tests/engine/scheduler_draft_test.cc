@@ -101,6 +101,22 @@ TEST(Scheduler, APromptWithoutRoomIsNotFed) {
   EXPECT_EQ(scheduler.stats().num_running, 1);
 }
 
+// All of its prompt but the last token's row is in the prefix cache.
+TEST(Scheduler, APromptThatIsCachedIsNotFed) {
+  Scheduler scheduler(roomy());
+  RecordingChooser chooser;
+  scheduler.add(spec(1, 1));
+  decode_until(scheduler, chooser, 1);
+  for (const int64_t id : {2, 3}) {
+    SequenceSpec same = spec(id, 2 * kP + 1);
+    std::iota(same.prompt.begin(), same.prompt.end(), 0);
+    scheduler.add(same);
+    decode_until(scheduler, chooser, chooser.told.size() + 2);
+  }
+  EXPECT_EQ(scheduler.num_cached_at_admission(3), 2 * kP);
+  EXPECT_EQ(chooser.told, (std::vector{false, true, false, false, false}));
+}
+
 // Somebody who named a K waits for a drafter's cache, which is no prompt.
 TEST(Scheduler, ADraftCacheThatIsFedIsNoPrompt) {
   SchedulerLimits limits = roomy();
