@@ -105,8 +105,8 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
   command
       .add_option("--tpot-slo", options.tpot_slo_ms,
                   "Milliseconds that a token behind the first shall take at most, where a request "
-                  "gives none: adaptive lookahead drafts no more than that allows (default: no "
-                  "objective)")
+                  "gives none: adaptive lookahead drafts no more than that allows, and prompts get "
+                  "fewer rows beside it (default: no objective)")
       ->check(number_within(0.001, 1e7));
 }
 

@@ -234,6 +234,7 @@ void Engine::start(Submission& submission) {
                     .lookahead = settings.lookahead,
                     .lookahead_is_exact = settings.lookahead_is_exact,
                     .max_draft_positions = executor_.max_draft_positions(settings.drafter),
+                    .max_step_ms = settings.tpot_slo_ms,
                     .prompt_logits = sampling.prompt_logprobs.has_value(),
                     .salt = digest(&request.tenant, sizeof request.tenant, prefix_salt_)});
   }

@@ -104,9 +104,6 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     base.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, k);
     costs_.tokens += 1;
     if (k > 0) costs_.tokens += accepted_of(hazard_of_sequence(sequence), k);
-    if (sequence.terms.max_step_ms > 0) {
-      costs_.max_ms = std::min(costs_.max_ms, sequence.terms.max_step_ms);
-    }
     if (!choice.exact) {
       ++of(sequence.drafter).num_sequences;
       of(sequence.drafter).drawing_ms +=
@@ -114,6 +111,12 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     }
   }
   last_base_ = base;
+  // An objective that is missed without drafts already hides none that can be met.
+  const double base_ms = pricing_.step_ms(base) + pricing_.draft_ms(base);
+  for (const DecodeChoice& choice : step) {
+    const double objective_ms = sequences_.at(choice.id).terms.max_step_ms;
+    if (objective_ms >= base_ms) costs_.max_ms = std::min(costs_.max_ms, objective_ms);
+  }
   set_budgets(base);
   const bool plain = wants_plain_step(base.sequences);
 

@@ -28,7 +28,8 @@ struct SchedulerLimits {
   int64_t prefill_beside = 0;   // the same while somebody decodes; 0: as many as the costs allow
   // A step with prefill rows beside decode rows takes at most prefill_slowdown of what it would
   // without them, or prefill_ms more, so that the streams that run stay smooth; but one row always
-  // finds its place.
+  // finds its place. Objectives of those that decode, which the step would meet without prefill, it
+  // misses by prefill_ms at most.
   StepCosts costs;  // unknown: no such limit
   double prefill_slowdown = 1, prefill_ms = 0;
   bool prefix_cache = true;
@@ -52,6 +53,7 @@ struct SequenceSpec {
   int32_t lookahead = 0;            // K
   bool lookahead_is_exact = false;  // K is the request's own: never less because of budget or pages
   int64_t max_draft_positions = 0;  // the drafter's longest context
+  double max_step_ms = 0;           // the objective; 0: none
   // Logits of the prompt's rows are wanted: the prefix cache of others is not used. Given to all
   // choices of a request; choice 0 computes the rows, the others share its pages.
   bool prompt_logits = false;

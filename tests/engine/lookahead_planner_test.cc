@@ -260,6 +260,38 @@ TEST(LookaheadPlanner, NothingIsChosenBesidePrompts) {
   EXPECT_GT(alone, 100);
 }
 
+TEST(LookaheadPlanner, AnObjectiveThatCannotBeMetHidesNoOther) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(1, {.drafter = kModel, .max_step_ms = 1});
+  planner.add(2, {.drafter = kModel, .max_step_ms = 13});
+  const std::vector<int32_t> tokens = {1};
+  int drafted = 0;
+  for (int i = 0; i < 300; ++i) {
+    std::vector<DecodeChoice> both;
+    for (const int64_t id : {1, 2}) {
+      both.push_back({.id = id, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens});
+    }
+    planner.choose(both, false);
+    std::vector<LookaheadOutcome> outcomes;
+    int rows = 0, rounds = 0;
+    for (const DecodeChoice& choice : both) {
+      const int k = choice.num_draft_tokens;
+      outcomes.push_back({.id = choice.id,
+                          .position = 1,
+                          .drafts = {.num_drafted = k, .num_accepted = k},
+                          .num_emitted = k + 1});
+      rows += k;
+      rounds = std::max(rounds, k);
+    }
+    const double draft_ms = 0.99 * rounds + 0.01 * rows;
+    const double ms = 10.2 + 0.2 * rows + draft_ms;
+    EXPECT_LE(ms, 13.01);
+    planner.observe(outcomes, {}, {ms, draft_ms});
+    drafted += rows;
+  }
+  EXPECT_GT(drafted, 300);
+}
+
 TEST(LookaheadPlanner, TablesGoByTheBatch) {
   for (const auto& [batch, k] : {std::pair{1, 4}, {7, 4}, {8, 2}, {20, 0}}) {
     SimulatedServer server(*parse_lookahead("table:1=4,8=2,20=0"), {}, tables(), batch, never());

@@ -89,6 +89,36 @@ TEST(Scheduler, PrefillMayAlwaysAddALittle) {
   EXPECT_EQ(work_of(scheduler, step(scheduler), 2)->prefill_end, 10);
 }
 
+// What the step takes beyond the stream's own 10 ms: within its objective where that can be met.
+TEST(Scheduler, AnObjectiveBoundsPrefill) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 110}}};
+  limits.prefill_slowdown = 1.8;
+  limits.prefill_ms = 2;
+  const auto rows_beside = [&](std::vector<double> objectives) {
+    Scheduler scheduler(limits);
+    const auto streams = static_cast<int64_t>(objectives.size());
+    for (int64_t id = 1; id <= streams; ++id) {
+      SequenceSpec stream = spec(id, 1);
+      stream.max_step_ms = objectives[id - 1];
+      scheduler.add(stream);
+    }
+    step(scheduler);
+    SequenceSpec prompt = spec(streams + 1, 500);
+    prompt.max_step_ms = 1;  // it does not decode yet
+    scheduler.add(prompt);
+    return work_of(scheduler, step(scheduler), streams + 1)->prefill_end;
+  };
+  EXPECT_EQ(rows_beside({0}), 8);
+  EXPECT_EQ(rows_beside({100}), 8);
+  EXPECT_EQ(rows_beside({15}), 5);
+  EXPECT_EQ(rows_beside({10}), 2);     // a little always goes
+  EXPECT_EQ(rows_beside({9}), 8);      // it cannot be met
+  EXPECT_EQ(rows_beside({0, 15}), 4);  // two streams take 11 ms
+  EXPECT_EQ(rows_beside({14, 100}), 3);
+  EXPECT_EQ(rows_beside({9, 14}), 3);
+}
+
 // Streams with long contexts take longer themselves, and bear more.
 TEST(Scheduler, LongStreamsBearMorePrefill) {
   SchedulerLimits limits = roomy();
