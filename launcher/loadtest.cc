@@ -125,10 +125,10 @@ class Loadtest {
   Loadtest(const LoadtestOptions& options, StopSignals& signals)
       : options_(options),
         source_(question_source(options)),
-        files_{OutputFile(options.json), OutputFile(options.html), OutputFile(options.samples)},
         channel_(connect_to_server(options.server)),
         stub_(v1::GenerationService::NewStub(channel_)),
         server_(server_at_first(channel_, *stub_, options.server, options.wait_for_ready_s)),
+        files_{OutputFile(options.json), OutputFile(options.html), OutputFile(options.samples)},
         runner_(options, signals) {
     for (const Arm& arm : options.arms) {
       if (arm.num_speculative_tokens || server_.lookahead() == "adaptive") continue;
@@ -304,10 +304,10 @@ class Loadtest {
 
   const LoadtestOptions& options_;
   QuestionSource source_;
-  OutputFiles files_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::GenerationService::Stub> stub_;
   v1::GetServerInfoResponse server_;
+  OutputFiles files_;  // behind what may wait: Ctrl-C ends that at once, and would leave them
   LoadRunner runner_;
   std::vector<RequestRecord> records_;  // of all loads
   std::optional<GreedyCheck> greedy_;

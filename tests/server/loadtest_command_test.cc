@@ -407,6 +407,31 @@ TEST_F(Loadtest, AFormerReportStaysUntilThereIsANewOne) {
   EXPECT_EQ(files, (std::set<std::string>{"page.html", "report.html", "report.json"}));
 }
 
+TEST_F(Loadtest, ALinkLeadsToWhatIsNotThereYet) {
+  std::filesystem::create_directory(directory_.path() / "reports");
+  std::filesystem::create_symlink("reports/new.html", html_path());
+  ScriptedServer server;
+  EXPECT_EQ(run(server, {"--concurrency", "1", "--requests", "4", "--html", html_path()}), 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(html_path()));
+  EXPECT_TRUE(std::filesystem::is_regular_file(directory_.path() / "reports" / "new.html"));
+  EXPECT_EQ(html().rfind("<!DOCTYPE html>", 0), 0u);
+  std::filesystem::create_symlink("round", directory_.path() / "round");
+  expect_one_line_error({"round", "cannot be written", "links"},
+                        [&] { OutputFile(directory_.path() / "round"); });
+}
+
+// As of two processes with the same id, on two machines.
+TEST_F(Loadtest, TwoThatWriteOneFileDoNotMixTheirReports) {
+  OutputFile first(json_path()), second(json_path());
+  first.write("[1,");
+  second.write("[2]");
+  first.write("1]");
+  first.close();
+  EXPECT_EQ(report(), nlohmann::json::parse("[1,1]"));
+  second.close();
+  EXPECT_EQ(report(), nlohmann::json::parse("[2]"));
+}
+
 TEST_F(Loadtest, AReportThatCannotBeBroughtToItsPlaceIsLeft) {
   OutputFile file(directory_.path() / "report.json");
   file.write("hours of work");

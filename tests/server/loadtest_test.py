@@ -274,8 +274,11 @@ class Loadtest(unittest.TestCase):
         self.refuses(trace, f'{broken}:', 'no request', code=1)
         broken.write_text('{"timestamp": 0, "text": "x"}\n{"timestamp": 1}\n')
         self.refuses(trace, f'{broken}:2:', 'input_length', code=1)
-        self.refuses([*one, '--html', '/no/such/directory/x'], '/no/such/directory/x', code=1)
-        self.refuses([*one, '--json', '/no/such/directory/x'], '/no/such/directory/x', code=1)
+        for flag in ('--html', '--json', '--samples'):
+            self.refuses([*one, flag, '/no/such/directory/x'], '/no/such/directory/x',
+                         'No such file', code=1)
+        self.refuses([*one, '--json', str(self.directory)], str(self.directory), 'directory',
+                     code=1)
 
     def test_an_unreachable_server(self):
         self.refuses(['loadtest', '--address', '127.0.0.1:1', '--concurrency', '2'],
