@@ -160,7 +160,7 @@ class Loadtest {
     const bool compared = !arms.empty();
     if (!compared) arms.emplace_back();
     std::vector<SweepStep> steps;
-    print(load_table_head());
+    print(load_table_head(options_.objectives.any()));
     for (const double value : sweep ? sweep->values : std::vector<double>{0}) {
       steps.push_back(run_step(value, arms));
       const SweepStep& step = steps.back();

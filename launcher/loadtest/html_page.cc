@@ -30,8 +30,9 @@ break-inside:avoid}
 linear-gradient(to left,var(--paper) 50%,transparent) 100% 0/3rem 100% no-repeat local,
 linear-gradient(to left,var(--rule),transparent) 100% 0/1.25rem 100% no-repeat scroll}
 table{border-spacing:0;font-variant-numeric:tabular-nums;font-size:.95rem;width:100%}
-th,td{text-align:right;padding:.3rem .45rem;border-bottom:1px solid var(--rule);white-space:nowrap;
-vertical-align:top}
+table{border-bottom:1px solid var(--rule)}
+th,td{text-align:right;padding:.3rem .45rem;white-space:nowrap;vertical-align:top}
+tbody th,tbody td{border-top:1px solid var(--rule)}
 th:first-child{text-align:left;position:sticky;left:0;background:var(--paper)}
 thead th{color:var(--soft);font-weight:600;font-size:.9em;white-space:normal;vertical-align:bottom}
 td small,th small{display:block;color:var(--soft);font-size:.75rem;font-weight:400;line-height:1.2;
@@ -49,9 +50,11 @@ svg .whisker{fill:none;stroke-width:2}
 svg .label{paint-order:stroke;stroke:var(--paper);stroke-width:3px}
 svg .dots{fill:none;stroke-width:5;stroke-linecap:round;opacity:.7}
 svg .big{stroke-width:9;opacity:1}
+svg .hole{fill:none;stroke:var(--paper);stroke-width:4;stroke-linecap:round}
 .s0{stroke:var(--s0)}.s1{stroke:var(--s1)}.s2{stroke:var(--s2)}
 .s3{stroke:var(--s3)}.s4{stroke:var(--s4)}.s5{stroke:var(--s5)}
-.dots.s1,.dots.s3,.dots.s5{stroke-linecap:square}
+.dots.s1,.dots.s3,.dots.s5,.hole.h3{stroke-linecap:square}
+svg .big.s4,svg .big.s5{stroke-width:6}
 .d1{stroke-dasharray:7 3}.d2{stroke-dasharray:2 3}.d3{stroke-dasharray:9 3 2 3}
 .d4{stroke-dasharray:4 2}.d5{stroke-dasharray:1 2}
 .legend{display:flex;flex-wrap:wrap;gap:.1rem 1rem;font-size:.85rem}
@@ -132,9 +135,9 @@ void HtmlPage::figure(const std::string& title, const std::string& svg,
     body_ += "<div class=\"legend\">";
     for (size_t i = 0; i < series.size(); ++i) {
       if (series[i].empty()) continue;
-      absl::StrAppend(&body_, "<span><svg viewBox=\"0 0 28 10\"><path class=\"",
-                      mark == Mark::line ? line_classes(i) : dot_classes(i, true), "\" d=\"",
-                      mark == Mark::line ? "M0 5H28" : "M18 5h.1", "\"/></svg>",
+      const std::string line = "<path class=\"" + line_classes(i) + "\" d=\"M0 5H28\"/>";
+      absl::StrAppend(&body_, "<span><svg viewBox=\"0 0 28 10\">", mark == Mark::dots ? "" : line,
+                      mark == Mark::line ? "" : dots(i, true, "M14 5h.1"), "</svg>",
                       escape_html(series[i]), "</span>");
     }
     body_ += "</div>\n";

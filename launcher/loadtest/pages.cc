@@ -263,22 +263,27 @@ void ratio_rows(const SweepStep& step, std::vector<std::vector<Cell>>& rows) {
 
 void ratios_table(HtmlPage& page, const std::vector<SweepStep>& steps) {
   std::vector<std::vector<Cell>> rows;
-  bool intervals = false;
+  std::string without;  // a sentence for each load that has no intervals
   for (const SweepStep& step : steps) {
     ratio_rows(step, rows);
-    intervals |= has_intervals(step.arms);
+    if (step.arms.size() < 2 || has_intervals(step.arms)) continue;
+    without += (step.name.empty() ? " There are " : " " + step.name + ": ") +
+               why_no_intervals(step.arms) + ".";
   }
   page.table({"ratio", "P50", "P90", "P99"}, rows);
-  page.paragraph(intervals
-                     ? "Below 1: less waiting. Small: 95 % bootstrap interval over rounds, in "
-                       "each of which all arms were asked the same."
-                     : "Below 1: less waiting; " + why_no_intervals(steps.front().arms) + ".");
+  page.paragraph(
+      "Below 1: less waiting. Small: 95 % bootstrap interval over rounds, in each of which all "
+      "arms were asked the same." +
+      without);
 }
 
 // One for each quantity, with a line for each arm.
 void throughput_figures(HtmlPage& page, const SweepValues& values,
                         const std::vector<SweepStep>& steps) {
   const std::vector<std::string> names = arm_names(steps);
+  const bool saturated = std::ranges::any_of(steps, [](const SweepStep& step) {
+    return std::ranges::any_of(step.arms, [](const ArmResult& arm) { return arm.saturated; });
+  });
   for (const Quantity& quantity : kQuantities) {
     Plot plot{.title = absl::StrFormat("Throughput against P99 of %s", quantity.name),
               .x = {.label = "tokens/s", .logarithmic = true},
@@ -292,14 +297,15 @@ void throughput_figures(HtmlPage& page, const SweepValues& values,
         if (summary.count == 0 || results[i]->failed) continue;
         plot.series.back().points.push_back(
             {results[i]->report.tokens_per_second, summary.p99,
-             absl::StrFormat("%g%s", steps[i].value, results[i]->saturated ? " (saturated)" : "")});
+             absl::StrFormat("%g%s", steps[i].value, results[i]->saturated ? "*" : "")});
       }
     }
-    page.figure(plot.title, to_svg(plot), names,
-                values.variable == SweepValues::Variable::rate
-                    ? "Beside the dots: requests/s asked for."
-                    : "Beside the dots: users.",
-                plot.mark);
+    page.figure(
+        plot.title, to_svg(plot), names,
+        std::string("Beside the dots: ") +
+            (values.variable == SweepValues::Variable::rate ? "requests/s asked for" : "users") +
+            (saturated ? "; *: saturated." : "."),
+        plot.mark);
   }
 }
 

@@ -78,8 +78,8 @@ std::string to_table(const LoadReport& report);
 // A line for each status that requests failed with.
 std::string error_lines(const LoadReport& report);
 
-// A row of a table of loads, and the table's first two lines.
-std::string load_table_head();
+// A row of a table of loads, and the table's first two lines. goodput: the rows have it.
+std::string load_table_head(bool goodput);
 std::string load_table_row(const std::string& name, const LoadReport& report);
 
 // One request as a line of --samples.

@@ -130,15 +130,16 @@ std::string error_lines(const LoadReport& report) {
   return text;
 }
 
-std::string load_table_head() {
+std::string load_table_head(bool goodput) {
   std::string quantities, percentiles;
   for (const char* quantity : {"TTFT, ms", "TPOT, ms", "end to end, ms"}) {
     absl::StrAppendFormat(&quantities, "%27s", quantity);
     absl::StrAppendFormat(&percentiles, "%9s%9s%9s", "P50", "P90", "P99");
   }
-  return absl::StrFormat("%-21s%9s%9s%7s%s%7s\n", "", "requests", "tokens", "", quantities,
-                         "good") +
-         absl::StrFormat("%-21s%9s%9s%7s%s%7s\n", "", "/s", "/s", "errors", percentiles, "%");
+  return absl::StrFormat("%-21s%9s%9s%7s%s%s\n", "", "requests", "tokens", "", quantities,
+                         goodput ? "   good" : "") +
+         absl::StrFormat("%-21s%9s%9s%7s%s%s\n", "", "/s", "/s", "errors", percentiles,
+                         goodput ? "      %" : "");
 }
 
 std::string load_table_row(const std::string& name, const LoadReport& report) {

@@ -27,9 +27,10 @@ std::string load_text(const LoadtestOptions& options) {
     text = absl::StrFormat("%s in turns, %d rounds; ", compare_text(options.arms), options.rounds);
   }
   if (options.sweep) {
-    text += absl::StrJoin(options.sweep->values, ", ", [&](std::string* list, double value) {
-      *list += options.sweep->name(value);
-    });
+    const bool rates = options.sweep->variable == SweepValues::Variable::rate;
+    absl::StrAppendFormat(&text, "%s loop, %s %s", rates ? "open" : "closed",
+                          absl::StrJoin(options.sweep->values, ", "),
+                          rates ? "requests/s" : "at once");
   } else if (options.rate) {
     text += absl::StrFormat("open loop, %g requests/s", *options.rate);
   } else if (options.concurrency) {

@@ -67,9 +67,9 @@ std::string line(const char* css_class, double x1, double y1, double x2, double 
                          y2);
 }
 
-std::string open_svg(const std::string& title) {
+std::string open_svg(const std::string& title, double height = kHeight) {
   return absl::StrFormat("<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"%s\">", kWidth,
-                         kHeight, escape_html(title));
+                         height, escape_html(title));
 }
 
 std::string y_axis(const Scale& y, const std::string& label) {
@@ -157,8 +157,7 @@ std::string draw(const Series& series, size_t index, Mark mark, const Scale& x, 
     for (const auto& [px, py] : positions(series, x, y, 1, true)) {
       absl::StrAppendFormat(&path, "M%.5g %.5gh.1", px, py);
     }
-    svg += absl::StrFormat("<path class=\"%s\" d=\"%s\"/>", dot_classes(index, mark != Mark::dots),
-                           path);
+    svg += dots(index, mark != Mark::dots, path);
   }
   return svg;
 }
@@ -185,8 +184,7 @@ std::string draw(const Whisker& whisker, size_t series, double px, const Scale& 
         series % kColours, px, y(whisker.low), y(whisker.high), px - kHalf, y(whisker.low),
         2 * kHalf, px - kHalf, y(whisker.high), 2 * kHalf);
   }
-  return svg + absl::StrFormat("<path class=\"%s\" d=\"M%.4g %.4gh.1\"/>",
-                               dot_classes(series, true), px, y(whisker.value));
+  return svg + dots(series, true, absl::StrFormat("M%.4g %.4gh.1", px, y(whisker.value)));
 }
 
 }  // namespace
@@ -196,8 +194,14 @@ std::string line_classes(size_t series) {
                          (series + series / kColours) % kColours);
 }
 
-std::string dot_classes(size_t series, bool big) {
-  return absl::StrFormat("dots%s s%d", big ? " big" : "", series % kColours);
+std::string dots(size_t series, bool big, const std::string& path) {
+  const size_t colour = series % kColours;
+  std::string svg =
+      absl::StrFormat("<path class=\"dots%s s%d\" d=\"%s\"/>", big ? " big" : "", colour, path);
+  if (big && (colour == 2 || colour == 3)) {
+    svg += absl::StrFormat("<path class=\"hole h%d\" d=\"%s\"/>", colour, path);
+  }
+  return svg;
 }
 
 std::string to_svg(const Plot& plot) {
@@ -224,7 +228,8 @@ std::string to_svg(const WhiskerPlot& plot) {
     for (const Whisker& whisker : series.whiskers) most = std::max(most, whisker.high);
   }
   const Scale y = y_scale(false, 0, most);
-  std::string svg = open_svg(plot.title) + y_axis(y, plot.y_label) +
+  constexpr double kNoLabel = 18;  // of the groups together
+  std::string svg = open_svg(plot.title, kHeight - kNoLabel) + y_axis(y, plot.y_label) +
                     line("axis", kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom);
   if (plot.reference != 0) {
     svg += line("axis", kLeft, y(plot.reference), kWidth - kRight, y(plot.reference));

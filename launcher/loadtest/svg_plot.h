@@ -8,9 +8,10 @@
 
 namespace outrider {
 
-// Of a series' line and of its dots, which need not be seen in colour.
+// Of a series' line, and its dots along a path, which need not be seen in colour. Big dots have six
+// shapes: round or square, whole, hollow or small.
 std::string line_classes(size_t series);
-std::string dot_classes(size_t series, bool big);
+std::string dots(size_t series, bool big, const std::string& path);
 
 struct Axis {
   std::string label;

@@ -172,21 +172,22 @@ ScriptedServer dying_server(int64_t index) {
   });
 }
 
-// In the middle of a load, within its warm-up, and in the first load.
+// In the middle of a load, and within its warm-up. Users cannot saturate a machine that is busy
+// with something else, as a rate can.
 TEST_F(Loadtest, ASweepOfAServerThatEndsFails) {
   {
     ScriptedServer server = dying_server(50);
-    expect_one_line_error({"rate=2000", "server failed", "20 of 30", "UNAVAILABLE", "dead"}, [&] {
-      run(server, {"--sweep", "rate=1000,2000,4000", "--requests", "30", "--html", html_path()});
+    expect_one_line_error({"users=2", "server failed", "20 of 30", "UNAVAILABLE", "dead"}, [&] {
+      run(server, {"--sweep", "users=1,2,4", "--requests", "30", "--html", html_path()});
     });
     nlohmann::json sweep = report()["sweep"];
     ASSERT_EQ(sweep["steps"].size(), 2u);
     EXPECT_EQ(sweep["steps"][1]["failed"], true);
     EXPECT_TRUE(sweep["saturated_at"].is_null());
-    EXPECT_EQ(sweep["knee"], 1000);
-    EXPECT_NE(output_.find("the server failed at rate=2000"), std::string::npos) << output_;
+    EXPECT_EQ(sweep["knee"], 1);
+    EXPECT_NE(output_.find("the server failed at users=2"), std::string::npos) << output_;
     EXPECT_EQ(output_.find("saturated at"), std::string::npos) << output_;
-    EXPECT_NE(html().find("the server failed at rate=2000"), std::string::npos);
+    EXPECT_NE(html().find("the server failed at users=2"), std::string::npos);
   }
   {
     ScriptedServer server = dying_server(100);
@@ -289,7 +290,7 @@ ScriptedServer refusing_server(int64_t begin, int64_t end) {
 // The other one goes on without it.
 TEST_F(Loadtest, AnArmEndsWhereItIsSaturated) {
   ScriptedServer server = refusing_server(60, 90);
-  EXPECT_EQ(run(server, {"--sweep", "rate=1000,2000,4000", "--compare", "K=0,4", "--rounds", "1",
+  EXPECT_EQ(run(server, {"--sweep", "users=1,2,4", "--compare", "K=0,4", "--rounds", "1",
                          "--requests", "30", "--html", html_path()}),
             0);
   EXPECT_EQ(server.num_calls(), 150);
@@ -302,15 +303,14 @@ TEST_F(Loadtest, AnArmEndsWhereItIsSaturated) {
   EXPECT_EQ(sweep["steps"][1]["compare"]["arms"][0]["saturated"], true);
   EXPECT_EQ(sweep["steps"][1]["compare"]["arms"][0]["errors_by_code"]["RESOURCE_EXHAUSTED"], 15);
   EXPECT_EQ(sweep["steps"][1]["compare"]["ratios"].size(), 1u);
-  EXPECT_EQ(sweep["knees"][0]["saturated_at"], 2000);
-  EXPECT_EQ(sweep["knees"][0]["knee"], 1000);
+  EXPECT_EQ(sweep["knees"][0]["saturated_at"], 2);
+  EXPECT_EQ(sweep["knees"][0]["knee"], 1);
   EXPECT_TRUE(sweep["knees"][1]["saturated_at"].is_null());
-  for (const char* part :
-       {"K=0: Knee at rate=1000", "saturated at rate=2000, so more was not tried",
-        "15 RESOURCE_EXHAUSTED, the first: full", "; not saturated"}) {
+  for (const char* part : {"K=0: Knee at users=1", "saturated at users=2, so more was not tried",
+                           "15 RESOURCE_EXHAUSTED, the first: full", "; not saturated"}) {
     EXPECT_NE(output_.find(part), std::string::npos) << part << output_;
   }
-  EXPECT_NE(html().find("2000 (saturated)"), std::string::npos);
+  EXPECT_NE(html().find(">2*<"), std::string::npos);
 }
 
 // An arm of which the first load says nothing makes the test void, whatever the other one brings.
@@ -320,9 +320,9 @@ TEST_F(Loadtest, ASweepOfWhichAnArmIsVoidFails) {
     if (i < 30 && i % 3 != 0) script.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"};
     return script;
   });
-  expect_one_line_error({"rate=1000, K=0", "void", "10 of 30", "full"}, [&] {
+  expect_one_line_error({"users=1, K=0", "void", "10 of 30", "full"}, [&] {
     run(server,
-        {"--sweep", "rate=1000,2000", "--compare", "K=0,4", "--rounds", "1", "--requests", "30"});
+        {"--sweep", "users=1,2", "--compare", "K=0,4", "--rounds", "1", "--requests", "30"});
   });
   EXPECT_EQ(report()["sweep"]["steps"].size(), 2u);
   EXPECT_TRUE(report()["sweep"]["knees"][0]["knee"].is_null());
@@ -335,16 +335,16 @@ TEST_F(Loadtest, ASweepOfComparisonsEndsWithItsServer) {
   const struct {
     int64_t dies_at;
     std::string requests, run;
-  } cases[] = {{100, "30", "rate=2000, K=4"}, {60, "30", "rate=2000, K=0"}, {16, "4", "rate=1000"}};
+  } cases[] = {{100, "30", "users=2, K=4"}, {60, "30", "users=2, K=0"}, {16, "4", "users=1"}};
   for (const auto& [dies_at, requests, name] : cases) {
     ScriptedServer server = dying_server(dies_at);
     expect_one_line_error({name, "UNAVAILABLE", "dead"}, [&] {
-      run(server, {"--sweep", "rate=1000,2000,4000", "--compare", "K=0,4", "--rounds",
+      run(server, {"--sweep", "users=1,2,4", "--compare", "K=0,4", "--rounds",
                    requests == "4" ? "1000" : "1", "--requests", requests, "--html", html_path()});
     });
     EXPECT_LT(server.num_calls(), dies_at + 60);
     EXPECT_LE(report()["sweep"]["steps"].size(), 2u);
-    EXPECT_NE(output_.find("the server failed at rate="), std::string::npos) << output_;
+    EXPECT_NE(output_.find("the server failed at users="), std::string::npos) << output_;
     EXPECT_EQ(output_.find("nan"), std::string::npos) << output_;
   }
 }

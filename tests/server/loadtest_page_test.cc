@@ -98,6 +98,11 @@ TEST(Plot, TellsItsSeriesApartWithoutColours) {
   const std::vector<Point> points = {{0, 0}, {1, 1}};
   const std::string svg = to_svg(Plot{.title = "t", .series = {{"", points}, {"", points}}});
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(count(svg, line_classes(i)), 1);
+  std::set<std::string> big;
+  for (size_t i = 0; i < 6; ++i) big.insert(dots(i, true, "M0 0h.1"));
+  EXPECT_EQ(big.size(), 6u);
+  EXPECT_EQ(count(dots(2, true, "M0 0h.1"), "<path"), 2);  // hollow
+  EXPECT_EQ(count(dots(2, false, "M0 0h.1"), "<path"), 1);
 }
 
 TEST(Plot, KeepsLabelsWithin) {
@@ -265,12 +270,12 @@ TEST(Pages, OfASweepOfComparisons) {
     EXPECT_EQ(count(page, load + std::string("K=adaptive / K=0, TPOT")), 1);
   }
   EXPECT_EQ(count(page, "rate=1000, K=adaptive /"), 0);
-  // A line an arm.
+  // A line an arm, in the plot and in its legend.
   const size_t plot = page.find("<h3>Throughput against P99 of TTFT");
   const std::string figure = page.substr(plot, page.find("</figure>", plot) - plot);
   EXPECT_EQ(count(figure, "K=0</span>") + count(figure, "K=adaptive</span>"), 2) << figure;
-  EXPECT_EQ(count(figure, "\"" + line_classes(0)) + count(figure, "\"" + line_classes(1)), 2);
-  EXPECT_EQ(count(figure, "20 (saturated)</text>"), 1);
+  EXPECT_EQ(count(figure, "\"" + line_classes(0)) + count(figure, "\"" + line_classes(1)), 4);
+  EXPECT_EQ(count(figure, ">20*</text>"), 1);
 }
 
 }  // namespace
