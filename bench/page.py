@@ -51,11 +51,23 @@ def machine():
     return ', '.join(part for part in parts if part)
 
 
+def check_page(path, name):
+    """Exits where text could not be put there: before what it is to say takes an hour."""
+    page = path.read_text(encoding='utf-8')
+    begin, end = marks(name)
+    if end not in page.partition(begin)[2]:
+        sys.exit(f'{path}: expected {begin.strip()} and {end.strip()}, found not both')
+    if not os.access(path, os.W_OK):
+        sys.exit(f'{path}: cannot be written')
+
+
+def marks(name):
+    return f'<!-- {name} -->\n', f'<!-- end of {name} -->\n'
+
+
 def replace(path, name, text):
     """Puts text between name's marks in the page at path."""
-    page = path.read_text(encoding='utf-8')
-    begin, end = f'<!-- {name} -->\n', f'<!-- end of {name} -->\n'
-    before, found, rest = page.partition(begin)
-    if not found or end not in rest:
-        sys.exit(f'{path}: expected {begin.strip()} and {end.strip()}, found not both')
+    check_page(path, name)
+    begin, end = marks(name)
+    before, _, rest = path.read_text(encoding='utf-8').partition(begin)
     path.write_text(before + begin + text + end + rest.partition(end)[2], encoding='utf-8')

@@ -26,6 +26,7 @@ class Outrider:
         """speculation: SpeculationParams; none: as the server does by default."""
         self.stub = stub
         self.speculation = speculation
+        self.draft_costs = []  # c of each answer, as the server says
 
     def answer(self, prompt, count, put):
         for message in self.stub.Generate(pb.GenerateRequest(
@@ -35,6 +36,7 @@ class Outrider:
                                                   ignore_eos=True))):
             if message.chunk.token_ids:
                 put(list(message.chunk.token_ids))
+        self.draft_costs.append(message.complete.speculation.draft_cost)
 
 
 class LlamaDraft(LlamaDraftModel):

@@ -12,7 +12,7 @@ from pathlib import Path
 SOURCE = Path(sys.argv.pop(1))
 sys.path.append(str(SOURCE / 'bench'))
 
-from page import replace, table  # noqa: E402
+from page import check_page, replace, table  # noqa: E402
 from paired import first_difference, ratio  # noqa: E402
 
 
@@ -60,10 +60,11 @@ class Page(unittest.TestCase):
 
     def test_a_page_without_marks_is_left_alone(self):
         self.page.write_text('a\n<!-- x -->\n')
-        with self.assertRaises(SystemExit) as raised:
-            replace(self.page, 'x', 'text')
-        self.assertEqual(str(raised.exception), f'{self.page}: expected <!-- x --> and '
-                                                '<!-- end of x -->, found not both')
+        for refuse in (lambda: check_page(self.page, 'x'), lambda: replace(self.page, 'x', 'text')):
+            with self.assertRaises(SystemExit) as raised:
+                refuse()
+            self.assertEqual(str(raised.exception), f'{self.page}: expected <!-- x --> and '
+                                                    '<!-- end of x -->, found not both')
         self.assertEqual(self.page.read_text(), 'a\n<!-- x -->\n')
 
 

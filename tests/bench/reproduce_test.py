@@ -6,6 +6,7 @@
 import argparse
 import itertools
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,23 @@ class BadValues(unittest.TestCase):
         self.assertEqual((done.stdout, done.returncode), ('', 2))
         self.assertRegex(done.stderr, r'^reproduce: --drafter oracle: expected one that the server '
                                       r'has: .*\bprompt_lookup\b.*\n$')
+
+    def test_the_commands_of_the_pages_have_none(self):
+        lines = [line for page in (SOURCE / 'docs' / 'benchmarks').glob('*.md')
+                 for line in page.read_text(encoding='utf-8').splitlines()
+                 if line.startswith('bench/reproduce ')]
+        self.assertGreaterEqual(len(lines), 10)
+        typed = '\n'.join(lines).replace('build/cpu/bin/outrider', PROGRAM)
+        done = subprocess.run(
+            [sys.executable, '-c', 'import runpy, shlex, sys\n'
+             'parse = runpy.run_path(sys.argv[1])["parse_arguments"]\n'
+             'for line in sys.stdin:\n'
+             '    sys.argv = shlex.split(line)\n'
+             '    parse()\n', SOURCE / 'bench' / 'reproduce'],
+            input=re.sub(r'--model DIR\b', f'--model {CHECKPOINT}', typed), capture_output=True,
+            text=True, timeout=60, check=False,
+            env=os.environ | {'PYTHONPATH': f'{self.folder}:{SOURCE / "bench"}'})
+        self.assertEqual((done.returncode, done.stderr), (0, ''), lines)
 
     def test_missing_packages_are_named(self):
         # -S: no package of this Python's own is found, whatever it has.
