@@ -2,7 +2,10 @@
 
 #include <absl/time/clock.h>
 #include <absl/time/time.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -11,6 +14,18 @@
 #include "core/version.h"
 
 namespace outrider {
+
+void check_bench_report(const std::optional<std::filesystem::path>& file) {
+  if (!file) return;
+  const bool exists = std::filesystem::exists(*file);
+  if (exists && std::filesystem::is_directory(*file)) {
+    throw Error(file->string() + ": expected a file, found a folder");
+  }
+  const std::filesystem::path needed =
+      exists ? *file : std::filesystem::absolute(*file).parent_path();
+  if (access(needed.c_str(), W_OK) == 0) return;
+  throw Error(file->string() + ": cannot be written: " + std::strerror(errno));
+}
 
 void write_bench_report(const std::filesystem::path& file,
                         const std::map<std::string, std::string>& context,

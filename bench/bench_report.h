@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,10 @@ struct Measurement {
   int64_t samples = 0;                     // that it is the median of
   std::map<std::string, double> counters;  // "bytes_per_second", …
 };
+
+// Throws Error where no such file could be written, before there is anything to write: a benchmark
+// may take minutes.
+void check_bench_report(const std::optional<std::filesystem::path>& file);
 
 // context: of the machine and the run, beside the program's version and the time.
 // Throws Error where the file cannot be written.

@@ -215,6 +215,7 @@ void run_comm_bench(const CommBenchOptions& options, BenchDevice& device, bool o
                     Communicator& communicator, ControlServer* server, ControlClient* client) {
   CHECK(communicator.size() >= 2);
   CHECK((server != nullptr) == (communicator.rank() == 0));
+  if (server != nullptr) check_bench_report(options.json);
   set_float_environment();
   const std::optional<CoreLink> link =
       one_host && !device.gpu ? measure_core_link(communicator) : std::nullopt;

@@ -344,6 +344,7 @@ void write_json(const DecodeBenchOptions& options, const BenchDevice& device, in
 
 void run_decode_bench(const DecodeBenchOptions& options, BenchDevice& device,
                       Communicator& communicator) {
+  if (communicator.rank() == 0) check_bench_report(options.json);
   set_float_environment();
   // First: its memory is needed again.
   const double gpu_bandwidth =

@@ -213,6 +213,7 @@ class DeviceOpBench {
 
 int run_device_op_bench(const DeviceOpBenchOptions& options, BenchDevice& device) {
   CHECK(device.gpu && options.repeats > 0 && !options.rows.empty());
+  check_bench_report(options.json);
   DeviceOpBench bench(options, device);
   for (const std::filesystem::path& shape : options.shapes) {
     bench.run(shape.stem().string(), ModelConfig::load_shape(shape));

@@ -320,6 +320,7 @@ void write_json(const std::filesystem::path& file, const std::vector<Case>& case
 
 int run_op_bench(const OpBenchOptions& options) {
   CHECK(options.threads > 0 && options.repeats > 0);
+  check_bench_report(options.json);
   const std::vector<Case> cases = all_cases(options);
   const std::vector<Result> results = measure(cases, options);
   std::printf("%d thread%s read %.2f GB/s from memory (%zu MiB each).\n", options.threads,

@@ -409,6 +409,7 @@ double measure_bandwidth(const ServeBenchOptions& options, BenchDevice& device,
 
 void run_serve_bench(const ServeBenchOptions& options, BenchDevice& device,
                      Communicator& communicator, ControlServer* server, ControlClient* client) {
+  if (communicator.rank() == 0) check_bench_report(options.json);
   set_float_environment();
   const double before = measure_bandwidth(options, device, communicator);
   TimedCommunicator timed(communicator);

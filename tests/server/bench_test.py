@@ -47,6 +47,17 @@ class Bench(unittest.TestCase):
         self.assertEqual(done.stdout, '')
 
 
+class Report(Bench):
+    def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(self):
+        for ranks, name, flags in ((1, 'op', []), (2, 'comm', []),
+                                   (1, 'decode', ['--model', CHECKPOINT]),
+                                   (2, 'serve', ['--model', CHECKPOINT])):
+            for file, why in (('/no/such/folder/x', 'No such file'), ('/', 'found a folder')):
+                with self.subTest(name=name, file=file):
+                    self.refuses(f'{file}: ', ranks, name, *flags, '--json', file)
+                    self.refuses(why, ranks, name, *flags, '--json', file)
+
+
 class Comm(Bench):
     def test_every_exchange_has_a_time_and_a_bound(self):
         for ranks in (2, 3):
