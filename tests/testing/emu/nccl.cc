@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -87,6 +88,11 @@ Words all_gather(ncclComm& comm, const Words& mine) {
 }
 
 size_t element_bytes(ncclDataType_t type) { return type == ncclFloat32 ? 4 : 1; }
+
+bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
+  return first < second + b_bytes && second < first + a_bytes;
+}
 
 ncclResult_t check_memory(const void* data, size_t bytes) {
   return bytes == 0 || emu::in_device_memory(data, bytes) ? ncclSuccess : ncclInvalidArgument;
@@ -225,6 +231,9 @@ ncclResult_t ncclAllGather(const void* send, void* receive, size_t send_count, n
   const size_t bytes = send_count * element_bytes(type);
   if (const ncclResult_t wrong = check_memory(send, bytes)) return wrong;
   if (const ncclResult_t wrong = check_memory(receive, comm->size * bytes)) return wrong;
+  // In place, a rank's part stands where it is to be; anywhere else it is overwritten too soon.
+  const bool in_place = send == static_cast<std::byte*>(receive) + comm->rank * bytes;
+  if (!in_place && overlap(send, bytes, receive, comm->size * bytes)) return ncclInvalidUsage;
   return enqueue(comm, stream, [=] {
     const Words words = all_gather(*comm, words_of(send, bytes));
     for (int rank = 0; rank < comm->size; ++rank) {
@@ -257,9 +266,7 @@ ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDat
   const size_t bytes = comm->size * count * 4;
   if (const ncclResult_t wrong = check_memory(send, bytes)) return wrong;
   if (const ncclResult_t wrong = check_memory(receive, bytes)) return wrong;
-  const auto distance =
-      std::abs(static_cast<const std::byte*>(send) - static_cast<std::byte*>(receive));
-  if (static_cast<size_t>(distance) < bytes) return ncclInvalidUsage;
+  if (overlap(send, bytes, receive, bytes)) return ncclInvalidUsage;
   return enqueue(comm, stream, [=] {
     const Words all = all_gather(*comm, words_of(send, bytes));  // [from, to, count]
     for (int from = 0; from < comm->size; ++from) {
