@@ -73,8 +73,9 @@ class DecodeBench {
     for (int32_t& token : tokens_) token = static_cast<int32_t>(random() % vocab_);
     std::vector<float> noise(kMaxRows * vocab_);
     for (float& logit : noise) logit = static_cast<float>(random() % 1000) * 0.01f;
-    backend_.copy_from_host(draft_logits_.view(DType::f32, {kMaxRows * vocab_}), noise.data(),
-                            stream_);
+    const Buffer drawn_from = backend_.allocate(sizeof(float) * noise.size());
+    const TensorView drawn_logits = drawn_from.view(DType::f32, {kMaxRows, vocab_});
+    backend_.copy_from_host(drawn_logits, noise.data(), stream_);
     Staged<DraftRow> rows(backend_, kMaxRows);
     for (int i = 0; i < kMaxRows; ++i) {
       rows.host()[i] = {.processors = {.mode = VerifyMode::rejection},
@@ -86,9 +87,10 @@ class DecodeBench {
     drafted_ = backend_.allocate(kMaxRows * sizeof(int32_t));
     q_ = backend_.allocate(kMaxRows * sizeof(RowDistribution));
     backend_.reserve_verification(kMaxRows, vocab_);
-    backend_.sample_drafts(draft_logits_.view(DType::f32, {kMaxRows, vocab_}), rows.device(),
-                           kMaxRows, static_cast<int32_t*>(drafted_.data()),
-                           static_cast<RowDistribution*>(q_.data()), stream_);
+    backend_.sample_drafts(drawn_logits, rows.device(), kMaxRows,
+                           static_cast<int32_t*>(drafted_.data()),
+                           static_cast<RowDistribution*>(q_.data()),
+                           static_cast<float*>(draft_logits_.data()), stream_);
     backend_.synchronize(stream_);
     for (int64_t begin = 0; begin < context_; begin += kMaxRows) {
       gather(begin, std::min(context_, begin + kMaxRows));

@@ -149,9 +149,9 @@ class Backend {
   // largest_size: of the rows
   virtual void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
                            Stream& stream) = 0;
-  // logits: f32 [n, vocab_size]
+  // logits: f32 [n, vocab_size]; q_logits: f32 [any, vocab_size], apart from them
   virtual void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
-                             RowDistribution* q, Stream& stream) = 0;
+                             RowDistribution* q, float* q_logits, Stream& stream) = 0;
   // logits: f32 [any, shard_size]; rows: [to.num_rows]. Leaves the digest alone.
   virtual void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
                               SummaryMessage to, Stream& stream) = 0;

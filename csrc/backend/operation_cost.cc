@@ -158,8 +158,8 @@ int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size) {
   return max_rows * (divide_up(vocab_size, kChunkTokens) * kChunkStateBytes + of_row);
 }
 
-OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size) {
-  return {.activation_bytes = rows * vocab_size * kFloat, .launches = 6};
+OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept) {
+  return {.activation_bytes = (rows + kept) * vocab_size * kFloat, .launches = 6};
 }
 
 OperationCost verify_summary_cost(int64_t rows, int64_t shard_size) {

@@ -88,7 +88,8 @@ int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
 int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size);
 
 // Drafting and verification; a row of logits is read from memory once.
-OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size);
+// kept: rows that are drawn by rejection, and written.
+OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept);
 OperationCost verify_summary_cost(int64_t rows, int64_t shard_size);
 OperationCost combine_rows_cost();
 OperationCost accept_step_cost();

@@ -163,7 +163,7 @@ int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shar
 int64_t draft_head_workspace_bytes(const DraftHeadConfig& config, int64_t max_rows) {
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
-  const int64_t floats = 2 * hidden + scored, halves = 2 * hidden + ffn;
+  const int64_t floats = 2 * hidden + scored, halves = hidden + ffn;
   return max_rows * (floats * kFloat + halves * kBf16) + config.vocab_size * kFloat;
 }
 

@@ -1,5 +1,6 @@
 // BatchBuilder: gathers the rows of a ragged pass on the host and hands them to the backend.
-// Several passes of a step may be in flight at once.
+// Several passes of a step may be in flight at once; on the backend all of them have the same
+// place, so that what is replayed is no pass's own.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ class BatchBuilder {
       : backend_(backend),
         max_rows_(max_rows),
         num_passes_(num_passes),
-        columns_(backend, num_passes * kColumns * max_rows_),
-        copies_(backend, num_passes * max_rows_) {}
+        columns_(backend, kColumns * max_rows_, num_passes * kColumns * max_rows_),
+        copies_(backend, max_rows_, num_passes * max_rows_) {}
 
   // Nothing is in flight: the step before is done.
   void begin_step() {
@@ -45,7 +46,6 @@ class BatchBuilder {
   int64_t num_rows() const { return num_rows_; }
   int64_t num_logit_rows() const { return num_logit_rows_; }
   bool full() const { return num_rows_ == max_rows_; }
-  int64_t pass() const { return pass_; }  // which of a step's passes is being gathered
 
   // Adds rows that nobody reads, until rows and rows with logits are as many as a replayed pass
   // has. False where a pass cannot have so many: then nothing is added.
@@ -60,12 +60,12 @@ class BatchBuilder {
   // Sends the rows so far to the backend.
   void upload(Stream& stream) {
     uploaded_ = true;
-    columns_.upload(pass_ * kColumns * max_rows_, kColumns * max_rows_, stream);
-    copies_.upload(pass_ * max_rows_, num_rows_, stream);
+    columns_.upload_to_front(pass_ * kColumns * max_rows_, kColumns * max_rows_, stream);
+    copies_.upload_to_front(pass_ * max_rows_, num_rows_, stream);
   }
   // Those rows, on the backend, with every token in its place.
   Batch batch(Stream& stream) {
-    backend_.copy_tokens(copies_.device() + pass_ * max_rows_, num_rows_, stream);
+    backend_.copy_tokens(copies_.device(), num_rows_, stream);
     return {column(0, num_rows_), column(1, num_rows_), column(2, num_rows_),
             column(3, num_logit_rows_)};
   }
@@ -86,16 +86,16 @@ class BatchBuilder {
     num_rows_ = num_logit_rows_ = 0;
     uploaded_ = false;
   }
-  int64_t offset(int64_t index) const { return (pass_ * kColumns + index) * max_rows_; }
-  int32_t* host(int64_t index) { return columns_.host() + offset(index); }
-  int32_t* device(int64_t index) { return columns_.device() + offset(index); }
+  int32_t* host(int64_t index) { return columns_.host() + (pass_ * kColumns + index) * max_rows_; }
+  int32_t* device(int64_t index) { return columns_.device() + index * max_rows_; }
   TensorView column(int64_t index, int64_t n) { return {device(index), DType::i32, {n}}; }
 
   Backend& backend_;
   int64_t max_rows_, num_passes_;
-  Staged<int32_t> columns_;   // [passes, kColumns, max_rows]
-  Staged<TokenCopy> copies_;  // [passes, max_rows]
-  int64_t pass_ = 0, num_rows_ = 0, num_logit_rows_ = 0;
+  Staged<int32_t> columns_;   // [kColumns, max_rows]; on the host of each pass
+  Staged<TokenCopy> copies_;  // [max_rows]; likewise
+  int64_t pass_ = 0;          // which of a step's is being gathered
+  int64_t num_rows_ = 0, num_logit_rows_ = 0;
   bool uploaded_ = false;
 };
 

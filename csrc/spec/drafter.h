@@ -46,8 +46,8 @@ class LogitDrafter {
 
   // Readies a row of logits for each context's next token; `enqueue` then computes it. Whatever of
   // a context was not seen before (the last accepted tokens) is fed first. Returns a key of all
-  // that `enqueue` does. logits: f32 [contexts, vocab_size], or more rows, which come to mean
-  // nothing.
+  // that `enqueue` does, which is the same in every round of as many rows. logits: f32 [contexts,
+  // vocab_size], or more rows, which come to mean nothing.
   virtual uint64_t prepare(std::span<const DraftContext> contexts, TensorView logits,
                            Stream& stream) = 0;
   virtual void enqueue(Stream& stream) = 0;

@@ -27,33 +27,32 @@ void HeadDrafter::take_state(int64_t slot, int64_t length, TensorView state, Str
 
 uint64_t HeadDrafter::prepare(std::span<const DraftContext> contexts, TensorView logits,
                               Stream& stream) {
-  round_ = contexts.front().num_drafted;
   logits_ = logits;
-  const int64_t rows = logits.extent(0);
+  const int64_t rows = logits.extent(0), hidden = head_.config().hidden_size;
   tokens_.prepare(contexts, rows, stream);
   for (const DraftContext& context : contexts) {
     CHECK(lengths_[context.slot] == static_cast<int64_t>(context.tokens.size()));
   }
-  if (round_ == 0) {
+  // A first round goes on from the target's states, a later one from the guesses of the one before.
+  if (contexts.front().num_drafted == 0) {
     std::fill_n(slots_.host(), rows, 0);
     for (size_t i = 0; i < contexts.size(); ++i) {
       slots_.host()[i] = static_cast<int32_t>(contexts[i].slot);
     }
     slots_.upload(0, rows, stream);
+    const auto num_slots = static_cast<int64_t>(lengths_.size());
+    backend_.gather_rows(states_.view(DType::bf16, {num_slots, hidden}),
+                         TensorView(slots_.device(), DType::i32, {rows}),
+                         guesses_.view(DType::bf16, {rows, hidden}), stream);
   }
-  const int64_t parts[] = {round_, rows, reinterpret_cast<int64_t>(logits.raw())};
+  const int64_t parts[] = {rows, reinterpret_cast<int64_t>(logits.raw())};
   return digest(parts, sizeof parts);
 }
 
 void HeadDrafter::enqueue(Stream& stream) {
   const int64_t hidden = head_.config().hidden_size, rows = logits_.extent(0);
-  const TensorView guesses = guesses_.view(DType::bf16, {rows, hidden});
-  if (round_ == 0) {
-    const auto num_slots = static_cast<int64_t>(lengths_.size());
-    backend_.gather_rows(states_.view(DType::bf16, {num_slots, hidden}),
-                         TensorView(slots_.device(), DType::i32, {rows}), guesses, stream);
-  }
-  head_.forward(guesses, tokens_.enqueue(stream), logits_, stream);
+  head_.forward(guesses_.view(DType::bf16, {rows, hidden}), tokens_.enqueue(stream), logits_,
+                stream);
 }
 
 }  // namespace outrider

@@ -45,8 +45,7 @@ class HeadDrafter final : public LogitDrafter {
   Buffer guesses_;                // bf16 [max_rows, hidden]: of a round, then of the next
   Staged<int32_t> slots_;         // [max_rows]
   RoundTokens tokens_;
-  int64_t round_ = 0;  // of `prepare`
-  TensorView logits_;
+  TensorView logits_;  // of `prepare`
 };
 
 }  // namespace outrider

@@ -23,17 +23,18 @@ size_t LogitRules::count_allowed(std::span<const int32_t> proposed, int64_t num_
 }
 
 LogitEditor::LogitEditor(Backend& backend, int64_t vocab_size, int64_t num_slots,
-                         int64_t max_listed, int64_t max_rows)
+                         int64_t max_listed, int64_t max_rows, int64_t max_step_rows)
     : backend_(backend),
       vocab_size_(vocab_size),
       max_listed_(max_listed),
       max_rows_(max_rows),
+      max_step_rows_(max_step_rows),
       slots_(num_slots),
       tokens_(backend, num_slots * vocab_size),
       listed_(backend, num_slots * max_listed),
       changed_(backend, num_slots * (kMaxDraftTokens + 1)),
       copies_(backend, num_slots * (kMaxDraftTokens + 1)),
-      edits_(backend, max_rows) {
+      edits_(backend, max_rows, max_step_rows) {
   changes_.reserve(num_slots * (kMaxDraftTokens + 1));
 }
 
@@ -72,6 +73,7 @@ void LogitEditor::commit(int64_t slot, std::span<const int32_t> tokens) {
 }
 
 void LogitEditor::begin_step(Stream& stream) {
+  first_ = 0;
   batch_ = {};
   const auto num_changes = static_cast<int64_t>(changes_.size());
   for (int64_t i = 0; i < num_changes; ++i) {
@@ -97,8 +99,8 @@ void LogitEditor::begin_step(Stream& stream) {
 void LogitEditor::add(int64_t slot, const int32_t* drafted, int64_t num_drafted, const float* from,
                       float* to, int64_t first_token, int64_t size) {
   const Slot& s = slots_[slot];
-  CHECK(s.edits && num_drafted <= kMaxDraftTokens && batch_.first + batch_.count < max_rows_);
-  edits_.host()[batch_.first + batch_.count++] = {
+  CHECK(s.edits && num_drafted <= kMaxDraftTokens && first_ + batch_.count < max_step_rows_);
+  edits_.host()[first_ + batch_.count++] = {
       .from = from,
       .to = to,
       .tokens = tokens_.device() + slot * vocab_size_,
@@ -115,20 +117,21 @@ void LogitEditor::add(int64_t slot, const int32_t* drafted, int64_t num_drafted,
   batch_.largest_size = std::max(batch_.largest_size, size);
 }
 
-LogitEditor::Batch LogitEditor::upload(Stream& stream) {
+LogitEditor::Batch LogitEditor::upload(int64_t rows_of_pass, Stream& stream) {
   Batch batch = batch_;
   if (batch.count == 0) return batch;
-  const int64_t padded = backend_.padded_rows(batch.count);
-  CHECK(batch.first + padded <= max_rows_);
-  for (; batch.count < padded; ++batch.count) edits_.host()[batch.first + batch.count] = {};
-  edits_.upload(batch.first, batch.count, stream);
-  batch_ = {.first = batch.first + batch.count};
+  CHECK(batch.count <= rows_of_pass && rows_of_pass <= max_rows_);
+  CHECK(first_ + rows_of_pass <= max_step_rows_);
+  for (; batch.count < rows_of_pass; ++batch.count) edits_.host()[first_ + batch.count] = {};
+  edits_.upload_to_front(first_, batch.count, stream);
+  first_ += batch.count;
+  batch_ = {};
   return batch;
 }
 
 void LogitEditor::enqueue(const Batch& batch, Stream& stream) {
   if (batch.count == 0) return;
-  backend_.edit_logits(edits_.device() + batch.first, batch.count, batch.largest_size, stream);
+  backend_.edit_logits(edits_.device(), batch.count, batch.largest_size, stream);
 }
 
 }  // namespace outrider

@@ -41,9 +41,10 @@ struct LogitRules {
 
 class LogitEditor {
  public:
-  // max_listed: of one sequence. max_rows: to edit in a step, over all its passes.
+  // max_listed: of one sequence. max_rows: that a batch edits; max_step_rows: all batches of a
+  // step.
   LogitEditor(Backend& backend, int64_t vocab_size, int64_t num_slots, int64_t max_listed,
-              int64_t max_rows);
+              int64_t max_rows, int64_t max_step_rows);
 
   // What the memory above comes to, in bytes of the backend.
   static int64_t bytes(int64_t vocab_size, int64_t num_slots, int64_t max_listed, int64_t max_rows);
@@ -60,16 +61,17 @@ class LogitEditor {
 
   // Rows that are edited by one operation.
   struct Batch {
-    int64_t first = 0, count = 0, largest_size = 0;
+    int64_t count = 0, largest_size = 0;
   };
   // Adds a row of the slot's logits to the batch that is gathered: of the tokens [first_token,
   // first_token + size), behind `drafted`, on the backend, [num_drafted]. from, to: as in
   // LogitEdit.
   void add(int64_t slot, const int32_t* drafted, int64_t num_drafted, const float* from, float* to,
            int64_t first_token, int64_t size);
-  // Sends the rows so far to the backend, as many as a replayed pass has, and begins a new batch.
-  Batch upload(Stream& stream);
-  // Edits them; a batch's numbers are part of a replayed pass's key.
+  // Sends the rows so far to the backend, and begins a new batch. Where there are any, they become
+  // as many as the pass has that they are of: it is replayed for any number of them.
+  Batch upload(int64_t rows_of_pass, Stream& stream);
+  // Edits them, before the next upload; a batch's numbers are part of a replayed pass's key.
   void enqueue(const Batch& batch, Stream& stream);
 
  private:
@@ -81,15 +83,16 @@ class LogitEditor {
   };
 
   Backend& backend_;
-  int64_t vocab_size_, max_listed_, max_rows_;
+  int64_t vocab_size_, max_listed_, max_rows_, max_step_rows_;
   std::vector<Slot> slots_;
   Staged<TokenState> tokens_;     // [slots, vocab_size]
   Staged<ListedToken> listed_;    // [slots, max_listed]
   Staged<TokenState> changed_;    // [slots * (kMaxDraftTokens + 1)]: what came of changes_ …
   Staged<TokenCopy> copies_;      // … and where it goes
-  Staged<LogitEdit> edits_;       // [max_rows]
+  Staged<LogitEdit> edits_;       // [max_rows]; on the host [max_step_rows]
   std::vector<int64_t> changes_;  // elements of tokens_ that the backend does not know yet
-  Batch batch_;                   // that is gathered
+  int64_t first_ = 0;             // on the host, of the batch that is gathered …
+  Batch batch_;                   // … and it
 };
 
 }  // namespace outrider

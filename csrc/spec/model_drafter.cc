@@ -60,7 +60,7 @@ uint64_t ModelDrafter::prepare(std::span<const DraftContext> contexts, TensorVie
   rows_.pad();
   rows_.upload(stream);
   logits_ = logits.rows(logits_done_, logits_done_ + rows_.num_logit_rows());
-  const int64_t parts[] = {rows_.pass(), rows_.num_rows(), rows_.num_logit_rows(),
+  const int64_t parts[] = {rows_.num_rows(), rows_.num_logit_rows(),
                            reinterpret_cast<int64_t>(logits_.raw())};
   return digest(parts, sizeof parts);
 }

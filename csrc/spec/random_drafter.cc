@@ -3,9 +3,8 @@
 
 namespace outrider {
 
-uint64_t RandomDrafter::prepare(std::span<const DraftContext> contexts, TensorView logits,
-                                Stream&) {
-  logits_ = logits.rows(0, static_cast<int64_t>(contexts.size()));
+uint64_t RandomDrafter::prepare(std::span<const DraftContext>, TensorView logits, Stream&) {
+  logits_ = logits;
   const int64_t parts[] = {reinterpret_cast<int64_t>(logits_.raw()), logits_.extent(0)};
   return digest(parts, sizeof parts);
 }

@@ -14,8 +14,7 @@ enum class Pass : uint64_t { target, draft, measured };
 // Of a pass to be replayed, which edits these rows of its logits.
 uint64_t key_of(Pass pass, int64_t rows, const LogitEditor::Batch& edited, uint64_t parts) {
   const uint64_t key[] = {static_cast<uint64_t>(pass), static_cast<uint64_t>(rows),
-                          static_cast<uint64_t>(edited.first), static_cast<uint64_t>(edited.count),
-                          parts};
+                          static_cast<uint64_t>(edited.count), parts};
   return digest(key, sizeof key);
 }
 
@@ -36,19 +35,20 @@ SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, T
                 target.shard().vocab.size(), max_rows, num_slots),
       max_rows_(max_rows),
       nobody_(num_slots * kMaxDraftTokens),
-      max_draft_rows_(kPadding * backend.padded_rows(num_slots) * kMaxDraftTokens),
+      max_round_rows_(backend.padded_rows(num_slots)),
+      max_draft_rows_(kPadding * num_slots * kMaxDraftTokens),
       rows_(backend, max_rows),
       editor_(backend, target.config().vocab_size, num_slots,
               max_listed_tokens(target.config().eos_token_ids.size()),
-              max_draft_rows_ + backend.padded_rows(max_rows)),
-      draft_logits_(backend.allocate(sizeof(float) * max_draft_rows_ * target.config().vocab_size)),
+              std::max(max_rows, max_round_rows_), max_draft_rows_ + max_rows),
+      draft_logits_(backend.allocate(sizeof(float) * max_round_rows_ * target.config().vocab_size)),
       target_logits_(backend.allocate(sizeof(float) * 2 * max_rows * target.shard().vocab.size())),
       q_(backend.allocate(sizeof(RowDistribution) * (nobody_ + 1))),
-      draft_rows_(backend, max_draft_rows_),
+      q_logits_(backend.allocate(sizeof(float) * nobody_ * target.config().vocab_size)),
+      draft_rows_(backend, max_round_rows_, max_draft_rows_),
       proposed_(backend, num_slots * kMaxDraftTokens),
-      proposals_(backend, num_slots * kMaxDraftTokens),
-      drafted_(num_slots) {
-  backend.reserve_verification(backend.padded_rows(num_slots), target.config().vocab_size);
+      proposals_(backend, num_slots * kMaxDraftTokens) {
+  backend.reserve_verification(max_round_rows_, target.config().vocab_size);
   drafting_.reserve(num_slots);
   contexts_.reserve(num_slots);
   to_verify_.reserve(num_slots);
@@ -83,7 +83,7 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
                    target_.shard().vocab.size()});
   const TensorView logits = all_logits.rows(0, rows_.num_logit_rows());
   rows_.upload(stream);
-  const LogitEditor::Batch edited = editor_.upload(stream);
+  const LogitEditor::Batch edited = editor_.upload(rows_.num_logit_rows(), stream);
   const uint64_t verify_key =
       verifier_.prepare(to_verify_, queries_, all_logits, replayed, agreed, stream);
   backend_.mark(kTargetBegin, stream);
@@ -204,8 +204,8 @@ void SpeculativeStep::add_rows(std::span<SequenceState> slots, std::span<const S
     to_verify_.push_back({.first_row = edits ? max_rows_ + edited_rows_ : raw_row,
                           .num_drafted = k,
                           .drafted = drafted,
-                          .draft_logits = drafted_[index].logits,
-                          .draft_stride = drafted_[index].stride,
+                          .draft_logits = draws(w) ? q_logits(index) : nullptr,
+                          .draft_stride = target_.config().vocab_size,
                           .draft_rows = q(index),
                           .processors = state.processors,
                           .key = {state.seed, state.choice, static_cast<uint32_t>(length)},
@@ -288,7 +288,6 @@ void SpeculativeStep::prefill_drafts(std::span<SequenceState> slots, std::span<c
 void SpeculativeStep::draft(std::span<SequenceState> slots, std::span<const SlotWork> work,
                             Stream& stream) {
   draft_rows_used_ = 0;
-  std::fill_n(drafted_.begin(), work.size(), Drafted{});
   propose(work, stream);
   for_each_drafter(slots, work, draws,
                    [&](LogitDrafter* drafter) { draft_with(drafter, slots, work, stream); });
@@ -313,8 +312,9 @@ void SpeculativeStep::propose(std::span<const SlotWork> work, Stream& stream) {
 }
 
 // Round i extends every sequence that drafts more than i tokens, in one pass. They stand in order
-// of falling K, so that a round's sequences are the first ones of the round before it: sequence j's
-// row of round i is row i * width + j. Behind a round's rows come those that it is padded with.
+// of falling K, so that a round's sequences are the first ones of the round before it. Rounds of as
+// many rows are one and the same to whoever replays them: what varies is uploaded between them, and
+// the logits that verification needs are kept where the token's place says.
 void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState> slots,
                                  std::span<const SlotWork> work, Stream& stream) {
   const int64_t vocab = target_.config().vocab_size;
@@ -328,55 +328,41 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
     return work[a].num_draft_tokens > work[b].num_draft_tokens;
   });
   const int rounds = work[drafting_.front()].num_draft_tokens;
-  const auto count = static_cast<int64_t>(drafting_.size());
-  const int64_t width = backend_.padded_rows(count);
-  const int64_t first_row = draft_rows_used_;
-  draft_rows_used_ += rounds * width;
-  CHECK(draft_rows_used_ <= max_draft_rows_);
-  const TensorView logits =
-      draft_logits_.view(DType::f32, {rounds * width, vocab}, sizeof(float) * first_row * vocab);
-  DraftRow* const rows = draft_rows_.host() + first_row;
-  for (int64_t row = 0; row < rounds * width; ++row) {
-    const int64_t j = row % width, round = row / width;
-    rows[row] = {.drafted = static_cast<int32_t>(nobody_)};
-    if (j >= count || work[drafting_[j]].num_draft_tokens <= round) continue;
-    const SequenceState& state = slots[work[drafting_[j]].slot];
-    rows[row] = {.processors = state.processors,
+  for (int round = 0; round < rounds; ++round) {
+    while (work[drafting_.back()].num_draft_tokens <= round) drafting_.pop_back();
+    const auto count = static_cast<int64_t>(drafting_.size());
+    const int64_t padded = backend_.padded_rows(count);
+    CHECK(draft_rows_used_ + padded <= max_draft_rows_);
+    DraftRow* const rows = draft_rows_.host() + draft_rows_used_;
+    const TensorView logits = draft_logits_.view(DType::f32, {padded, vocab});
+    contexts_.clear();
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t i = drafting_[j];
+      const SequenceState& state = slots[work[i].slot];
+      const int32_t* const drafted = verifier_.drafted() + place(i);
+      contexts_.push_back(
+          {.slot = work[i].slot, .tokens = state.tokens, .drafted = drafted, .num_drafted = round});
+      rows[j] = {.processors = state.processors,
                  .key = {state.seed, state.choice, static_cast<uint32_t>(state.tokens.size())},
                  .offset = static_cast<int32_t>(round),
-                 .drafted = static_cast<int32_t>(place(drafting_[j]) + round)};
-  }
-  draft_rows_.upload(first_row, rounds * width, stream);
-  for (int round = 0; round < rounds; ++round) {
-    contexts_.clear();
-    for (const int64_t i : drafting_) {
-      if (work[i].num_draft_tokens <= round) continue;
-      contexts_.push_back({.slot = work[i].slot,
-                           .tokens = slots[work[i].slot].tokens,
-                           .drafted = verifier_.drafted() + place(i),
-                           .num_drafted = round});
+                 .drafted = static_cast<int32_t>(place(i) + round)};
+      if (!editor_.edits(work[i].slot)) continue;
+      float* const row = logits.rows(j, j + 1).data<float>();
+      editor_.add(work[i].slot, drafted, round, row, row, 0, vocab);
     }
-    const int64_t row = round * width;
-    const int64_t drafting = backend_.padded_rows(static_cast<int64_t>(contexts_.size()));
-    const TensorView of_round = logits.rows(row, row + drafting);
-    const uint64_t key = drafter->prepare(contexts_, of_round, stream);
-    for (int64_t j = 0; j < static_cast<int64_t>(contexts_.size()); ++j) {
-      if (!editor_.edits(contexts_[j].slot)) continue;
-      float* const q_logits = of_round.rows(j, j + 1).data<float>();
-      editor_.add(contexts_[j].slot, contexts_[j].drafted, round, q_logits, q_logits, 0, vocab);
-    }
-    const LogitEditor::Batch edited = editor_.upload(stream);
+    std::fill(rows + count, rows + padded, DraftRow{.drafted = static_cast<int32_t>(nobody_)});
+    draft_rows_.upload_to_front(draft_rows_used_, padded, stream);
+    draft_rows_used_ += padded;
+    const uint64_t key = drafter->prepare(contexts_, logits, stream);
+    const LogitEditor::Batch edited = editor_.upload(padded, stream);
     const uint64_t whose[] = {reinterpret_cast<uintptr_t>(drafter), key};
     const uint64_t own_key = digest(whose, sizeof whose);
-    backend_.replay(key_of(Pass::draft, first_row + row, edited, own_key), stream, [&] {
+    backend_.replay(key_of(Pass::draft, padded, edited, own_key), stream, [&] {
       drafter->enqueue(stream);
       editor_.enqueue(edited, stream);
-      backend_.sample_drafts(of_round, draft_rows_.device() + first_row + row, drafting,
-                             verifier_.drafted(), q(0), stream);
+      backend_.sample_drafts(logits, draft_rows_.device(), padded, verifier_.drafted(), q(0),
+                             q_logits(0), stream);
     });
-  }
-  for (int64_t j = 0; j < count; ++j) {
-    drafted_[drafting_[j]] = {logits.rows(j, j + 1).data<float>(), width * vocab};
   }
 }
 

@@ -98,15 +98,14 @@ class SpeculativeStep {
   void commit(SequenceState& state, const SlotWork& work, const int32_t* drafted,
               const Verdict& verdict);
 
-  // Where what a work drafted lies, on the backend; drafted tokens: place(work).
-  struct Drafted {
-    const float* logits = nullptr;  // of its first token; null: one-hot
-    int64_t stride = 0;             // elements from a row to the next
-  };
-  // The drafted tokens of a work (its index in the step's): an index into drafted tokens and q.
+  // The drafted tokens of a work (its index in the step's): an index into drafted tokens, q and its
+  // logits.
   static int64_t place(int64_t work) { return work * kMaxDraftTokens; }
   RowDistribution* q(int64_t work) const {
     return static_cast<RowDistribution*>(q_.data()) + place(work);
+  }
+  float* q_logits(int64_t work) const {
+    return static_cast<float*>(q_logits_.data()) + place(work) * target_.config().vocab_size;
   }
 
   Backend& backend_;
@@ -115,19 +114,20 @@ class SpeculativeStep {
   Verifier verifier_;
   int64_t max_rows_;
   int64_t nobody_;          // the place of drafted tokens that nobody reads
+  int64_t max_round_rows_;  // of a round of drafts
   int64_t max_draft_rows_;  // of a step, over all rounds
   BatchBuilder rows_;
   LogitEditor editor_;
-  Buffer draft_logits_;          // f32 [max_draft_rows, vocab_size]: q, kept until verified
+  Buffer draft_logits_;          // f32 [max_round_rows, vocab_size]: of a round
   Buffer target_logits_;         // f32 [2 max_rows, vocabulary shard]: as the model gives them, for
                                  // log-probabilities too; behind max_rows the edited ones
   Buffer q_;                     // RowDistribution [nobody + 1]
-  Staged<DraftRow> draft_rows_;  // [max_draft_rows], in the order of the rounds
+  Buffer q_logits_;              // f32 [nobody, vocab_size]: q of what is drawn by rejection
+  Staged<DraftRow> draft_rows_;  // [max_round_rows]; on the host [max_draft_rows], by rounds
   Staged<int32_t> proposed_;     // [slots, kMaxDraftTokens]: by copy drafters
   Staged<TokenCopy> proposals_;  // [slots * kMaxDraftTokens]: into the drafted tokens
   int64_t draft_rows_used_ = 0;
   int64_t edited_rows_ = 0;        // of the target's, in this step
-  std::vector<Drafted> drafted_;   // [works]
   std::vector<int64_t> drafting_;  // works, by falling K
   std::vector<DraftContext> contexts_;
   std::vector<VerifyWork> to_verify_;

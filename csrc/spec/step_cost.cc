@@ -22,9 +22,6 @@ constexpr int64_t kReservedBytes = int64_t{512} << 20;
 // Weights on their way to the device: backend/cuda/cuda_backend.cc, two pieces.
 constexpr int64_t kLoadingBytes = int64_t{2} * (int64_t{32} << 20);
 
-// Of drafted rows, over all drafters of a step: SpeculativeStep.
-constexpr int64_t kPadding = 2;
-
 // `each` rows in each sequence, all with logits, as a replayed pass pads them.
 PassShape replayed(const StepShape& shape, int64_t each) {
   const int64_t rows = shape.sequences * each;
@@ -43,7 +40,6 @@ PassCost pass_with_tokens(const ModelConfig& config, const Shard& shard, const P
 }
 
 PassCost verify_cost(const Shard& shard, const StepShape& shape, int64_t rows) {
-  const int64_t sequences = cuda_padded_rows(shape.sequences);
   PassCost cost;
   cost.operations += copy_tokens_cost(rows);
   cost.operations += verify_summary_cost(rows, shard.vocab.size());
@@ -51,8 +47,8 @@ PassCost verify_cost(const Shard& shard, const StepShape& shape, int64_t rows) {
   cost.operations += combine_rows_cost();
   cost.operations += accept_step_cost();
   if (!shape.sampled) return cost;
-  cost.operations += race_step_cost(sequences, shard.vocab.size());
-  cost.exchanges += all_gather_cost(shard.size, sequences * sizeof(RaceResult));
+  cost.operations += race_step_cost(shape.sequences, shard.vocab.size());
+  cost.exchanges += all_gather_cost(shard.size, rows * sizeof(RaceResult));  // a place for each row
   cost.operations += commit_step_cost();
   return cost;
 }
@@ -78,7 +74,8 @@ StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelCon
   } else {
     return cost;
   }
-  cost.draft.operations += sample_drafts_cost(round.num_logits, target.vocab_size);
+  cost.draft.operations +=
+      sample_drafts_cost(round.num_logits, target.vocab_size, shape.sampled ? shape.sequences : 0);
   return cost;
 }
 
@@ -116,7 +113,9 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
     cost.draft_weights += cuda_weight_bytes(*head);
     cost.workspace += draft_head_workspace_bytes(*head, rows) + states;
   }
-  const int64_t draft_rows = kPadding * cuda_padded_rows(server.max_sequences) * kMaxDraftTokens;
+  // Of a round of drafts, and what is kept of all of them: SpeculativeStep.
+  const int64_t round_rows = cuda_padded_rows(server.max_sequences);
+  const int64_t draft_rows = round_rows + server.max_sequences * kMaxDraftTokens;
   const int64_t summary_rows = 2 * server.max_rows;
   cost.workspace += activation + attention + kLoadingBytes;
   cost.workspace +=
@@ -134,7 +133,7 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
                               2 * server.max_rows * shard.vocab.size());  // logits
   cost.workspace += LogitEditor::bytes(target.vocab_size, server.max_sequences,
                                        max_listed_tokens(target.eos_token_ids.size()),
-                                       draft_rows + cuda_padded_rows(server.max_rows));
+                                       std::max(server.max_rows, round_rows));
   cost.workspace +=
       (1 + shard.size) * SummaryMessage::bytes(summary_rows, cuda_padded_rows(summary_rows));
   if (shard.size > 1) {  // rows that are gathered

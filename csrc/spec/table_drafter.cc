@@ -120,8 +120,7 @@ uint64_t TableDrafter::prepare(std::span<const DraftContext> contexts, TensorVie
                                Stream& stream) {
   logits_ = logits;
   tokens_.prepare(contexts, logits.extent(0), stream);
-  const int64_t parts[] = {contexts.front().num_drafted, logits.extent(0),
-                           reinterpret_cast<int64_t>(logits.raw())};
+  const int64_t parts[] = {logits.extent(0), reinterpret_cast<int64_t>(logits.raw())};
   return digest(parts, sizeof parts);
 }
 

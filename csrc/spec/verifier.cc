@@ -59,7 +59,7 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
       digest_(backend, 1),
       rows_(backend, 2 * max_rows),
       draft_tokens_(backend, 2 * max_rows),
-      sequences_(backend, max_sequences),
+      sequences_(backend, std::max(max_rows, max_sequences)),
       raw_logits_(backend, max_sequences),
       unresolved_(backend, max_rows) {
   const int ranks = communicator.size();
@@ -93,8 +93,9 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
   host_messages_ = backend.allocate_pinned(ranks * message);
   all_raw_logits_ = backend.allocate(ranks * max_sequences * sizeof(float));
   host_raw_logits_ = backend.allocate_pinned(ranks * max_sequences * sizeof(float));
-  my_race_ = backend.allocate(max_sequences * sizeof(RaceResult));
-  all_races_ = backend.allocate(ranks * max_sequences * sizeof(RaceResult));
+  const size_t races = std::max(max_rows, max_sequences) * sizeof(RaceResult);
+  my_race_ = backend.allocate(races);
+  all_races_ = backend.allocate(ranks * races);
   if (ranks > 1) {
     my_logits_ = backend.allocate(kGatheredRows * largest_shard_ * sizeof(float));
     all_logits_ = backend.allocate(ranks * kGatheredRows * largest_shard_ * sizeof(float));
@@ -163,14 +164,15 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
   }
   num_padded_sequences_ = num_sequences_;
   if (padded) {
-    num_padded_sequences_ = std::min(backend_.padded_rows(num_sequences_), max_sequences_);
-    for (int64_t s = num_sequences_; s < num_padded_sequences_; ++s) {
-      sequences_.host()[s] = {.rows = {.num_drafted = -1}};
-    }
     const int64_t rows = backend_.padded_rows(num_rows_);
     CHECK(rows <= logits.extent(0));
     while (num_rows_ < rows) add_row(num_rows_, false, nullptr, -1, {}, {});
-    if (num_filtered > 0) num_filtered = static_cast<int32_t>(backend_.padded_rows(num_filtered));
+    // A row may be a sequence, and filtered: there is room for as many, whatever there are.
+    num_padded_sequences_ = rows;
+    for (int64_t s = num_sequences_; s < rows; ++s) {
+      sequences_.host()[s] = {.rows = {.num_drafted = -1}};
+    }
+    if (num_filtered > 0) num_filtered = static_cast<int32_t>(rows);
   }
   num_work_rows_ = num_rows_;
   queries_.assign(queries.begin(), queries.end());
@@ -179,6 +181,7 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
     add_row(query.row, query.top_n > 0, query.drafted, query.token, {.mode = VerifyMode::rejection},
             {});
   }
+  CHECK(num_padded_sequences_ <= std::max(max_rows_, max_sequences_));
   message_bytes_ = SummaryMessage::bytes(num_rows_, num_filtered);
   *digest_.host() = digest;
   digest_.upload(0, 1, stream);

@@ -63,8 +63,9 @@ class Verifier {
   // A step in three parts. `prepare` sends to the backend what the step is about; `digest` (of the
   // plan and of the state before it) rides in the first exchange, which takes place without work
   // too. At most max_rows queries.
-  // logits: f32 [rows, shard_size], which may be computed later. padded: everything is as many as a
-  // replayed step has, which `logits` has rows for. Returns a key of all that `enqueue` does.
+  // logits: f32 [rows, shard_size], which may be computed later. padded: of everything there is as
+  // much as a replayed step has, which `logits` has rows for: how much that is depends on its rows
+  // alone. Returns a key of all that `enqueue` does.
   uint64_t prepare(std::span<const VerifyWork> work, std::span<const LogprobQuery> queries,
                    TensorView logits, bool padded, uint64_t digest, Stream& stream);
   // Enqueues verification and its exchanges.
@@ -114,7 +115,7 @@ class Verifier {
   Staged<uint64_t> digest_;             // [1]
   Staged<VerifyRow> rows_;              // [2 max_rows]: of the work, then of the queries
   Staged<TokenCopy> draft_tokens_;      // [2 max_rows]: into the rows
-  Staged<SequenceToVerify> sequences_;  // [max_sequences]
+  Staged<SequenceToVerify> sequences_;  // [max_rows], or [max_sequences] where that is more
   Staged<float> raw_logits_;            // [max_sequences]: of extra tokens; -infinity: not here
   std::vector<int64_t> raw_rows_;       // [sequences]: VerifyWork::raw_row
   int64_t num_rows_ = 0, num_work_rows_ = 0, num_sequences_ = 0;
@@ -126,7 +127,7 @@ class Verifier {
 
   Buffer mine_, all_;  // exchange A: what a rank sends, and what came, [ranks]
   Buffer all_raw_logits_, host_raw_logits_;  // f32 [ranks, max_sequences]
-  Buffer my_race_, all_races_;       // exchange B: RaceResult [sequences], [ranks, sequences]
+  Buffer my_race_, all_races_;       // exchange B: RaceResult [padded sequences], [ranks, …]
   Staged<RowToResolve> unresolved_;  // [max_rows]
   // Of those that are gathered together: f32 [kGatheredRows, largest_shard], [ranks, kGatheredRows,
   // largest_shard], [kGatheredRows, vocab_size]. A rank alone has whole rows anyway.

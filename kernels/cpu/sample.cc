@@ -211,13 +211,16 @@ int32_t sample_draft(const float* logits, int64_t vocab_size, const RowDistribut
 }
 
 void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
-                   int32_t* drafted, RowDistribution* q, Isa isa) {
+                   int32_t* drafted, RowDistribution* q, float* q_logits, Isa isa) {
   for (int64_t r = 0; r < num_rows; ++r) {
     const float* row_logits = logits + r * vocab_size;
     const DraftRow& row = rows[r];
     q[row.drafted] = process_row(row_logits, vocab_size, row.processors, isa);
     drafted[row.drafted] = sample_draft(row_logits, vocab_size, q[row.drafted], row.processors.mode,
                                         row.key, row.offset, isa);
+    if (row.processors.mode == VerifyMode::rejection) {
+      std::copy_n(row_logits, vocab_size, q_logits + row.drafted * vocab_size);
+    }
   }
 }
 

@@ -60,9 +60,19 @@ __device__ inline bool races(const DraftRow& draft, const RowDistribution& q) {
   return q.non_finite == 0 && draft.processors.mode != VerifyMode::greedy;
 }
 
-__global__ void race_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
-                          const RowDistribution* q, Runner* runners) {
+// Verification of a row drawn by rejection reads its logits again, finite or not: they are kept.
+// Three blocks a multiprocessor: left to itself, ptxas takes ten registers more for that, and two.
+__global__ void __launch_bounds__(kChunkThreads, 3)
+    race_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
+              const RowDistribution* q, float* q_logits, Runner* runners) {
   const DraftRow& draft = drafts[blockIdx.y];
+  const int64_t begin = blockIdx.x * kChunk;
+  const int64_t end = min(begin + kChunk, vocab_size);
+  if (draft.processors.mode == VerifyMode::rejection) {
+    const float* const from = logits + blockIdx.y * vocab_size;
+    float* const to = q_logits + draft.drafted * vocab_size;
+    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+  }
   if (!races(draft, q[draft.drafted])) return;
   const RaceRow row{.p_logits = logits + blockIdx.y * vocab_size,
                     .q_logits = nullptr,
@@ -71,8 +81,6 @@ __global__ void race_rows(const float* logits, int64_t vocab_size, const DraftRo
                     .excluded = -1,
                     .first_token = 0,
                     .size = static_cast<int32_t>(vocab_size)};
-  const int64_t begin = blockIdx.x * kChunk;
-  const int64_t end = min(begin + kChunk, vocab_size);
   const Runner best = draft.processors.mode == VerifyMode::coupled
                           ? coupled_chunk(row, coupled_key(draft.key, draft.offset), begin, end)
                           : race_chunk(row, draft.key, draft.offset, Purpose::draft, begin, end);
@@ -102,7 +110,8 @@ size_t verify_workspace_bytes(int64_t rows, int64_t vocab_size) {
 }
 
 void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
-                   int32_t* drafted, RowDistribution* q, void* workspace, cudaStream_t stream) {
+                   int32_t* drafted, RowDistribution* q, float* q_logits, void* workspace,
+                   cudaStream_t stream) {
   if (num_rows == 0) return;
   const Scratch scratch(workspace, num_rows, vocab_size);
   const auto n = static_cast<unsigned>(num_rows);
@@ -114,7 +123,7 @@ void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows
   launch(finish_rows, n, row_threads(vocab_size), 0, stream, logits, vocab_size, rows,
          scratch.summaries, q);
   launch(race_rows, dim3(static_cast<unsigned>(chunks), n), kChunkThreads, 0, stream, logits,
-         vocab_size, rows, q, scratch.runners);
+         vocab_size, rows, q, q_logits, scratch.runners);
   launch(draw_tokens, few, kMergeThreads, 0, stream, rows, num_rows, q, scratch.runners, chunks,
          drafted);
 }

@@ -9,8 +9,10 @@
 namespace outrider::cuda {
 
 // Bound: num_rows * vocab_size * 4 bytes, twice (the second time from the second-level cache), and
-// ~60 instructions a token for the races of rows that are not greedy.
+// ~60 instructions a token for the races of rows that are not greedy; rows drawn by rejection are
+// written as well.
 void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
-                   int32_t* drafted, RowDistribution* q, void* workspace, cudaStream_t stream);
+                   int32_t* drafted, RowDistribution* q, float* q_logits, void* workspace,
+                   cudaStream_t stream);
 
 }  // namespace outrider::cuda

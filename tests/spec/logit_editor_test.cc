@@ -35,7 +35,8 @@ class CountingBackend final : public CpuBackend {
 class LogitEditorTest : public testing::Test {
  protected:
   LogitEditorTest()
-      : editor_(backend_, kVocab, 3, max_listed_tokens(1), 64), stream_(backend_.make_stream()) {}
+      : editor_(backend_, kVocab, 3, max_listed_tokens(1), 64, 64),
+        stream_(backend_.make_stream()) {}
 
   // Zeros, edited behind the slot's tokens and the drafted ones.
   std::vector<float> edited(int64_t slot, const std::vector<int32_t>& drafted = {}) {
@@ -43,7 +44,7 @@ class LogitEditorTest : public testing::Test {
     editor_.begin_step(stream_);
     editor_.add(slot, drafted.data(), static_cast<int64_t>(drafted.size()), from.data(), to.data(),
                 0, kVocab);
-    editor_.enqueue(editor_.upload(stream_), stream_);
+    editor_.enqueue(editor_.upload(1, stream_), stream_);
     return to;
   }
 
@@ -105,7 +106,7 @@ TEST_F(LogitEditorTest, NobodyPaysWhoAsksForNothing) {
   editor_.admit(0, neutral, tokens, 1);
   editor_.commit(0, tokens);
   editor_.begin_step(stream_);
-  editor_.enqueue(editor_.upload(stream_), stream_);
+  editor_.enqueue(editor_.upload(1, stream_), stream_);
   EXPECT_FALSE(editor_.edits(0));
   EXPECT_EQ(backend_.enqueued, 0);
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "backend/backend.h"
 #include "backend/operation_cost.h"
@@ -26,6 +27,7 @@ class MeteringBackend final : public Backend {
            verify_scratch_bytes_;
   }
   int64_t packed_bytes() const { return packed_bytes_; }
+  size_t num_replayed() const { return replayed_.size(); }  // different passes
   void forget_costs() { cost_ = {}; }
 
   std::string description() const override { return "metering"; }
@@ -45,7 +47,10 @@ class MeteringBackend final : public Backend {
     if (to.bytes() > 0) std::memcpy(to.raw(), from.raw(), to.bytes());
   }
   void synchronize(Stream&) override {}
-  void replay(uint64_t, Stream&, const std::function<void()>& enqueue) override { enqueue(); }
+  void replay(uint64_t key, Stream&, const std::function<void()>& enqueue) override {
+    replayed_.insert(key);
+    enqueue();
+  }
   void forget_replayed() override {}
   void mark(int, Stream&) override {}
   double seconds_between(int, int) const override { return 0; }
@@ -148,9 +153,12 @@ class MeteringBackend final : public Backend {
 
   void copy_tokens(const TokenCopy*, int64_t n, Stream&) override { cost_ += copy_tokens_cost(n); }
   void edit_logits(const LogitEdit*, int64_t, int64_t, Stream&) override {}
-  void sample_drafts(TensorView logits, const DraftRow*, int64_t n, int32_t*, RowDistribution*,
-                     Stream&) override {
-    cost_ += sample_drafts_cost(n, logits.extent(1));
+  void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t*, RowDistribution*,
+                     float*, Stream&) override {
+    const auto kept = std::count_if(rows, rows + n, [](const DraftRow& row) {
+      return row.processors.mode == VerifyMode::rejection;
+    });
+    cost_ += sample_drafts_cost(n, logits.extent(1), kept);
   }
   void verify_summary(TensorView logits, int32_t, const VerifyRow*, SummaryMessage to,
                       Stream&) override {
@@ -164,9 +172,12 @@ class MeteringBackend final : public Backend {
   void accept_step(const SequenceToVerify*, int64_t, Verdict*, Stream&) override {
     cost_ += accept_step_cost();
   }
-  void race_step(const SequenceToVerify*, int64_t n, int64_t shard_size, const Verdict*,
+  void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size, const Verdict*,
                  RaceResult*, Stream&) override {
-    cost_ += race_step_cost(n, shard_size);
+    const auto there = std::count_if(sequences, sequences + n, [](const SequenceToVerify& s) {
+      return s.rows.num_drafted >= 0;
+    });
+    cost_ += race_step_cost(there, shard_size);
   }
   void commit_step(const SequenceToVerify*, int64_t, const RaceResult*, int, Verdict*,
                    Stream&) override {
@@ -179,6 +190,7 @@ class MeteringBackend final : public Backend {
   int64_t allocated_bytes_ = 0;  // beside packed weights and what is reserved
   int64_t activation_scratch_bytes_ = 0, attention_scratch_bytes_ = 0, verify_scratch_bytes_ = 0;
   int64_t packed_bytes_ = 0;
+  std::set<uint64_t> replayed_;
 };
 
 // Counts, and lets `inner` exchange.

@@ -222,9 +222,9 @@ void CpuBackend::edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_
 }
 
 void CpuBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
-                               RowDistribution* q, Stream&) {
+                               RowDistribution* q, float* q_logits, Stream&) {
   CHECK(has_shape(logits, DType::f32, {n, -1}));
-  cpu::sample_drafts(logits.data<float>(), logits.extent(1), rows, n, drafted, q, isa_);
+  cpu::sample_drafts(logits.data<float>(), logits.extent(1), rows, n, drafted, q, q_logits, isa_);
 }
 
 void CpuBackend::verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,

@@ -65,7 +65,7 @@ class CpuBackend : public Backend {
   void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
                    Stream& stream) override;
   void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
-                     RowDistribution* q, Stream& stream) override;
+                     RowDistribution* q, float* q_logits, Stream& stream) override;
   void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
                       SummaryMessage to, Stream& stream) override;
   void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,

@@ -370,11 +370,12 @@ void CudaBackend::edit_logits(const LogitEdit* edits, int64_t n, int64_t largest
 }
 
 void CudaBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n,
-                                int32_t* drafted, RowDistribution* q, Stream& stream) {
+                                int32_t* drafted, RowDistribution* q, float* q_logits,
+                                Stream& stream) {
   CHECK(has_shape(logits, DType::f32, {n, -1}));
   const int64_t vocab_size = logits.extent(1);
   void* const workspace = reserved(verify_scratch_, cuda::verify_workspace_bytes(n, vocab_size));
-  cuda::sample_drafts(logits.data<float>(), vocab_size, rows, n, drafted, q, workspace,
+  cuda::sample_drafts(logits.data<float>(), vocab_size, rows, n, drafted, q, q_logits, workspace,
                       handle(stream));
 }
 

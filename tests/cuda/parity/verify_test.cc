@@ -118,15 +118,26 @@ TEST_P(VerifyParity, DraftsAreTheCpus) {
   }
   std::vector<int32_t> expected(kRows);
   std::vector<RowDistribution> expected_q(kRows);
+  std::vector<float> expected_logits(kRows * vocab_, -1.0f);
   cpu::sample_drafts(logits.data(), vocab_, rows.data(), kRows, expected.data(), expected_q.data(),
-                     cpu::select_isa());
+                     expected_logits.data(), cpu::select_isa());
   const DeviceArray<float> device_logits(logits);
   const DeviceArray<DraftRow> device_rows(rows);
   const DeviceArray<int32_t> drafted(kRows);
   const DeviceArray<RowDistribution> q(kRows);
+  const DeviceArray<float> q_logits(std::vector<float>(kRows * vocab_, -1.0f));
   sample_drafts(device_logits.data(), vocab_, device_rows.data(), kRows, drafted.data(), q.data(),
-                workspace_.data(), stream_);
+                q_logits.data(), workspace_.data(), stream_);
   EXPECT_EQ(drafted.values(), expected);
+  // Bytes: NaNs are kept as they are, and only rows drawn by rejection are.
+  const auto kept = q_logits.values();
+  EXPECT_EQ(std::memcmp(kept.data(), expected_logits.data(), kept.size() * sizeof(float)), 0);
+  for (int r = 0; r < kRows; ++r) {
+    const bool rejects = rows[r].processors.mode == VerifyMode::rejection;
+    const float first = logits[r * vocab_];
+    if (std::isnan(first)) continue;
+    EXPECT_EQ(kept[rows[r].drafted * vocab_], rejects ? first : -1.0f);
+  }
   const auto values = q.values();
   for (int i = 0; i < kRows; ++i) {
     EXPECT_EQ(values[i].non_finite, expected_q[i].non_finite);
@@ -161,8 +172,9 @@ TEST_P(VerifyParity, StepsAreTheCpus) {
   }
   std::vector<int32_t> drafted(kSequences * kK);
   std::vector<RowDistribution> q(kSequences * kK);
+  std::vector<float> q_logits(draft.size());
   cpu::sample_drafts(draft.data(), vocab_, draft_rows.data(), kSequences * kK, drafted.data(),
-                     q.data(), isa);
+                     q.data(), q_logits.data(), isa);
   const DeviceArray<float> device_draft(draft);
   const DeviceArray<int32_t> device_drafted(drafted);
   const DeviceArray<RowDistribution> device_q(q);

@@ -1,0 +1,113 @@
+// How many different passes a server's steps ask to be replayed: each is a graph on a GPU, which
+// takes memory and, once, time.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "comm/self_communicator.h"
+#include "spec/head_drafter.h"
+#include "spec/speculative_step.h"
+#include "tests/testing/checkpoints.h"
+#include "tests/testing/metering_backend.h"
+
+namespace outrider {
+namespace {
+
+constexpr int64_t kMaxRows = 128;
+constexpr int64_t kMaxSequences = 16;
+constexpr int kMostDrafted = 8;
+
+// What rows of up to `most` may be padded to.
+int64_t num_sizes(int64_t most) {
+  int64_t count = 0;
+  for (int64_t rows = 1; rows <= most; ++rows) count += cuda_padded_rows(rows) == rows ? 1 : 0;
+  return count;
+}
+
+// A server with every kind of request: greedy, sampled by either mode, with filters, with edited
+// logits, drafted for by a model or a head or not at all; K as it comes.
+class MixedSteps {
+ public:
+  MixedSteps()
+      : communicator_(make_self_communicator()),
+        target_(test_checkpoint("tiny"), backend_, *communicator_, kMaxRows, 0),
+        cache_(target_.make_kv_cache(512, kMaxSequences)),
+        model_(test_checkpoint("tiny-draft"), backend_, 512, kMaxSequences, kMaxRows, nullptr),
+        head_(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend_, kMaxSequences),
+        step_(backend_, *communicator_, target_, cache_, kMaxSequences, kMaxRows),
+        state_(backend_.allocate(sizeof(bf16) * target_.config().hidden_size)) {
+    cache_.deal_pages(stream_);
+    model_.cache().deal_pages(stream_);
+  }
+
+  void run() {
+    std::vector<SequenceState> states(kMaxSequences);
+    std::vector<SlotWork> work;
+    const int64_t sequences = 1 + below(kMaxSequences);
+    int64_t rows = 0;
+    for (int64_t slot = 0; slot < sequences; ++slot) {
+      const auto drafted = static_cast<int>(below(kMostDrafted + 1));
+      if (rows + drafted + 1 > kMaxRows) break;
+      rows += drafted + 1;
+      begin(slot, states[slot]);
+      const bool drafts = states[slot].drafter != nullptr;
+      work.push_back({.slot = slot,
+                      .prefill_end = kContext,
+                      .decode = true,
+                      .num_draft_tokens = drafts ? drafted : 0});
+    }
+    step_.run(states, work, 0, stream_);
+  }
+
+  size_t num_replayed() const { return backend_.num_replayed(); }
+
+ private:
+  static constexpr int64_t kContext = 40;
+
+  int64_t below(int64_t n) { return static_cast<int64_t>(random_() % n); }
+
+  // A sequence of whatever kind takes the slot.
+  void begin(int64_t slot, SequenceState& state) {
+    state.tokens.assign(kContext + 1, 1);
+    state.num_cached = kContext;
+    state.processors.mode = static_cast<VerifyMode>(below(3));
+    if (below(3) == 0) state.processors.top_p = 0.9f;
+    LogitRules rules;
+    if (below(8) == 0) rules.frequency_penalty = 0.5f;
+    step_.admit(slot, rules, state.tokens, kContext);
+    LogitDrafter* const drafters[] = {nullptr, &model_, &head_};
+    state.drafter = drafters[below(3)];
+    // Where all drafts were accepted, the model has yet to see the last of them.
+    model_.admit(slot, kContext - below(2));
+    head_.take_state(slot, kContext + 1,
+                     state_.view(DType::bf16, {1, target_.config().hidden_size}), stream_);
+  }
+
+  MeteringBackend backend_;
+  Stream stream_;
+  std::unique_ptr<Communicator> communicator_;
+  Transformer target_;
+  KvCache cache_;
+  ModelDrafter model_;
+  HeadDrafter head_;
+  SpeculativeStep step_;
+  Buffer state_;
+  std::mt19937 random_{1};
+};
+
+TEST(ReplayedPasses, AreFew) {
+  MixedSteps steps;
+  for (int step = 0; step < 3000; ++step) steps.run();
+  // The target's: of each size, with or without a race, filtered rows, edited ones. A drafter's:
+  // with edited rows or without; the model's first round may have two rows a sequence.
+  const int64_t target = 2 * 2 * 2 * num_sizes(kMaxRows);
+  const int64_t model = 2 * 2 * num_sizes(kMaxSequences), head = 2 * num_sizes(kMaxSequences);
+  EXPECT_LE(steps.num_replayed(), target + model + head);
+  EXPECT_GT(steps.num_replayed(), 30u);  // the steps are mixed
+  RecordProperty("replayed", static_cast<int>(steps.num_replayed()));
+}
+
+}  // namespace
+}  // namespace outrider
