@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <thread>
 
 #include "core/error.h"
@@ -17,8 +18,9 @@ namespace outrider {
 
 void check_bench_report(const std::optional<std::filesystem::path>& file) {
   if (!file) return;
-  const bool exists = std::filesystem::exists(*file);
-  if (exists && std::filesystem::is_directory(*file)) {
+  std::error_code unreadable;
+  const bool exists = std::filesystem::exists(*file, unreadable);
+  if (exists && std::filesystem::is_directory(*file, unreadable)) {
     throw Error(file->string() + ": expected a file, found a folder");
   }
   const std::filesystem::path needed =

@@ -182,8 +182,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
   spdlog::info("the KV cache holds {} tokens", executor.num_pages() * kPageTokens);
   const LookaheadPolicy& lookahead = options.engine.lookahead;
   if (options.engine.tpot_slo_ms > 0 && lookahead.kind != LookaheadPolicy::Kind::adaptive) {
-    spdlog::warn("--tpot-slo bounds nothing with --lookahead {}: answers only tell what was missed",
-                 lookahead.text());
+    spdlog::warn("--tpot-slo bounds no drafts with --lookahead {}", lookahead.text());
   }
   const QuarantineMemory quarantine_memory = open_quarantine_memory();
   std::optional<Quarantine> quarantine;

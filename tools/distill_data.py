@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from distill_llama import Cache, Llama
+from distill_llama import Cache, Llama, RecipeError
 from distill_prompts import KINDS, Prompt, PromptSource
 
 # Temperatures that a sequence is drawn at, and their shares. 0: greedy.
@@ -64,7 +64,11 @@ class Renderer:
 
     def behind_question(self) -> list[int]:
         """From the end of the user's words to the beginning of the answer, an EOS first."""
-        return self.encode(self.chat(("user", SAID)).split(SAID)[1])
+        ids = self.encode(self.chat(("user", SAID)).split(SAID)[1])
+        if ids[0] not in self.eos_ids:
+            raise RecipeError(f"tokenizer_config.json: what the user says ends with token {ids[0]} in "
+                              f"chat_template; expected an EOS, of {self.eos_ids}")
+        return ids
 
     def chat(self, *messages: tuple[str, str]) -> str:
         return self.template.render(

@@ -39,7 +39,7 @@ from complete_draft import DraftError, complete
 from distill_data import Renderer, Shards, frequent_tokens, generate
 from distill_head import DraftHead, load_head, save_head
 from distill_llama import Llama, RecipeError, load_target, save_trained
-from distill_prompts import KINDS
+from distill_prompts import KINDS, SHARES
 
 CHECKPOINT_SECONDS = 60
 DEPTH_DISCOUNT = 0.8  # weight in the loss of a head's guess over that of the one before it
@@ -61,7 +61,8 @@ def open_work(arguments: argparse.Namespace) -> None:
     digest = hashlib.sha256()
     for path in sorted(arguments.target.glob("*.safetensors")):
         digest.update(path.read_bytes())
-    settings = {"target_sha256": digest.hexdigest(), "seed": arguments.seed}
+    settings = {"target_sha256": digest.hexdigest(), "seed": arguments.seed,
+                "shares": dict(zip(KINDS, SHARES))}
     path = arguments.work / "settings.json"
     if not path.exists():
         write_whole(path, lambda temporary: temporary.write_text(json.dumps(settings)))

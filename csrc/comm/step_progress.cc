@@ -41,6 +41,7 @@ void StepProgress::ready() {
 
 void StepProgress::begin_step(int64_t rows) {
   rows_ = rows;
+  collectives_.store(0, std::memory_order_relaxed);
   begun_ = std::chrono::steady_clock::now();
   // Before the position: who reads the new step never judges it by a shorter step's time.
   expected_ms_.store(times_.expected(rows).count(), std::memory_order_release);

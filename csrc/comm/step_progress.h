@@ -14,7 +14,7 @@ struct ProgressReport {
   RankState state = RankState::loading;
   uint64_t step = 0;                      // the last one begun, counted from 1
   std::chrono::milliseconds expected{0};  // how long that step should take
-  uint64_t collectives = 0;               // begun so far: equally many on every rank
+  uint64_t collectives = 0;               // begun in it, so far
 };
 
 // How long a step of so many rows should take, from those before it: a running mean for each power

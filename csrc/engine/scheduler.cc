@@ -266,11 +266,12 @@ void Scheduler::limit_prefill() {
     }
   }
   rows_.prefill_ms = (limits_.prefill_slowdown - 1) * ms;
+  const double least_ms = kObjectiveShare * rows_.prefill_ms;
   for (const ScheduledSequence* s : running_) {
     if (!s->work.decode || s->spec.max_step_ms < ms) continue;  // none, or missed already
     rows_.prefill_ms = std::min(rows_.prefill_ms, s->spec.max_step_ms - ms);
   }
-  rows_.prefill_ms = std::max(rows_.prefill_ms, limits_.prefill_ms);
+  rows_.prefill_ms = std::max({rows_.prefill_ms, least_ms, limits_.prefill_ms});
 }
 
 // Rows that a prompt may take from `position` on. The first that asks gets one at least.

@@ -18,6 +18,7 @@ namespace outrider {
 struct ScheduledSequence;
 
 constexpr int64_t kMaxPromptLogitRows = 64;  // rows of a step whose prompt logits are wanted
+constexpr double kObjectiveShare = 0.25;
 
 struct SchedulerLimits {
   int64_t num_slots = 1;        // sequences that run at once
@@ -28,8 +29,9 @@ struct SchedulerLimits {
   int64_t prefill_beside = 0;   // the same while somebody decodes; 0: as many as the costs allow
   // A step with prefill rows beside decode rows takes at most prefill_slowdown of what it would
   // without them, or prefill_ms more, so that the streams that run stay smooth; but one row always
-  // finds its place. Objectives of those that decode, which the step would meet without prefill, it
-  // misses by prefill_ms at most.
+  // finds its place. Where those that decode have objectives that the target's pass would meet
+  // without prefill, prefill adds no more than keeps them, or kObjectiveShare of what it could add
+  // else: who waits for a first token may not wait for ever.
   StepCosts costs;  // unknown: no such limit
   double prefill_slowdown = 1, prefill_ms = 0;
   bool prefix_cache = true;

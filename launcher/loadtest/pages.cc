@@ -264,17 +264,20 @@ void ratio_rows(const SweepStep& step, std::vector<std::vector<Cell>>& rows) {
 void ratios_table(HtmlPage& page, const std::vector<SweepStep>& steps) {
   std::vector<std::vector<Cell>> rows;
   std::string without;  // a sentence for each load that has no intervals
+  bool any_intervals = false;
   for (const SweepStep& step : steps) {
     ratio_rows(step, rows);
+    any_intervals |= has_intervals(step.arms);
     if (step.arms.size() < 2 || has_intervals(step.arms)) continue;
     without += (step.name.empty() ? " There are " : " " + step.name + ": ") +
                why_no_intervals(step.arms) + ".";
   }
   page.table({"ratio", "P50", "P90", "P99"}, rows);
-  page.paragraph(
-      "Below 1: less waiting. Small: 95 % bootstrap interval over rounds, in each of which all "
-      "arms were asked the same." +
-      without);
+  page.paragraph(std::string("Below 1: less waiting.") +
+                 (any_intervals ? " Small: 95 % bootstrap interval over rounds, in each of which "
+                                  "all arms were asked the same."
+                                : "") +
+                 without);
 }
 
 // One for each quantity, with a line for each arm.

@@ -94,7 +94,7 @@ TEST(Scheduler, AnObjectiveBoundsPrefill) {
   SchedulerLimits limits = roomy();
   limits.costs = {.steps = {{1, 10}, {101, 110}}};
   limits.prefill_slowdown = 1.8;
-  limits.prefill_ms = 2;
+  limits.prefill_ms = 1;
   const auto rows_beside = [&](std::vector<double> objectives) {
     Scheduler scheduler(limits);
     const auto streams = static_cast<int64_t>(objectives.size());
@@ -112,7 +112,7 @@ TEST(Scheduler, AnObjectiveBoundsPrefill) {
   EXPECT_EQ(rows_beside({0}), 8);
   EXPECT_EQ(rows_beside({100}), 8);
   EXPECT_EQ(rows_beside({15}), 5);
-  EXPECT_EQ(rows_beside({10}), 2);     // a little always goes
+  EXPECT_EQ(rows_beside({10}), 2);     // a quarter always goes
   EXPECT_EQ(rows_beside({9}), 8);      // it cannot be met
   EXPECT_EQ(rows_beside({0, 15}), 4);  // two streams take 11 ms
   EXPECT_EQ(rows_beside({14, 100}), 3);
