@@ -123,7 +123,7 @@ struct RowDistribution {
   int32_t cut_token;
   float draft_logit;  // of the token drafted behind this row; -infinity where there is none
   int32_t non_finite;
-  int32_t resolved;  // 0: the candidates do not cover min_p, top_k or top_p: the row must be gathered
+  int32_t resolved;  // 0: candidates do not cover min_p, top_k or top_p: the row must be gathered
 };
 
 // One sequence's rows of a step, as the kernels of one rank see them: row i holds the target's

@@ -18,8 +18,9 @@ struct ExchangeCost {
 
 // Up to this many floats a rank, every rank receives all parts and adds them; above it, each rank
 // adds a block and the blocks are gathered, which moves 2 (N - 1) / N of the message instead of
-// N - 1, in two exchanges instead of one, and one more for what equal blocks leave. Not measured: where 8 ranks at 300 GB/s lose as much by
-// the bytes as by another exchange of some 10 µs. Two ranks leave the sum to NCCL.
+// N - 1, in two exchanges instead of one, and one more for what equal blocks leave. Not measured:
+// where 8 ranks at 300 GB/s lose as much by the bytes as by another exchange of some 10 µs. Two
+// ranks leave the sum to NCCL.
 constexpr int64_t kGatherMaxFloats = 128 * 1024;
 
 // Whether NCCL's own sum is used as it is.

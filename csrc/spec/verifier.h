@@ -1,7 +1,7 @@
 // Verifier: turns vocabulary-parallel target logits and kept draft distributions into accepted
 // lengths and one extra token a sequence, in at most two small exchanges, without gathering logits
-// but of rows whose candidates do not suffice. Chen et al. 2023, Algorithm 2; Leviathan et al. 2023, Algorithm 1. The parts are
-// kernels/cpu/distribution.h and verify.h.
+// but of rows whose candidates do not suffice. Chen et al. 2023, Algorithm 2; Leviathan et al.
+// 2023, Algorithm 1. The parts are kernels/cpu/distribution.h and verify.h.
 #pragma once
 
 #include <array>
