@@ -2,42 +2,71 @@
 after the other, and what docs/benchmarks/load.md says of it.
 
 A report is the `compare` of that command's JSON: arms[0] asks without drafts, arms[1] adaptively.
+`one_speed` is added to it, TPOT on a machine that is always as fast: {tpot_ms: the P99 of each arm,
+ratio: (that of adaptive to plain, low, high)}.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from one_speed import p99, p99_ratio, read_trace, token_times
 from page import table
 
 ARMS = ('plain', 'adaptive')
+RUNS = ('K=0', 'K=adaptive')  # as loadtest calls them
 GOAL = 1.01  # a P99 with speculation over that without, at most
 LEAST_TURN_S = 8  # or queues would not be long enough to be those of a load
 LEAST_TURNS = 10  # or loadtest gives no intervals
 
 
-def compare(program, port, load, rounds, arguments, measured_s=LEAST_TURN_S):
-    """The report of one load, which must be without errors. load: loadtest's flags, which say what
-    is asked and how often; measured_s: of each turn, behind what warms up."""
-    with tempfile.NamedTemporaryFile(suffix='.json') as report:
+def compare(program, port, trace, load, rounds, arguments, measured_s=LEAST_TURN_S):
+    """The report of one load, which must be without errors. trace: the server's. load: loadtest's
+    flags, which say what is asked and how often; measured_s: of each turn, behind what warms up."""
+    with (tempfile.NamedTemporaryFile(suffix='.json') as report,
+          tempfile.NamedTemporaryFile(suffix='.jsonl') as samples,
+          trace.open(encoding='utf-8') as events):
+        events.read()  # what was before
         done = subprocess.run(
             [program, 'loadtest', '--port', str(port), '--compare', 'K=0,adaptive', *load,
              '--rounds', str(rounds), '--duration', f'{measured_s + arguments.warmup:g}',
              '--warmup', str(arguments.warmup), '--temperature', '0', '--ignore-eos', '--seed',
-             str(arguments.seed), '--report-every', '0', '--json', report.name],
+             str(arguments.seed), '--report-every', '0', '--json', report.name, '--samples',
+             samples.name],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
             said = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
             sys.exit(f'reproduce: {" ".join(load)}: {said[-1]}')
         found = json.loads(Path(report.name).read_text(encoding='utf-8'))['compare']
+        records = [json.loads(line) for line in
+                   Path(samples.name).read_text(encoding='utf-8').splitlines()]
+        time.sleep(1)  # the trace is written five times a second
+        lines = events.readlines()
     for arm in found['arms']:
         if arm['errors'] or arm['warmup_errors'] or arm['gave_up']:
             sys.exit(f'reproduce: {" ".join(load)}: {arm["name"]}: expected no errors, found '
                      f'{arm["errors"]} of {arm["requests"]} requests and {arm["warmup_errors"]} '
                      f'while it warmed up: {arm["first_error_by_code"]}')
-    return found
+    return found | {'one_speed': at_one_speed(read_trace(lines), records, rounds,
+                                              arguments.warmup)}
+
+
+def at_one_speed(trace, records, rounds, warmup_s):
+    """records: loadtest's samples."""
+    of_arms = []
+    for run in RUNS:
+        of_rounds = []
+        for number in range(rounds):
+            answers = [(f'loadtest-{record["index"]}', len(record['token_ids']))
+                       for record in records if record['run'] == f'{run}, round {number}'
+                       and record['due_s'] >= warmup_s and len(record['token_ids']) > 1]
+            of_rounds.append(token_times(trace, answers))
+        of_arms.append(of_rounds)
+    return {'tpot_ms': [p99(sum(of_rounds, [])) for of_rounds in of_arms],
+            'ratio': p99_ratio(*reversed(of_arms))}
 
 
 def milliseconds(summary, share):
@@ -63,22 +92,30 @@ def load_table(quantity, loads, reports):
     compared = [of for of in shown if of[1:] != ('tpot_ms', 'p50')]
     rows = []
     for load, report in zip(loads, reports, strict=True):
-        for name, arm in zip(ARMS, report['arms'], strict=True):
-            ratios = [ratio_cell(arm_ratio(report, what, share)) if name == 'adaptive' else ''
-                      for _, what, share in compared]
+        of_arms = zip(ARMS, report['arms'], report['one_speed']['tpot_ms'], strict=True)
+        for name, arm, at_one_speed_ms in of_arms:
+            ratios = [ratio_cell(arm_ratio(report, what, share)) for _, what, share in compared]
+            ratios.append(ratio_cell(report['one_speed']['ratio']))
             rows.append([f'{load:g}', name, arm['requests'], f'{arm["tokens_per_second"]:.1f}',
-                         *(milliseconds(arm[what], share) for _, what, share in shown), *ratios])
+                         *(milliseconds(arm[what], share) for _, what, share in shown),
+                         f'{at_one_speed_ms:.1f}',
+                         *(ratios if name == 'adaptive' else [''] * len(ratios))])
     return table([quantity, 'arm', 'requests', 'tokens/s',
                   *(f'{quantity} {share.upper()}, ms' for quantity, _, share in shown),
+                  'TPOT P99 at one speed, ms',
                   *(f'adaptive / plain, {quantity} {share.upper()}'
-                    for quantity, _, share in compared)], rows)
+                    for quantity, _, share in compared),
+                  'adaptive / plain, TPOT P99 at one speed'], rows)
 
 
 def verdict(reports):
     """At how many loads the goal is shown, and at how many that it is missed."""
     lines = []
-    for name, what in (('TTFT', 'ttft_ms'), ('TPOT', 'tpot_ms'), ('End to end', 'e2e_ms')):
-        ratios = [ratio for report in reports if (ratio := arm_ratio(report, what))]
+    of_reports = {name: [arm_ratio(report, what) for report in reports] for name, what in
+                  (('TTFT', 'ttft_ms'), ('TPOT', 'tpot_ms'), ('End to end', 'e2e_ms'))}
+    of_reports['TPOT at one speed'] = [report['one_speed']['ratio'] for report in reports]
+    for name, found in of_reports.items():
+        ratios = [ratio for ratio in found if ratio]
         kept = sum(high <= GOAL for _, _, high in ratios)
         missed = sum(low > GOAL for _, low, _ in ratios)
         lines.append(f'- {name}: P99 with speculation at most {GOAL} of P99 without is shown at '

@@ -11,13 +11,12 @@ what the machine does beside moves all arms alike. Steps that prefill a prompt a
 import bisect
 import collections
 import itertools
-import json
-import math
 import statistics
 import typing
 
 import numpy as np
 
+from one_speed import read_trace, slowness
 from page import table
 from speculation import ADAPTIVE, DEFAULT, PLAIN
 
@@ -27,9 +26,6 @@ COPYING = ('prompt_lookup', 'ngram')
 LEAST_DRAWING = 0.03
 CLOSE = 0.98  # of the best fixed K's speed, at least
 SLOWER = 0.99  # of the speed without drafts, at least
-SPAN_S = 2  # within which the machine is as slow for all steps: longer than an answer
-PASSES = 100  # of fitting the prices, then the slowness
-HELD_UP = 0.5  # of a step's logarithm, at most, is taken for news
 
 
 class Step(typing.NamedTuple):
@@ -42,52 +38,24 @@ class Step(typing.NamedTuple):
 
 
 def read_steps(lines):
-    """Those of each request, in the order in which they ended. lines: of a trace (JSON Array
-    Format, an event a line, its end may be missing), in which a request begins behind the end of
-    the one before."""
-    steps, drafting, ends = [], {}, []
-    for line in lines:
-        text = line.strip().strip(',')
-        if text in ('[', ']', ''):
-            continue
-        event = json.loads(text)
-        if event['name'] == 'step':
-            steps.append(event)
-        elif event['name'] == 'draft':
-            drafting[event['args']['step']] = event['dur'] / 1000
-        elif event['name'] == 'request' and event['ph'] == 'e':
-            ends.append(event['ts'])
-    requests = [[] for _ in ends]
-    for step in steps:
-        about = step['args']
-        if about['sequences'] == 1 and about['prompt_rows'] == 0 and step['ts'] < ends[-1]:
-            draft_ms = drafting[about['step']]
-            requests[bisect.bisect_right(ends, step['ts'])].append(
-                Step(about['drafted'], about['accepted'], draft_ms,
-                     step['dur'] / 1000 - draft_ms, step['ts'] / 1e6))
+    """Those of each request, in the order in which they ended. lines: of a trace in which a request
+    begins behind the end of the one before."""
+    trace = read_trace(lines)
+    requests = [[] for _ in trace.ends_s]
+    for step in trace.steps:
+        if step.sequences == 1 and step.prompt_rows == 0 and step.begin_s < trace.ends_s[-1]:
+            requests[bisect.bisect_right(trace.ends_s, step.begin_s)].append(
+                Step(step.drafted, step.accepted, step.draft_ms, step.rest_ms, step.begin_s))
     return requests
 
 
-def effects(groups, values):
-    """The mean of the values of each group, for each value. groups: small integers."""
-    return (np.bincount(groups, values) / np.maximum(np.bincount(groups), 1))[groups]
-
-
 def at_one_speed(cells):
-    """What the steps had taken on a machine always as slow as in the mean: a step takes the price
-    of its kind times the slowness of its span of time, fitted by turns to logarithms. cells: as
+    """What the steps had taken on a machine always as slow as in the mean. cells: as
     lookahead_text's."""
-    steps = [((sampling, step.drafted), step.at_s // SPAN_S, math.log(step.rest_ms))
+    steps = [((sampling, step.drafted), step.at_s, step.rest_ms)
              for (sampling, _), arms in cells.items() for of_arm in arms.values()
              for step in of_arm]
-    kinds, spans = (np.unique(np.array([repr(step[i]) for step in steps]), return_inverse=True)[1]
-                    for i in range(2))
-    logs = np.array([step[2] for step in steps])
-    price = slowness = np.zeros(len(steps))
-    for _ in range(PASSES):
-        price = price + effects(kinds, np.clip(logs - price - slowness, -HELD_UP, HELD_UP))
-        slowness = slowness + effects(spans, np.clip(logs - price - slowness, -HELD_UP, HELD_UP))
-    by = iter(np.exp(slowness - slowness.mean()))
+    by = iter(slowness(*zip(*steps)))
 
     def corrected(step):
         slow = next(by)

@@ -5,6 +5,7 @@
 
 import argparse
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,8 @@ import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
+
+import numpy as np
 
 CHECKPOINT, PROGRAM = Path(sys.argv.pop()), sys.argv.pop()
 SOURCE = Path(sys.argv.pop())
@@ -23,6 +26,8 @@ from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
                        rising)
+from one_speed import (p99, p99_ratio, read_trace, step_prices,  # noqa: E402
+                       token_times)
 from paired import mean_over_prompts, student_t  # noqa: E402
 from speculation import (ADAPTIVE, DEFAULT, PLAIN, Prompt, generate_request,  # noqa: E402
                          speculation_params)
@@ -189,7 +194,8 @@ def report(ratio, requests=100):
            'e2e_ms': {'p99': None}}
     same = {'ratio': 1, 'ci95': [0.99, 1.01]}
     return {'arms': [arm, arm], 'ratios': [{'ttft_ms': {'p50': same, 'p99': same},
-                                            'tpot_ms': ratio, 'e2e_ms': None}]}
+                                            'tpot_ms': ratio, 'e2e_ms': None}],
+            'one_speed': {'tpot_ms': [11, 9.04], 'ratio': (0.822, 0.8, 1.02)}}
 
 
 class Load(unittest.TestCase):
@@ -197,48 +203,55 @@ class Load(unittest.TestCase):
         of_rate = report({'p99': {'ratio': 0.9, 'ci95': [0.8, 1.0104]}})
         lines = load_table('requests/s', [0.5], [of_rate])
         self.assertEqual(lines.splitlines()[2:], [
-            '| 0.5 | plain | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a |  |  |  |  |',
-            '| 0.5 | adaptive | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a '
-            '| 1.000 (0.990, 1.010) | 1.000 (0.990, 1.010) | 0.900 (0.800, 1.010) | n/a |'])
+            '| 0.5 | plain | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a | 11.0 |  |  |  |  |  |',
+            '| 0.5 | adaptive | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a | 9.0 '
+            '| 1.000 (0.990, 1.010) | 1.000 (0.990, 1.010) | 0.900 (0.800, 1.010) | n/a '
+            '| 0.822 (0.800, 1.020) |'])
         self.assertEqual(lines.splitlines()[0], '| requests/s | arm | requests | tokens/s | '
                          'TTFT P50, ms | TTFT P99, ms | TPOT P50, ms | TPOT P99, ms | '
-                         'end to end P99, ms | adaptive / plain, TTFT P50 | '
+                         'end to end P99, ms | TPOT P99 at one speed, ms | '
+                         'adaptive / plain, TTFT P50 | '
                          'adaptive / plain, TTFT P99 | adaptive / plain, TPOT P99 | '
-                         'adaptive / plain, end to end P99 |')
+                         'adaptive / plain, end to end P99 | '
+                         'adaptive / plain, TPOT P99 at one speed |')
 
     def test_only_an_interval_below_the_goal_shows_it(self):
         said = verdict([report({'p99': {'ratio': ratio, 'ci95': [low, high]}})
                         for ratio, low, high in ((0.9, 0.8, 1.01), (0.9, 0.8, 1.0104),
                                                  (1.2, 1.02, 1.4))]
                        + [report({'p99': {'ratio': 0.5, 'ci95': None}}, requests=1)])
-        first, shown, unknown = said.splitlines()
+        first, shown, unknown, at_one_speed = said.splitlines()
         self.assertEqual(first, '- TTFT: P99 with speculation at most 1.01 of P99 without is shown '
                                 'at 4 of 4 loads, more than that at 0; neither at 0.')
         self.assertEqual(shown, '- TPOT: P99 with speculation at most 1.01 of P99 without is shown '
                                 'at 1 of 4 loads, more than that at 1; neither at 2.')
         self.assertIn('is shown at 0 of 4 loads, more than that at 0; neither at 4.', unknown)
+        self.assertEqual(at_one_speed, '- TPOT at one speed: P99 with speculation at most 1.01 of '
+                         'P99 without is shown at 0 of 4 loads, more than that at 0; neither at 4.')
 
     def test_the_report_is_that_of_loadtest(self):
         asked = argparse.Namespace(warmup=0.1, seed=0)
         loads = {20.0: ['--rate', '20', '--output-length', 'fixed:32'],
                  2: ['--concurrency', '2', '--output-length', 'uniform:20:40']}
-        with Server(PROGRAM, CHECKPOINT, 1, []) as server:
-            found = [compare(PROGRAM, server.port, [*load, '--raw'], 10, asked, 0.3)
-                     for load in loads.values()]
+        with (tempfile.TemporaryDirectory() as folder,
+              Server(PROGRAM, CHECKPOINT, 1, ['--trace', Path(folder) / 'trace']) as server):
+            at = PROGRAM, server.port, Path(folder) / 'trace'
+            found = [compare(*at, [*load, '--raw'], 10, asked, 0.3) for load in loads.values()]
             with self.assertRaises(SystemExit) as raised:  # it has no chat template
-                compare(PROGRAM, server.port, loads[2], 1, asked, 0.3)
+                compare(*at, loads[2], 1, asked, 0.3)
         self.assertRegex(str(raised.exception), r'^reproduce: --concurrency 2 --output-length '
                                                 r'uniform:20:40: .*no chat template')
         _, _, *rows = load_table('load', loads, found).splitlines()
         number, ratio = r' [0-9.]+ \|', r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|'
         for (load, name), row in zip(itertools.product(loads, ARMS), rows, strict=True):
-            ratios = 4 * (ratio if name == 'adaptive' else r'  \|')
-            self.assertRegex(row, rf'^\| {load:g} \| {name} \|{7 * number}{ratios}$')
+            ratios = 5 * (ratio if name == 'adaptive' else r'  \|')
+            self.assertRegex(row, rf'^\| {load:g} \| {name} \|{8 * number}{ratios}$')
 
     def test_a_report_with_errors_is_no_result(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        program = Path(folder.name) / 'program'
+        program, trace = Path(folder.name) / 'program', Path(folder.name) / 'trace'
+        trace.touch()
         asked = argparse.Namespace(warmup=0.1, seed=0)
         fine = {'name': 'K=0', 'requests': 40, 'errors': 0, 'warmup_errors': 0,
                 'gave_up': False, 'first_error_by_code': {}}
@@ -253,10 +266,63 @@ class Load(unittest.TestCase):
             program.chmod(0o755)
             with self.subTest(arms=arms):
                 if said is None:
-                    self.assertEqual(compare(program, 1, ['--rate', '2'], 3, asked), {'arms': arms})
+                    with mock.patch('load.at_one_speed', return_value={}):
+                        self.assertEqual(compare(program, 1, trace, ['--rate', '2'], 3, asked),
+                                         {'arms': arms, 'one_speed': {}})
                     continue
                 with self.assertRaisesRegex(SystemExit, '^reproduce: --rate 2: .*' + said):
-                    compare(program, 1, ['--rate', '2'], 3, asked)
+                    compare(program, 1, trace, ['--rate', '2'], 3, asked)
+
+
+def load_events(number, begin_s, ms, prompt_rows=0, sequences=2, drafted=0, draft_ms=0.0):
+    """Of a step of a trace, as lines of it."""
+    about = {'step': number}
+    return [json.dumps({'ph': 'X', 'name': name, 'ts': 1e6 * begin_s, 'dur': 1e3 * of, 'args': args})
+            for name, of, args in (('step', ms + draft_ms, about | {
+                'prompt_rows': prompt_rows, 'sequences': sequences, 'drafted': drafted,
+                'accepted': 0}), ('draft', draft_ms, about))]
+
+
+def answer_events(number, name, first_s, last_s):
+    return [json.dumps({'ph': phase, 'name': span, 'id': number, 'ts': 1e6 * at}
+                       | ({'args': {'request_id': name}} if phase == 'b' else {}))
+            for span, begin_s in (('request', 0.0), ('decode', first_s))
+            for phase, at in (('b', begin_s), ('e', last_s))]
+
+
+class OneSpeed(unittest.TestCase):
+    def test_an_answer_waits_for_the_prices_of_its_steps(self):
+        lines = []
+        for i in range(400):  # from 4 s on the machine is half as fast
+            begin_s = 0.02 * i
+            slow, drafts = 1 + (begin_s >= 4), i % 2
+            held_up = 30 if i == 150 else 1
+            lines += load_events(i, begin_s, slow * held_up * (6 + 2 * drafts), drafted=4 * drafts,
+                                 draft_ms=slow * drafts)
+        lines += answer_events(1, 'first', 1.99, 3.99) + answer_events(2, 'second', 5.99, 7.99)
+        trace = read_trace(['[', *(line + ',' for line in lines)])
+        self.assertEqual(len(trace.steps), 400)
+        self.assertEqual(trace.decoding['second'], (5.99, 7.99))
+        # 100 steps each, half of which draft, in the mean sqrt(2) times as slow as the fast ones.
+        first, second = token_times(trace, [('first', 101), ('second', 101)])
+        self.assertAlmostEqual(first / (7.5 * 2**0.5), 1, delta=0.01)
+        self.assertAlmostEqual(second / first, 1, delta=0.01)
+
+    def test_a_rare_step_or_one_with_prompts_has_its_own_time(self):
+        lines = [line for i in range(100) for line in load_events(i, 0.01 * i, 6)]
+        lines += load_events(100, 1.0, 90, prompt_rows=100) + load_events(101, 1.1, 70, 65)
+        lines += load_events(102, 1.2, 9, sequences=3)
+        prices = step_prices(read_trace(lines).steps)
+        np.testing.assert_allclose(prices[[0, 99, 102]], [6, 6, 9], rtol=0.02)
+        self.assertGreater(prices[100], prices[101])
+
+    def test_the_p99_is_the_nearest_rank_and_rounds_are_drawn(self):
+        self.assertEqual(p99(list(range(1, 101))), 99)
+        self.assertEqual(p99(list(range(1, 102))), 100)
+        ratio, low, high = p99_ratio([[2.0] * 5, [3.0] * 5] * 5, [[2.0] * 5, [2.0] * 5] * 5)
+        self.assertEqual((ratio, low, high), (1.5, 1.5, 1.5))  # one round in two has it
+        ratio, low, high = p99_ratio([[2.0], [2.0], [3.0]], [[2.0], [2.0], [2.0]])
+        self.assertEqual((ratio, low, high), (1.5, 1, 1.5))
 
 
 class Cpu(unittest.TestCase):
