@@ -65,7 +65,8 @@ class DecodeBench {
       model->cache().deal_pages(stream_);
       drafter_ = std::move(model);
     } else if (options.draft_head) {
-      drafter_ = std::make_unique<HeadDrafter>(*options.draft_head, options.model, backend_, 1);
+      drafter_ = std::make_unique<HeadDrafter>(*options.draft_head, options.model, backend_,
+                                               communicator, 1);
     }
     cache_.deal_pages(stream_);
     std::mt19937 random(1);

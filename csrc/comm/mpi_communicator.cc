@@ -84,6 +84,7 @@ class MpiCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  bool is_near() const override { return shared_sum_.has_value(); }
 
   void all_reduce_sum(TensorView x, Stream&) override {
     CHECK(x.dtype() == DType::f32 && x.contiguous() && x.size() <= INT_MAX);

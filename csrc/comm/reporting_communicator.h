@@ -15,6 +15,7 @@ class ReportingCommunicator final : public Communicator {
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
+  bool is_near() const override { return inner_.is_near(); }
   void reserve_sum(int64_t max_elements) override { inner_.reserve_sum(max_elements); }
   void all_reduce_sum(TensorView x, Stream& stream) override {
     progress_.begin_collective();

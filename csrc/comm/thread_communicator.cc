@@ -67,6 +67,7 @@ class ThreadCommunicator final : public Communicator {
   ThreadGroup& group() { return *group_; }
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
+  bool is_near() const override { return true; }
 
   void all_reduce_sum(TensorView x, Stream&) override {
     CHECK(x.dtype() == DType::f32 && x.contiguous());

@@ -176,7 +176,7 @@ StepCosts Executor::measure_step_costs() {
   return costs;
 }
 
-// Of a round over so many sequences. Every rank drafts for itself, and all of them do it now.
+// Of a round over so many sequences, which all ranks draft together.
 void Executor::measure_draft_costs(DrafterKind kind) {
   LogitDrafter* const drafter = drafters_.find(kind);
   if (drafter == nullptr) return;

@@ -1,5 +1,6 @@
 #include "model/draft_head.h"
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -8,6 +9,7 @@
 #include "model/json_file.h"
 #include "model/json_node.h"
 #include "model/model_config.h"
+#include "model/shard.h"
 #include "model/weights.h"
 
 namespace outrider {
@@ -25,16 +27,25 @@ Buffer halves(Backend& backend, int64_t rows, int64_t width) {
   return backend.allocate(sizeof(bf16) * rows * width);
 }
 
-// Rows `tokens` of a matrix on the host, packed.
-PackedWeight pack_rows(TensorView from, const std::vector<int32_t>& tokens, Backend& backend) {
+// Rows `tokens` of a matrix on the host, and zeros behind them, packed.
+PackedWeight pack_rows(TensorView from, std::span<const int32_t> tokens, int64_t num_rows,
+                       Backend& backend) {
   const int64_t width = from.extent(1);
-  std::vector<bf16> rows(tokens.size() * width);
+  std::vector<bf16> rows(num_rows * width);
   for (size_t i = 0; i < tokens.size(); ++i) {
     std::memcpy(rows.data() + i * width, from.rows(tokens[i], tokens[i] + 1).raw(),
                 width * sizeof(bf16));
   }
-  const TensorView view(rows.data(), DType::bf16, {static_cast<int64_t>(tokens.size()), width});
+  const TensorView view(rows.data(), DType::bf16, {num_rows, width});
   return backend.pack(std::span(&view, 1));
+}
+
+// Where its weights are read from far away, or a collective takes as long as a pass, it is better
+// whole.
+bool is_split(const DraftHeadConfig& config, const Communicator& communicator) {
+  const auto parts =
+      std::min(config.intermediate_size, static_cast<int64_t>(config.draft_token_ids.size()));
+  return communicator.size() > 1 && communicator.is_near() && parts >= communicator.size();
 }
 
 void check_same(const std::filesystem::path& directory, const char* field, int64_t found,
@@ -118,35 +129,53 @@ std::optional<std::filesystem::path> find_draft_head(const std::filesystem::path
 
 DraftHead::DraftHead(const std::filesystem::path& directory,
                      const std::filesystem::path& target_directory, Backend& backend,
-                     int64_t max_rows)
-    : backend_(backend), config_(DraftHeadConfig::load(directory)), max_rows_(max_rows) {
+                     Communicator& communicator, int64_t max_rows)
+    : backend_(backend),
+      config_(DraftHeadConfig::load(directory)),
+      split_over_(is_split(config_, communicator) ? &communicator : nullptr),
+      max_rows_(max_rows) {
   const ModelConfig target = ModelConfig::load(target_directory);
   const Checkpoint checkpoint(directory);
   check_tensors(directory, checkpoint, config_, target);
-  const int64_t hidden = config_.hidden_size, ffn = config_.intermediate_size;
+  const int64_t hidden = config_.hidden_size;
   const WeightReader reader(checkpoint, backend);
+  const Checkpoint target_checkpoint(target_directory);
+  const WeightReader target_reader(target_checkpoint, backend);
+  const TensorView embedding = target_reader.view(embedding_tensor(target_checkpoint, target));
+
+  const int rank = split_over_ != nullptr ? split_over_->rank() : 0;
+  const int size = split_over_ != nullptr ? split_over_->size() : 1;
+  backend.packed_memory();  // others'
+  const Range ffn = split_range(config_.intermediate_size, rank, size);
+  gate_up_ = reader.pack_gate_up(
+      {reader.rows("gate_proj.weight", ffn), reader.rows("up_proj.weight", ffn)});
+  down_ = reader.pack({reader.columns("down_proj.weight", ffn)});
+  const auto scored = static_cast<int64_t>(config_.draft_token_ids.size());
+  const int64_t of_rank = (scored + size - 1) / size;  // the last may have fewer
+  const int64_t first = std::min(scored, rank * of_rank);
+  lm_head_ = pack_rows(
+      target.tie_word_embeddings ? embedding : target_reader.view(kLmHeadTensor),
+      std::span(config_.draft_token_ids).subspan(first, std::min(of_rank, scored - first)), of_rank,
+      backend);
+  if (split_over_ != nullptr) backend.packed_memory();  // differs from rank to rank
+  embedding_ = target_reader.pack({embedding});
   embed_norm_ = reader.norm("embed_norm.weight");
   embed_proj_ = reader.pack({reader.view("embed_proj.weight")});
   state_proj_ = reader.pack({reader.view("state_proj.weight")});
   ffn_norm_ = reader.norm("ffn_norm.weight");
-  gate_up_ = reader.pack_gate_up({reader.view("gate_proj.weight"), reader.view("up_proj.weight")});
-  down_ = reader.pack({reader.view("down_proj.weight")});
   norm_ = reader.norm("norm.weight");
-
-  const Checkpoint shared(target_directory);
-  const WeightReader shared_reader(shared, backend);
-  const TensorView embedding = shared_reader.view(embedding_tensor(shared, target));
-  embedding_ = shared_reader.pack({embedding});
-  lm_head_ = pack_rows(target.tie_word_embeddings ? embedding : shared_reader.view(kLmHeadTensor),
-                       config_.draft_token_ids, backend);
+  for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
   head_rows_ = make_head_rows(config_.draft_token_ids, config_.vocab_size, backend);
 
   residual_ = floats(backend, max_rows, hidden);
   partial_ = floats(backend, max_rows, hidden);
   normed_ = halves(backend, max_rows, hidden);
-  activated_ = halves(backend, max_rows, ffn);
-  scored_ = floats(backend, max_rows, lm_head_.n);
+  activated_ = halves(backend, max_rows, ffn.size());
+  scored_ = floats(backend, max_rows, of_rank);
   backend.reserve_activation(max_rows, gate_up_.n);
+  if (split_over_ == nullptr) return;
+  gathered_ = floats(backend, max_rows, size * of_rank);
+  split_over_->reserve_sum(max_rows * hidden);
 }
 
 int64_t DraftHead::weight_bytes() const {
@@ -159,12 +188,12 @@ int64_t DraftHead::weight_bytes() const {
 
 void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits, Stream& stream) {
   const int64_t rows = tokens.extent(0);
-  const int64_t hidden = config_.hidden_size, ffn = config_.intermediate_size;
+  const int64_t hidden = config_.hidden_size;
   CHECK(rows <= max_rows_ && states.extent(0) == rows && logits.extent(0) == rows);
   const TensorView residual = residual_.view(DType::f32, {rows, hidden});
   const TensorView partial = partial_.view(DType::f32, {rows, hidden});
   const TensorView normed = normed_.view(DType::bf16, {rows, hidden});
-  const TensorView activated = activated_.view(DType::bf16, {rows, ffn});
+  const TensorView activated = activated_.view(DType::bf16, {rows, down_.k});
   const TensorView scored = scored_.view(DType::f32, {rows, lm_head_.n});
 
   backend_.embed(embedding_, tokens, 0, partial, stream);
@@ -174,9 +203,19 @@ void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits,
   backend_.rms_norm(residual, partial, ffn_norm_.view, config_.rms_norm_eps, normed, stream);
   backend_.linear_activated(gate_up_, normed, {}, Activation::swiglu, activated, stream);
   backend_.linear(down_, activated, {}, partial, stream);
+  if (split_over_ != nullptr) split_over_->all_reduce_sum(partial, stream);
   backend_.rms_norm(residual, partial, norm_.view, config_.rms_norm_eps, states, stream);
   backend_.linear(lm_head_, states, {}, scored, stream);
-  backend_.expand_logits(scored, head_rows_.view(DType::i32, {config_.vocab_size}), logits, stream);
+  const TensorView head_rows = head_rows_.view(DType::i32, {config_.vocab_size});
+  if (split_over_ == nullptr) {
+    backend_.expand_logits(scored, head_rows, logits, stream);
+    return;
+  }
+  const TensorView gathered = gathered_.view(DType::f32, {rows, split_over_->size() * lm_head_.n});
+  for (int64_t r = 0; r < rows; ++r) {
+    split_over_->all_gather(scored.rows(r, r + 1), gathered.rows(r, r + 1), stream);
+  }
+  backend_.expand_logits(gathered, head_rows, logits, stream);
 }
 
 }  // namespace outrider

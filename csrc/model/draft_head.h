@@ -1,5 +1,6 @@
 // DraftHead: guesses the token after the next one from the target's own last state and the next
-// token: one layer without attention, under rows of the target's LM head. Whole on each rank.
+// token: one layer without attention, under rows of the target's LM head. Ranks that are near each
+// other split its FFN by columns and its LM head by rows; elsewhere it is whole on each.
 // Chen et al. 2023 (section 4) name such heads as drafts; Li et al. 2024 (EAGLE) feed the next
 // token.
 #pragma once
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "comm/communicator.h"
 #include "model/weight_reader.h"
 
 namespace outrider {
@@ -42,38 +44,42 @@ std::optional<std::filesystem::path> find_draft_head(const std::filesystem::path
 
 class DraftHead {
  public:
-  // target: the directory whose embedding and LM head it shares. max_rows: of a pass. Throws Error
-  // naming file and tensor, or where the head is for a model of another shape.
+  // Every rank makes it; what is equal on those of a host, they share. target: the directory whose
+  // embedding and LM head it has. max_rows: of a pass. Throws Error naming file and tensor, or
+  // where the head is for a model of another shape.
   DraftHead(const std::filesystem::path& directory, const std::filesystem::path& target,
-            Backend& backend, int64_t max_rows);
+            Backend& backend, Communicator& communicator, int64_t max_rows);
 
   const DraftHeadConfig& config() const { return config_; }
-  int64_t weight_bytes() const;  // read once a pass
+  int64_t weight_bytes() const;  // that this rank reads once a pass
 
   // states: bf16 [rows, hidden]: what enters the target's LM head at the position before each
   // token; comes to be the guess of what enters it at the token's own. tokens: i32 [rows]. logits:
-  // f32 [rows, vocab_size], of the tokens that follow.
+  // f32 [rows, vocab_size], of the tokens that follow. On every rank, with the same rows; all end
+  // with equal bits.
   void forward(TensorView states, TensorView tokens, TensorView logits, Stream& stream);
 
  private:
   Backend& backend_;
   DraftHeadConfig config_;
+  Communicator* split_over_;  // null: it is whole on each rank
   int64_t max_rows_;
   PackedWeight embedding_;   // [vocab, hidden]
   WeightVector embed_norm_;  // [hidden]
   PackedWeight embed_proj_;  // [hidden, hidden]
   PackedWeight state_proj_;  // [hidden, hidden]
   WeightVector ffn_norm_;    // [hidden]
-  PackedWeight gate_up_;     // [2 intermediate, hidden]
-  PackedWeight down_;        // [hidden, intermediate]
+  PackedWeight gate_up_;     // [2 intermediate of this rank, hidden]
+  PackedWeight down_;        // [hidden, intermediate of this rank]
   WeightVector norm_;        // [hidden]
-  PackedWeight lm_head_;     // [draft_token_ids, hidden]
+  PackedWeight lm_head_;     // [draft_token_ids of this rank, as many on each, hidden]
   Buffer head_rows_;         // i32 [vocab_size]: a token's row of lm_head_, or -1
   // Of a pass:
   Buffer residual_, partial_;  // f32 [max_rows, hidden]
   Buffer normed_;              // bf16 [max_rows, hidden]
-  Buffer activated_;           // bf16 [max_rows, intermediate]
-  Buffer scored_;              // f32 [max_rows, draft_token_ids]
+  Buffer activated_;           // bf16 [max_rows, intermediate of this rank]
+  Buffer scored_;              // f32 [max_rows, draft_token_ids of this rank]
+  Buffer gathered_;            // f32 [max_rows, those of all ranks]; where it is split
 };
 
 }  // namespace outrider

@@ -27,7 +27,7 @@ struct DraftContext {
 };
 
 // Makes a row of logits for each next token; the token itself is drawn from it by the same
-// operation as the target's. Replicated: every rank computes the same rows.
+// operation as the target's. Every rank ends with the same rows.
 class LogitDrafter {
  public:
   virtual ~LogitDrafter() = default;

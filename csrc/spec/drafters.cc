@@ -128,15 +128,15 @@ Drafters::Drafters(const DrafterFiles& files, const DrafterTarget& target,
     model_ = model.get();
     made(DrafterKind::model) = std::move(model);
     hash_ += checkpoint_hash(*files.model);
+    for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
   }
   if (files.head) {
-    auto head =
-        std::make_unique<HeadDrafter>(*files.head, target.directory, backend, sizes.num_slots);
+    auto head = std::make_unique<HeadDrafter>(*files.head, target.directory, backend, communicator,
+                                              sizes.num_slots);
     check_head_target(*files.head, head->head().config(), target.hash);
     made(DrafterKind::head) = std::move(head);
     hash_ += checkpoint_hash(*files.head);
   }
-  for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
   if (files.counts) {
     const CountTables counts = CountTables::load(*files.counts, vocab_size);
     made(DrafterKind::unigram) =

@@ -8,10 +8,11 @@
 namespace outrider {
 
 HeadDrafter::HeadDrafter(const std::filesystem::path& directory,
-                         const std::filesystem::path& target, Backend& backend, int64_t num_slots)
+                         const std::filesystem::path& target, Backend& backend,
+                         Communicator& communicator, int64_t num_slots)
     : backend_(backend),
       max_rows_(backend.padded_rows(num_slots)),
-      head_(directory, target, backend, max_rows_),
+      head_(directory, target, backend, communicator, max_rows_),
       states_(backend.allocate(sizeof(bf16) * num_slots * head_.config().hidden_size)),
       lengths_(num_slots, kNoState),
       guesses_(backend.allocate(sizeof(bf16) * max_rows_ * head_.config().hidden_size)),

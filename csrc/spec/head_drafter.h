@@ -15,9 +15,10 @@ namespace outrider {
 
 class HeadDrafter final : public LogitDrafter {
  public:
-  // target: the directory of the model that it drafts for. Throws Error as DraftHead does.
+  // Every rank makes it. target: the directory of the model that it drafts for. Throws Error as
+  // DraftHead does.
   HeadDrafter(const std::filesystem::path& directory, const std::filesystem::path& target,
-              Backend& backend, int64_t num_slots);
+              Backend& backend, Communicator& communicator, int64_t num_slots);
 
   const DraftHead& head() const { return head_; }
   int64_t weight_bytes() const override { return head_.weight_bytes(); }

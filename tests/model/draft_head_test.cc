@@ -6,9 +6,13 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "comm/self_communicator.h"
+#include "comm/thread_communicator.h"
 #include "core/float_environment.h"
 #include "kernels/distribution.h"
 #include "testing/checkpoints.h"
@@ -70,20 +74,29 @@ Vector next_state(const Checkpoint& head, const Vector& embedding, const Vector&
   return normed(sum(x, times(weight("down_proj"), gate)), weight("norm")[0]);
 }
 
-class DraftHeadTest : public ::testing::Test {
- protected:
-  DraftHeadTest() { set_float_environment(); }
-
-  std::unique_ptr<DraftHead> make_head(int64_t max_rows = 8) {
-    return std::make_unique<DraftHead>(test_checkpoint("tiny-head"), test_checkpoint("tiny"),
-                                       *backend_, max_rows);
+std::vector<std::vector<bf16>> random_states(size_t rows) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<bf16>> states(rows, std::vector<bf16>(64));
+  for (auto& state : states) {
+    for (bf16& x : state) x = to_bf16(normal(random));
   }
+  return states;
+}
+
+// The head on one rank of several, or alone.
+class RankHead {
+ public:
+  explicit RankHead(Communicator& communicator)
+      : head_(test_checkpoint("tiny-head"), test_checkpoint("tiny"), *backend_, communicator, 8) {}
+
+  const DraftHead& head() const { return head_; }
 
   // Logits of each row, whose states are replaced.
-  std::vector<std::vector<float>> forward(DraftHead& head, std::vector<std::vector<bf16>>& states,
+  std::vector<std::vector<float>> forward(std::vector<std::vector<bf16>>& states,
                                           const std::vector<int32_t>& tokens) {
     const auto rows = static_cast<int64_t>(tokens.size());
-    const int64_t hidden = head.config().hidden_size, vocab = head.config().vocab_size;
+    const int64_t hidden = head_.config().hidden_size, vocab = head_.config().vocab_size;
     const Buffer state_memory = backend_->allocate(rows * hidden * sizeof(bf16));
     const Buffer token_memory = backend_->allocate(rows * sizeof(int32_t));
     const Buffer logit_memory = backend_->allocate(rows * vocab * sizeof(float));
@@ -94,7 +107,7 @@ class DraftHeadTest : public ::testing::Test {
       backend_->copy_from_host(on_device.rows(i, i + 1), states[i].data(), stream_);
     }
     backend_->copy_from_host(ids, tokens.data(), stream_);
-    head.forward(on_device, ids, logits, stream_);
+    head_.forward(on_device, ids, logits, stream_);
     std::vector<std::vector<float>> result(rows, std::vector<float>(vocab));
     for (int64_t i = 0; i < rows; ++i) {
       backend_->copy_to_host(result[i].data(), logits.rows(i, i + 1), stream_);
@@ -104,64 +117,89 @@ class DraftHeadTest : public ::testing::Test {
     return result;
   }
 
-  std::vector<std::vector<bf16>> random_states(size_t rows) {
-    std::mt19937 random(1);
-    std::normal_distribution<float> normal;
-    std::vector<std::vector<bf16>> states(rows, std::vector<bf16>(64));
-    for (auto& state : states) {
-      for (bf16& x : state) x = to_bf16(normal(random));
-    }
-    return states;
-  }
-
+ private:
   std::unique_ptr<Backend> backend_ = make_cpu_backend();
   Stream stream_ = backend_->make_stream();
+  DraftHead head_;
 };
 
-TEST_F(DraftHeadTest, ComputesItsFormula) {
-  const auto head = make_head();
+// By number of ranks, which split it: 96 columns and 171 tokens.
+class DraftHeadTest : public testing::TestWithParam<int> {
+ protected:
+  static void on_ranks(const std::function<void(RankHead&)>& body) {
+    run_thread_ranks(GetParam(), [&](Communicator& communicator) {
+      set_float_environment();
+      RankHead head(communicator);
+      body(head);
+    });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, DraftHeadTest, testing::Values(1, 2, 3, 5),
+                         testing::PrintToStringParamName());
+
+TEST_P(DraftHeadTest, ComputesItsFormula) {
   const Checkpoint weights(test_checkpoint("tiny-head")), target(test_checkpoint("tiny"));
   const Matrix embedding = matrix(target, "model.embed_tokens.weight");
   const std::vector<int32_t> tokens = {7, 0, 511};
-  auto states = random_states(3);
-  const auto before = states;
-  const auto logits = forward(*head, states, tokens);
-  for (size_t row = 0; row < 3; ++row) {
-    Vector state(64);
-    for (size_t i = 0; i < 64; ++i) state[i] = to_float(before[row][i]);
-    const Vector expected = next_state(weights, embedding[tokens[row]], state);
-    // Four roundings to bf16 (2^-9 each) on the way, of sums of a few times their size.
-    for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(to_float(states[row][i]), expected[i], 0.05);
-    size_t scored = 0;
-    for (int32_t token = 0; token < 512; ++token) {
-      if (scored < head->config().draft_token_ids.size() &&
-          head->config().draft_token_ids[scored] == token) {
-        ++scored;
-        double dot = 0;
-        for (size_t i = 0; i < 64; ++i) dot += expected[i] * embedding[token][i];
-        EXPECT_NEAR(logits[row][token], dot, 0.25) << "token " << token;
-      } else {
-        EXPECT_EQ(logits[row][token], kUnscoredLogit) << "token " << token;
+  on_ranks([&](RankHead& rank) {
+    auto states = random_states(3);
+    const auto before = states;
+    const auto logits = rank.forward(states, tokens);
+    const std::vector<int32_t>& ids = rank.head().config().draft_token_ids;
+    for (size_t row = 0; row < 3; ++row) {
+      Vector state(64);
+      for (size_t i = 0; i < 64; ++i) state[i] = to_float(before[row][i]);
+      const Vector expected = next_state(weights, embedding[tokens[row]], state);
+      // Four roundings to bf16 (2^-9 each) on the way, of sums of a few times their size.
+      for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(to_float(states[row][i]), expected[i], 0.05);
+      size_t scored = 0;
+      for (int32_t token = 0; token < 512; ++token) {
+        if (scored < ids.size() && ids[scored] == token) {
+          ++scored;
+          double dot = 0;
+          for (size_t i = 0; i < 64; ++i) dot += expected[i] * embedding[token][i];
+          EXPECT_NEAR(logits[row][token], dot, 0.25) << "token " << token;
+        } else {
+          EXPECT_EQ(logits[row][token], kUnscoredLogit) << "token " << token;
+        }
       }
+      EXPECT_EQ(scored, ids.size());
     }
-    EXPECT_EQ(scored, head->config().draft_token_ids.size());
-  }
+  });
 }
 
-TEST_F(DraftHeadTest, ARowDoesNotDependOnTheOthers) {
-  const auto head = make_head();
+TEST_P(DraftHeadTest, ARowDoesNotDependOnTheOthersAndIsThatOfEveryRank) {
   const std::vector<int32_t> tokens = {7, 0, 511, 44, 45};
-  auto together = random_states(5);
-  const auto logits = forward(*head, together, tokens);
-  for (size_t row = 0; row < 5; ++row) {
-    std::vector<std::vector<bf16>> alone = {random_states(5)[row]};
-    const auto own = forward(*head, alone, {tokens[row]});
-    EXPECT_EQ(std::memcmp(own[0].data(), logits[row].data(), 512 * sizeof(float)), 0) << row;
-    EXPECT_EQ(std::memcmp(alone[0].data(), together[row].data(), 64 * sizeof(bf16)), 0) << row;
-  }
+  std::mutex mutex;
+  std::vector<std::vector<std::vector<float>>> of_ranks;
+  on_ranks([&](RankHead& rank) {
+    auto together = random_states(5);
+    const auto logits = rank.forward(together, tokens);
+    for (size_t row = 0; row < 5; ++row) {
+      std::vector<std::vector<bf16>> alone = {random_states(5)[row]};
+      const auto own = rank.forward(alone, {tokens[row]});
+      EXPECT_EQ(std::memcmp(own[0].data(), logits[row].data(), 512 * sizeof(float)), 0) << row;
+      EXPECT_EQ(std::memcmp(alone[0].data(), together[row].data(), 64 * sizeof(bf16)), 0) << row;
+    }
+    const std::lock_guard lock(mutex);
+    of_ranks.push_back(logits);
+  });
+  for (const auto& logits : of_ranks) EXPECT_EQ(logits, of_ranks.front());
 }
 
-TEST_F(DraftHeadTest, NamesWhatDoesNotFit) {
+// What near ranks read together is the head once, and the two projections on each.
+TEST_P(DraftHeadTest, IsSplitOverRanksThatAreNear) {
+  const int64_t hidden = 64, ffn = 96, ids = 171;
+  const int64_t on_each = 3 * hidden + 2 * hidden * hidden;
+  const int64_t most_of_rank = (ffn + GetParam() - 1) / GetParam() * 3 * hidden +
+                               (ids + GetParam() - 1) / GetParam() * hidden;
+  on_ranks(
+      [&](RankHead& rank) { EXPECT_LE(rank.head().weight_bytes(), 2 * (on_each + most_of_rank)); });
+}
+
+TEST(DraftHeadFiles, NameWhatDoesNotFit) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  const std::unique_ptr<Communicator> self = make_self_communicator();
   const TemporaryDirectory directory;
   const auto source = test_checkpoint("tiny-head");
   std::filesystem::copy(source / "model.safetensors", directory.path() / "model.safetensors");
@@ -181,7 +219,7 @@ TEST_F(DraftHeadTest, NamesWhatDoesNotFit) {
     config[c.field] = nlohmann::json::parse(c.value);
     directory.write("config.json", config.dump());
     expect_one_line_error({directory.path().string(), c.expected}, [&] {
-      DraftHead(directory.path(), test_checkpoint("tiny"), *backend_, 8);
+      DraftHead(directory.path(), test_checkpoint("tiny"), *backend, *self, 8);
     });
     expect_one_line_error({directory.path().string(), c.expected},
                           [&] { check_draft_head(directory.path(), test_checkpoint("tiny")); });

@@ -136,8 +136,9 @@ TEST_F(HeadDrafterTest, IsGivenTheStateBehindTheLastToken) {
 
 // Two sequences, of which the second drafts fewer tokens, against the head fed by hand.
 TEST_F(HeadDrafterTest, GoesOnFromItsOwnGuesses) {
-  HeadDrafter drafter(test_checkpoint("tiny-head"), test_checkpoint("tiny"), *backend_, kSlots);
-  DraftHead alone(test_checkpoint("tiny-head"), test_checkpoint("tiny"), *backend_, 1);
+  HeadDrafter drafter(test_checkpoint("tiny-head"), test_checkpoint("tiny"), *backend_, *self_,
+                      kSlots);
+  DraftHead alone(test_checkpoint("tiny-head"), test_checkpoint("tiny"), *backend_, *self_, 1);
   const std::vector<int32_t> drafted = {3, 300, 9};  // of each sequence
   const Buffer on_device = backend_->allocate(drafted.size() * sizeof(int32_t));
   backend_->copy_from_host(on_device.view(DType::i32, {3}), drafted.data(), stream_);

@@ -35,7 +35,8 @@ class MixedSteps {
         target_(test_checkpoint("tiny"), backend_, *communicator_, kMaxRows, 0),
         cache_(target_.make_kv_cache(512, kMaxSequences)),
         model_(test_checkpoint("tiny-draft"), backend_, 512, kMaxSequences, kMaxRows, nullptr),
-        head_(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend_, kMaxSequences),
+        head_(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend_, *communicator_,
+              kMaxSequences),
         step_(backend_, *communicator_, target_, cache_, kMaxSequences, kMaxRows),
         state_(backend_.allocate(sizeof(bf16) * target_.config().hidden_size)) {
     cache_.deal_pages(stream_);

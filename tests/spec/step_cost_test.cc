@@ -52,7 +52,7 @@ Metered run_step(Communicator& communicator, Drafts drafts, const StepShape& sha
   }
   if (drafts == Drafts::head) {
     drafter = std::make_unique<HeadDrafter>(test_checkpoint("tiny-head"), test_checkpoint("tiny"),
-                                            backend, kMaxSequences);
+                                            backend, metering, kMaxSequences);
   }
   SpeculativeStep step(backend, metering, target, cache, kMaxSequences, kMaxRows);
   cache.deal_pages(stream);
@@ -193,7 +193,8 @@ TEST(StepCost, MemoryOfAHeadIsWhatItTakes) {
   const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
   const DraftHeadConfig head = DraftHeadConfig::load(test_checkpoint("tiny-head"));
   MeteringBackend backend;
-  const HeadDrafter drafter(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend,
+  const auto self = make_self_communicator();
+  const HeadDrafter drafter(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend, *self,
                             kMaxSequences);
   const int64_t taken = backend.allocated_bytes() + backend.packed_bytes();
   const auto planned = [&](Numerics numerics, const DraftHeadConfig* with) {
