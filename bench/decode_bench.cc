@@ -118,7 +118,6 @@ class DecodeBench {
     const VerifyWork work{.num_drafted = static_cast<int>(rows - 1),
                           .drafted = static_cast<const int32_t*>(drafted_.data()),
                           .draft_logits = static_cast<const float*>(draft_logits_.data()),
-                          .draft_stride = vocab_,
                           .draft_rows = static_cast<const RowDistribution*>(q_.data()),
                           .processors = {.mode = mode},
                           .key = {.seed = 1, .base = 1}};

@@ -16,7 +16,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // This rank's part of row i of the draft's logits.
 OUTRIDER_HOST_DEVICE inline const float* draft_shard(const SequenceRows& sequence, int i) {
-  return sequence.draft_logits + i * sequence.draft_stride + sequence.first_token;
+  return sequence.draft_logits + int64_t{i} * sequence.vocab_size + sequence.first_token;
 }
 
 // Greedy rows with lenience l: a token passes whose logit is at least the largest one + ln l.
@@ -47,7 +47,7 @@ OUTRIDER_HOST_DEVICE inline void draft_probability(const SequenceRows& sequence,
   q_draft = processors.lenience;
   if (sequence.draft_logits == nullptr) return;
   const RowDistribution& q = sequence.q[i];
-  const float logit = sequence.draft_logits[i * sequence.draft_stride + token];
+  const float logit = sequence.draft_logits[int64_t{i} * sequence.vocab_size + token];
   q_draft = q.non_finite == 0 ? probability(q, logit, token) * processors.lenience : kNaN;
 }
 

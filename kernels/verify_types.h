@@ -130,8 +130,7 @@ struct RowDistribution {
 // logits after drafted[0 … i), and the draft's behind which drafted[i] was drawn.
 struct SequenceRows {
   const float* target_logits;  // [num_drafted + 1, shard_size]
-  const float* draft_logits;   // [num_drafted, vocab_size], rows draft_stride apart; null: one-hot
-                               // (copy drafter)
+  const float* draft_logits;   // [num_drafted, vocab_size]; null: one-hot (copy drafter)
   const int32_t* drafted;      // [num_drafted]
   const RowDistribution* p;    // [num_drafted + 1]
   const RowDistribution* q;    // [num_drafted]; unused where one-hot
@@ -139,7 +138,6 @@ struct SequenceRows {
   int32_t first_token;         // this rank owns [first_token, first_token + shard_size)
   int32_t shard_size;
   int32_t vocab_size;
-  int64_t draft_stride;  // elements
 };
 
 // A sequence of a step, and what its verification is a function of beside its rows.

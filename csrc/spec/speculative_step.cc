@@ -205,7 +205,6 @@ void SpeculativeStep::add_rows(std::span<SequenceState> slots, std::span<const S
                           .num_drafted = k,
                           .drafted = drafted,
                           .draft_logits = draws(w) ? q_logits(index) : nullptr,
-                          .draft_stride = target_.config().vocab_size,
                           .draft_rows = q(index),
                           .processors = state.processors,
                           .key = {state.seed, state.choice, static_cast<uint32_t>(length)},

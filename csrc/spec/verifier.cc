@@ -153,8 +153,7 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
                  .num_drafted = w.num_drafted,
                  .first_token = static_cast<int32_t>(first_token_),
                  .shard_size = static_cast<int32_t>(shard_size_),
-                 .vocab_size = static_cast<int32_t>(vocab_size_),
-                 .draft_stride = w.draft_stride},
+                 .vocab_size = static_cast<int32_t>(vocab_size_)},
         .processors = processors,
         .key = w.key};
     for (int i = 0; i <= w.num_drafted; ++i) {

@@ -24,7 +24,6 @@ struct VerifyWork {
   int num_drafted = 0;                          // K, 0 … kMaxDraftTokens
   const int32_t* drafted = nullptr;             // [K]
   const float* draft_logits = nullptr;          // [K, vocab_size]; null: one-hot (copy drafter)
-  int64_t draft_stride = 0;                     // elements from one of its rows to the next
   const RowDistribution* draft_rows = nullptr;  // [K]: of them; unused where one-hot
   Processors processors;
   RandomKey key;

@@ -323,7 +323,7 @@ TEST(ShardOverlap, IsTheSumOfMinimaOverReachedRows) {
     }
   }
   const int32_t drafted[] = {0, 1};
-  SequenceRows rows{target.data(), draft.data(), drafted, p, q, 2, 0, kVocab, kVocab, kVocab};
+  SequenceRows rows{target.data(), draft.data(), drafted, p, q, 2, 0, kVocab, kVocab};
   for (const Isa isa : available_isas()) {  // sums of 700 numbers below 1: 700 * 2^-53
     EXPECT_NEAR(shard_overlap(rows, 0, 1.0f, isa).sum, expected[0], 1e-13);
     EXPECT_NEAR(shard_overlap(rows, 1, 1.0f, isa).sum, expected[0] + expected[1], 1e-13);

@@ -104,8 +104,7 @@ void step(const Language& language, const Setting& setting, uint64_t seed, const
                                            .num_drafted = k,
                                            .first_token = 0,
                                            .shard_size = kVocab,
-                                           .vocab_size = kVocab,
-                                           .draft_stride = kVocab},
+                                           .vocab_size = kVocab},
                                   .processors = setting.processors,
                                   .key = key};
   Verdict verdict;

@@ -293,7 +293,6 @@ class ExactOutput {
                     num_drafted,
                     shards_[r].first,
                     shards_[r].size,
-                    vocab,
                     vocab};
       }
       steps_.draft_probabilities(views[0], pair_.processors, p_draft.data(), q_draft.data());

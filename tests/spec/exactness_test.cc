@@ -80,7 +80,6 @@ double measured_shift(const Pair& pair, int ranks) {
                             1,
                             shard.first,
                             shard.size,
-                            pair.vocab,
                             pair.vocab};
     shift += cpu::shard_overlap(rows, 0, pair.processors.lenience, isa).shift;
   }

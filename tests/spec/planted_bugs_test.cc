@@ -146,8 +146,8 @@ std::vector<PlantedBug> planted_bugs() {
       if (rows.draft_logits == nullptr) return;
       for (int i = 1; i < rows.num_drafted; ++i) {
         const int32_t token = rows.drafted[i];
-        q[i] = outrider::probability(rows.q[i - 1],
-                                     rows.draft_logits[(i - 1) * rows.draft_stride + token], token);
+        q[i] = outrider::probability(
+            rows.q[i - 1], rows.draft_logits[int64_t{i - 1} * rows.vocab_size + token], token);
       }
     };
   });
@@ -172,7 +172,7 @@ std::vector<PlantedBug> planted_bugs() {
     s.extra_token_row = [](const SequenceRows& rows, int n) {
       RaceRow row = outrider::extra_token_row(rows, n);
       if (n < rows.num_drafted || n == 0 || rows.draft_logits == nullptr) return row;
-      row.q_logits = rows.draft_logits + (n - 1) * rows.draft_stride + rows.first_token;
+      row.q_logits = rows.draft_logits + int64_t{n - 1} * rows.vocab_size + rows.first_token;
       row.q = rows.q[n - 1];
       return row;
     };
@@ -358,7 +358,7 @@ double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset),
     const RandomKey key{.seed = 11, .choice = 0, .base = base};
     const int32_t drafted = cpu::sample_draft(draft.data(), 4, q, draft_mode, key, 0, isa);
     p.draft_logit = target[drafted];
-    const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, 1, 0, 4, 4, 4};
+    const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, 1, 0, 4, 4};
     double p_draft, q_draft;
     outrider::draft_probabilities(rows, processors, &p_draft, &q_draft);
     const double u = accept_u(key, 0);
@@ -410,7 +410,7 @@ double total_variation_behind_a_refusal(bool reused) {
     const int num_drafted = drafted_by(before, 1) == 0 ? 1 : 0;
     const int32_t drafted = drafted_by(key, offset);
     p.draft_logit = target[drafted];
-    const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, num_drafted, 0, 4, 4, 4};
+    const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, num_drafted, 0, 4, 4};
     double p_draft = 0, q_draft = 0;
     if (num_drafted > 0) outrider::draft_probabilities(rows, processors, &p_draft, &q_draft);
     const double u = accept_uniform(key, offset);

@@ -92,7 +92,6 @@ class Rank {
                       .num_drafted = static_cast<int>(c.drafted.size()),
                       .drafted = drafted,
                       .draft_logits = c.draft.empty() ? nullptr : draft,
-                      .draft_stride = vocab_,
                       .draft_rows = q,
                       .processors = c.processors,
                       .key = c.key});

@@ -286,8 +286,7 @@ TEST_P(VerifyParity, StepsAreTheCpus) {
                      .num_drafted = k,
                      .first_token = static_cast<int32_t>(first),
                      .shard_size = static_cast<int32_t>(size),
-                     .vocab_size = static_cast<int32_t>(vocab_),
-                     .draft_stride = vocab_},
+                     .vocab_size = static_cast<int32_t>(vocab_)},
             .processors = kProcessors[s],
             .key = {.seed = 5, .choice = 0, .base = 10}};
       };
