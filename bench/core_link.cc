@@ -22,7 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBlockBytes = size_t{1} << 16;  // fits the first caches beyond a core's smallest
-constexpr int kBlocks = 201, kBatches = 51, kLinesABatch = 100;
+// Few: where ranks have to share a core, each handing over may wait for a time slice.
+constexpr int kBlocks = 51, kBatches = 21, kLinesABatch = 20;
 constexpr int kSpins = 1000;  // before the core is offered to others
 
 double seconds_since(Clock::time_point start) {
