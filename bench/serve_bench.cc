@@ -36,6 +36,7 @@ class TimedCommunicator final : public Communicator {
 
   int rank() const override { return communicator_.rank(); }
   int size() const override { return communicator_.size(); }
+  bool is_near() const override { return communicator_.is_near(); }
   void reserve_sum(int64_t max_elements) override { communicator_.reserve_sum(max_elements); }
   void all_reduce_sum(TensorView x, Stream& stream) override {
     const Clock::time_point start = Clock::now();

@@ -22,7 +22,7 @@ class Communicator {
   virtual int size() const = 0;
   // Whether a collective of some kilobytes takes a few microseconds: then even small products are
   // quicker where each rank reads a part of the weights.
-  virtual bool is_near() const { return false; }
+  virtual bool is_near() const = 0;
 
   // On every rank, before the first step: no sum will have more elements. The largest count of all
   // calls stands; a larger sum is a bug where scratch memory has to be taken beforehand. Throws

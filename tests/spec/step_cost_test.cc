@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/self_communicator.h"
 #include "comm/thread_communicator.h"
 #include "spec/head_drafter.h"
 #include "spec/speculative_step.h"

@@ -205,6 +205,7 @@ class MeteringCommunicator final : public Communicator {
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
+  bool is_near() const override { return false; }
   void reserve_sum(int64_t max_elements) override {
     const int64_t bytes = sum_scratch_bytes(size(), max_elements, numerics_);
     reserved_bytes_ = std::max(reserved_bytes_, bytes);

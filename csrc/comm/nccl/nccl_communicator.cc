@@ -67,6 +67,7 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  bool is_near() const override { return false; }
 
   void reserve_sum(int64_t max_elements) override {
     const auto bytes = static_cast<size_t>(sum_scratch_bytes(size_, max_elements, numerics_));
