@@ -3,7 +3,7 @@ after the other, and what docs/benchmarks/load.md says of it.
 
 A report is the `compare` of that command's JSON: arms[0] asks without drafts, arms[1] adaptively.
 `one_speed` is added to it, TPOT on a machine that is always as fast: {tpot_ms: the P99 of each arm,
-ratio: (that of adaptive to plain, low, high)}.
+ratio: (that of adaptive to plain, low, high), shared: Answers.shared_steps()}.
 """
 
 import json
@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from one_speed import p99, p99_ratio, read_trace, token_times
+from one_speed import Answers, read_trace
 from page import table
 
 ARMS = ('plain', 'adaptive')
@@ -56,17 +56,12 @@ def compare(program, port, trace, load, rounds, arguments, measured_s=LEAST_TURN
 
 def at_one_speed(trace, records, rounds, warmup_s):
     """records: loadtest's samples."""
-    of_arms = []
-    for run in RUNS:
-        of_rounds = []
-        for number in range(rounds):
-            answers = [(f'loadtest-{record["index"]}', len(record['token_ids']))
-                       for record in records if record['run'] == f'{run}, round {number}'
-                       and record['due_s'] >= warmup_s and len(record['token_ids']) > 1]
-            of_rounds.append(token_times(trace, answers))
-        of_arms.append(of_rounds)
-    return {'tpot_ms': [p99(sum(of_rounds, [])) for of_rounds in of_arms],
-            'ratio': p99_ratio(*reversed(of_arms))}
+    answers = Answers(trace, [
+        [[(f'loadtest-{record["index"]}', len(record['token_ids'])) for record in records
+          if record['run'] == f'{run}, round {number}' and record['due_s'] >= warmup_s
+          and len(record['token_ids']) > 1] for number in range(rounds)] for run in RUNS])
+    return {'tpot_ms': answers.p99(), 'ratio': answers.p99_ratio(),
+            'shared': answers.shared_steps()}
 
 
 def milliseconds(summary, share):
@@ -95,7 +90,8 @@ def load_table(quantity, loads, reports):
         of_arms = zip(ARMS, report['arms'], report['one_speed']['tpot_ms'], strict=True)
         for name, arm, at_one_speed_ms in of_arms:
             ratios = [ratio_cell(arm_ratio(report, what, share)) for _, what, share in compared]
-            ratios.append(ratio_cell(report['one_speed']['ratio']))
+            ratios += [ratio_cell(report['one_speed']['ratio']),
+                       f'{report["one_speed"]["shared"]:.2f}']
             rows.append([f'{load:g}', name, arm['requests'], f'{arm["tokens_per_second"]:.1f}',
                          *(milliseconds(arm[what], share) for _, what, share in shown),
                          f'{at_one_speed_ms:.1f}',
@@ -105,7 +101,7 @@ def load_table(quantity, loads, reports):
                   'TPOT P99 at one speed, ms',
                   *(f'adaptive / plain, {quantity} {share.upper()}'
                     for quantity, _, share in compared),
-                  'adaptive / plain, TPOT P99 at one speed'], rows)
+                  'adaptive / plain, TPOT P99 at one speed', 'steps as plain has'], rows)
 
 
 def verdict(reports):

@@ -7,33 +7,44 @@ take turns. So a step is taken for the price of its kind times how slow the mach
 import bisect
 import collections
 import json
+import sys
 import typing
 
 import numpy as np
 
 SPAN_S = 2  # within which the machine is as slow for all steps: longer than an answer alone
-PASSES = 100  # of fitting the prices, then the slowness
+FITS = 20  # of prices and slowness together, each against what the one before left unexplained
 HELD_UP = 0.5  # of a step's logarithm, at most, is taken for news
+NOTHING = 1e-6  # weight of spans being alike: where no kind of step joins them, it decides
 LEAST_STEPS = 20  # of a kind, or each takes its own time
-RESAMPLES = 2000
+RESAMPLES = 200
 
 
-def effects(groups, values):
-    """The mean of the values of each group, for each value. groups: small integers."""
-    return (np.bincount(groups, values) / np.maximum(np.bincount(groups), 1))[groups]
+def numbered(values):
+    """A small integer for each, the same for equal ones."""
+    return np.unique(np.array([repr(value) for value in values]), return_inverse=True)[1]
 
 
-def slowness(kinds, at_s, ms):
+def slowness(kinds, at_s, ms, weights=None):
     """How many times as slow as in the mean the machine was at each step, of these kinds, begun at
-    at_s: fitted by turns with the prices to logarithms."""
-    of_kind = np.unique(np.array([repr(kind) for kind in kinds]), return_inverse=True)[1]
-    of_span = np.unique(np.asarray(at_s) // SPAN_S, return_inverse=True)[1]
+    at_s. In logarithms a step is the price of its kind and the slowness of its span of time: least
+    squares, weights of steps given or alike. Spans are compared by kinds of step that both have."""
+    kind, span = numbered(kinds), numbered(np.asarray(at_s) // SPAN_S)
     logs = np.log(ms)
-    price = slow = np.zeros(len(logs))
-    for _ in range(PASSES):
-        price = price + effects(of_kind, np.clip(logs - price - slow, -HELD_UP, HELD_UP))
-        slow = slow + effects(of_span, np.clip(logs - price - slow, -HELD_UP, HELD_UP))
-    return np.exp(slow - slow.mean())
+    weights = np.ones(len(logs)) if weights is None else np.asarray(weights, dtype=float)
+    of_kind = np.maximum(np.bincount(kind, weights), NOTHING)
+    counts = np.zeros((span.max() + 1, kind.max() + 1))
+    np.add.at(counts, (span, kind), weights)
+    # What is left of the normal equations once the prices are taken out of them.
+    left = np.diag(counts.sum(axis=1) + NOTHING) - counts / of_kind @ counts.T
+    fitted = logs
+    for _ in range(FITS):
+        news = fitted + np.clip(logs - fitted, -HELD_UP, HELD_UP)
+        price = np.bincount(kind, weights * news) / of_kind
+        slow = np.linalg.solve(left, np.bincount(span, weights * (news - price[kind])))
+        fitted = (np.bincount(kind, weights * (news - slow[span])) / of_kind)[kind] + slow[span]
+    slow = slow[span]
+    return np.exp(slow - np.average(slow, weights=weights))
 
 
 class TracedStep(typing.NamedTuple):
@@ -44,6 +55,9 @@ class TracedStep(typing.NamedTuple):
     accepted: int
     draft_ms: float
     rest_ms: float
+
+    def end_s(self):
+        return self.begin_s + (self.draft_ms + self.rest_ms) / 1000
 
     def kind(self):
         """Prompts' rows are more or less alike."""
@@ -78,47 +92,92 @@ def read_trace(lines):
             spans[names[event['id']]][event['ph']] = event['ts'] / 1e6
     ends_s = [event['ts'] / 1e6 for event in events
               if event['name'] == 'request' and event['ph'] == 'e']
+    numbers = sorted(event['args']['step'] for event in events if event['name'] == 'step')
+    if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
+        sys.exit(f'reproduce: the trace has {len(numbers)} steps of {numbers[0]} … {numbers[-1]}')
     return Trace(sorted(steps), sorted(ends_s),
                  {name: (span['b'], span['e']) for name, span in spans.items()})
 
 
-def step_prices(steps):
-    """Milliseconds of each: without prompts and its drafting, the median of its kind."""
-    slow = slowness([step.kind() for step in steps], [step.begin_s for step in steps],
-                    [step.rest_ms for step in steps])
-    rest = [step.rest_ms / by for step, by in zip(steps, slow)]
+def step_prices(steps, weights=None):
+    """Milliseconds of each: without prompts and its drafting, the median of its kind. weights:
+    whole numbers, how often each counts."""
+    weights = np.ones(len(steps), dtype=int) if weights is None else weights
+    rest = np.array([step.rest_ms for step in steps])
+    slow = slowness([step.kind() for step in steps], [step.begin_s for step in steps], rest,
+                    weights)
+    rest /= slow
     by_kind = collections.defaultdict(list)
-    for step, ms in zip(steps, rest):
-        by_kind[step.kind()].append(ms)
-    median = {kind: np.median(of) for kind, of in by_kind.items()
-              if kind[0] == 0 and len(of) >= LEAST_STEPS}
-    return np.array([median.get(step.kind(), ms) + step.draft_ms / by
-                     for step, ms, by in zip(steps, rest, slow)])
+    for number, step in enumerate(steps):
+        by_kind[step.kind()].append(number)
+    for kind, numbers in by_kind.items():
+        of_kind = np.repeat(rest[numbers], weights[numbers])
+        if kind[0] == 0 and len(of_kind) >= LEAST_STEPS:
+            rest[numbers] = np.median(of_kind)
+    return rest + np.array([step.draft_ms for step in steps]) / slow
 
 
-def token_times(trace, answers):
-    """answers: (id, tokens). Milliseconds a token of each behind its first, by the prices of the
-    steps from its first token to its last."""
-    begins = [step.begin_s for step in trace.steps]
-    until = np.concatenate([[0], np.cumsum(step_prices(trace.steps))])
-    times = []
-    for name, tokens in answers:
-        first, last = (bisect.bisect_left(begins, at) for at in trace.decoding[name])
-        times.append((until[last] - until[first]) / (tokens - 1))
-    return times
+class Answers:
+    """Of a load under which two arms took turns."""
+
+    def __init__(self, trace, arms):
+        """arms: [(id, tokens) of a round's answers], of both arms. The same number of rounds."""
+        self._steps = trace.steps
+        ends_s = [step.end_s() for step in trace.steps]
+        self._arms, self._round = [], np.full(len(ends_s), -1)
+        for rounds in arms:
+            self._arms.append([])
+            for number, answers in enumerate(rounds):
+                # An answer has its steps behind the one that ended in its first token. It is
+                # delivered a little later than a step ends, so ends tell better than begins.
+                spans = [(*(bisect.bisect_right(ends_s, at) for at in trace.decoding[name]),
+                          tokens - 1) for name, tokens in answers]
+                self._arms[-1].append(spans)
+                if spans:
+                    self._round[min(span[0] for span in spans):
+                                max(span[1] for span in spans)] = number
+
+    def num_rounds(self):
+        return len(self._arms[0])
+
+    def times(self, rounds):
+        """[ms a token behind the first of each answer of these rounds], of both arms, by the prices
+        that these rounds' steps show."""
+        counts = np.bincount(rounds, minlength=self.num_rounds())
+        known = self._round >= 0
+        weights = np.where(known, counts[self._round], 0)
+        used = np.flatnonzero(weights)
+        prices = np.zeros(len(self._steps))
+        prices[used] = step_prices([self._steps[i] for i in used], weights[used])
+        until = np.concatenate([[0], np.cumsum(prices)])
+        return [[(until[last] - until[first]) / tokens for number in rounds
+                 for first, last, tokens in arm[number]] for arm in self._arms]
+
+    def shared_steps(self):
+        """Of the second arm's steps, the share whose kind the first has, too: what tells how fast
+        the machine was for the one and for the other."""
+        kinds = [collections.Counter(
+            self._steps[i].kind() for i in set().union(*(
+                range(first, last) for spans in arm for first, last, _ in spans)))
+            for arm in self._arms]
+        return sum(n for kind, n in kinds[1].items() if kind in kinds[0]) / kinds[1].total()
+
+    def p99(self):
+        """Milliseconds, of both arms."""
+        return [p99(times) for times in self.times(range(self.num_rounds()))]
+
+    def p99_ratio(self):
+        """The P99 of the second arm over that of the first, and its 95 % interval: rounds are
+        drawn, each brings both arms, and prices are those that the drawn ones show."""
+        def of(rounds):
+            first, second = self.times(rounds)
+            return p99(second) / p99(first)
+        drawn = np.random.default_rng(0).integers(self.num_rounds(),
+                                                  size=(RESAMPLES, self.num_rounds()))
+        low, high = np.quantile([of(rounds) for rounds in drawn], (0.025, 0.975))
+        return of(range(self.num_rounds())), low, high
 
 
 def p99(values):
     """The nearest rank."""
     return np.quantile(values, 0.99, method='inverted_cdf')
-
-
-def p99_ratio(ours, theirs):
-    """[values of a round], of both. The P99 over all rounds of ours over that of theirs, and its
-    95 % interval: rounds are drawn, and each brings both."""
-    def of(rounds):
-        return (p99(np.concatenate([ours[i] for i in rounds]))
-                / p99(np.concatenate([theirs[i] for i in rounds])))
-    drawn = np.random.default_rng(0).integers(len(ours), size=(RESAMPLES, len(ours)))
-    low, high = np.quantile([of(rounds) for rounds in drawn], (0.025, 0.975))
-    return of(range(len(ours))), low, high

@@ -41,7 +41,7 @@ class TimedCommunicator final : public Communicator {
   void all_reduce_sum(TensorView x, Stream& stream) override {
     const Clock::time_point start = Clock::now();
     communicator_.all_reduce_sum(x, stream);
-    sum_seconds_ += seconds(Clock::now() - start);
+    sums_.push_back({start, seconds(Clock::now() - start)});
   }
   void all_gather(TensorView mine, TensorView all, Stream& stream) override {
     communicator_.all_gather(mine, all, stream);
@@ -52,12 +52,22 @@ class TimedCommunicator final : public Communicator {
   bool share(std::span<std::byte> memory) override { return communicator_.share(memory); }
   std::string failure() const override { return communicator_.failure(); }
 
-  // Since the last call.
-  double take_sum_seconds() { return std::exchange(sum_seconds_, 0.0); }
+  // Of the sums that began at `from` or later, since the last call. Those before are a drafter's.
+  double take_sum_seconds(Clock::time_point from) {
+    double total = 0;
+    for (const Sum& sum : sums_) total += sum.begin < from ? 0 : sum.seconds;
+    sums_.clear();
+    return total;
+  }
 
  private:
+  struct Sum {
+    Clock::time_point begin;
+    double seconds;
+  };
+
   Communicator& communicator_;
-  double sum_seconds_ = 0;
+  std::vector<Sum> sums_;
 };
 
 struct Step {
@@ -250,14 +260,16 @@ class ServeBench {
     }
     std::vector<Step> steps;
     const auto keep = [&](const StepRecord& record) {
-      steps.push_back({record, communicator_.take_sum_seconds()});
+      const auto drafting = std::chrono::duration<double>(record.times.draft);
+      const auto drafted = record.executed + std::chrono::duration_cast<Clock::duration>(drafting);
+      steps.push_back({record, communicator_.take_sum_seconds(drafted)});
     };
     std::optional<Load> load;  // outlives the engine, whose delivery speaks to it to the end
     {
       Engine engine(executor_, control, {.each_step = keep});
       load.emplace(options_, engine, turns);
       load->check();
-      communicator_.take_sum_seconds();
+      communicator_.take_sum_seconds(Clock::now());
       load->next();
       engine.run();
     }

@@ -21,7 +21,7 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   // Whether a collective of some kilobytes takes a few microseconds: then even small products are
-  // quicker where each rank reads a part of the weights.
+  // quicker where each rank reads a part of the weights. The same on every rank.
   virtual bool is_near() const = 0;
 
   // On every rank, before the first step: no sum will have more elements. The largest count of all

@@ -90,8 +90,6 @@ class Executor {
   DrafterKind default_drafter() const;
 
   const std::string& model_hash() const { return model_hash_; }
-  // Of the drafters' files; empty: there are none.
-  const std::string& draft_hash() const { return drafters_.hash(); }
   // Of what decides the bits of an answer beside its request: build, weights of target and draft,
   // ranks, instruction set or device, KV dtype.
   std::string numerics_fingerprint() const;

@@ -151,7 +151,7 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
       {reader.rows("gate_proj.weight", ffn), reader.rows("up_proj.weight", ffn)});
   down_ = reader.pack({reader.columns("down_proj.weight", ffn)});
   const auto scored = static_cast<int64_t>(config_.draft_token_ids.size());
-  const int64_t of_rank = (scored + size - 1) / size;  // the last may have fewer
+  const int64_t of_rank = (scored + size - 1) / size;  // the last ones may have fewer, or none
   const int64_t first = std::min(scored, rank * of_rank);
   lm_head_ = pack_rows(
       target.tie_word_embeddings ? embedding : target_reader.view(kLmHeadTensor),

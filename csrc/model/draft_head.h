@@ -52,6 +52,8 @@ class DraftHead {
 
   const DraftHeadConfig& config() const { return config_; }
   int64_t weight_bytes() const;  // that this rank reads once a pass
+  // Ranks that it is split over: its bits depend on that.
+  int num_parts() const { return split_over_ == nullptr ? 1 : split_over_->size(); }
 
   // states: bf16 [rows, hidden]: what enters the target's LM head at the position before each
   // token; comes to be the guess of what enters it at the token's own. tokens: i32 [rows]. logits:

@@ -67,7 +67,7 @@ class Drafters {
   LogitDrafter* find(DrafterKind kind) const { return made_.at(static_cast<int>(kind)).get(); }
   // `model`, or null.
   ModelDrafter* model() const { return model_; }
-  // Of the files; empty: none were given.
+  // Of the files, and over how many ranks a head is split; empty: none were given.
   const std::string& hash() const { return hash_; }
 
  private:

@@ -26,8 +26,7 @@ from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
                        rising)
-from one_speed import (p99, p99_ratio, read_trace, step_prices,  # noqa: E402
-                       token_times)
+from one_speed import Answers, p99, read_trace, step_prices  # noqa: E402
 from paired import mean_over_prompts, student_t  # noqa: E402
 from speculation import (ADAPTIVE, DEFAULT, PLAIN, Prompt, generate_request,  # noqa: E402
                          speculation_params)
@@ -195,7 +194,7 @@ def report(ratio, requests=100):
     same = {'ratio': 1, 'ci95': [0.99, 1.01]}
     return {'arms': [arm, arm], 'ratios': [{'ttft_ms': {'p50': same, 'p99': same},
                                             'tpot_ms': ratio, 'e2e_ms': None}],
-            'one_speed': {'tpot_ms': [11, 9.04], 'ratio': (0.822, 0.8, 1.02)}}
+            'one_speed': {'tpot_ms': [11, 9.04], 'ratio': (0.822, 0.8, 1.02), 'shared': 0.25}}
 
 
 class Load(unittest.TestCase):
@@ -203,17 +202,18 @@ class Load(unittest.TestCase):
         of_rate = report({'p99': {'ratio': 0.9, 'ci95': [0.8, 1.0104]}})
         lines = load_table('requests/s', [0.5], [of_rate])
         self.assertEqual(lines.splitlines()[2:], [
-            '| 0.5 | plain | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a | 11.0 |  |  |  |  |  |',
+            '| 0.5 | plain | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a | 11.0 '
+            '|  |  |  |  |  |  |',
             '| 0.5 | adaptive | 100 | 48.1 | 30.0 | 41.0 | 10.0 | 12.0 | n/a | 9.0 '
             '| 1.000 (0.990, 1.010) | 1.000 (0.990, 1.010) | 0.900 (0.800, 1.010) | n/a '
-            '| 0.822 (0.800, 1.020) |'])
+            '| 0.822 (0.800, 1.020) | 0.25 |'])
         self.assertEqual(lines.splitlines()[0], '| requests/s | arm | requests | tokens/s | '
                          'TTFT P50, ms | TTFT P99, ms | TPOT P50, ms | TPOT P99, ms | '
                          'end to end P99, ms | TPOT P99 at one speed, ms | '
                          'adaptive / plain, TTFT P50 | '
                          'adaptive / plain, TTFT P99 | adaptive / plain, TPOT P99 | '
                          'adaptive / plain, end to end P99 | '
-                         'adaptive / plain, TPOT P99 at one speed |')
+                         'adaptive / plain, TPOT P99 at one speed | steps as plain has |')
 
     def test_only_an_interval_below_the_goal_shows_it(self):
         said = verdict([report({'p99': {'ratio': ratio, 'ci95': [low, high]}})
@@ -244,7 +244,7 @@ class Load(unittest.TestCase):
         _, _, *rows = load_table('load', loads, found).splitlines()
         number, ratio = r' [0-9.]+ \|', r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|'
         for (load, name), row in zip(itertools.product(loads, ARMS), rows, strict=True):
-            ratios = 5 * (ratio if name == 'adaptive' else r'  \|')
+            ratios = 5 * ratio + number if name == 'adaptive' else 6 * r'  \|'
             self.assertRegex(row, rf'^\| {load:g} \| {name} \|{8 * number}{ratios}$')
 
     def test_a_report_with_errors_is_no_result(self):
@@ -277,7 +277,8 @@ class Load(unittest.TestCase):
 def load_events(number, begin_s, ms, prompt_rows=0, sequences=2, drafted=0, draft_ms=0.0):
     """Of a step of a trace, as lines of it."""
     about = {'step': number}
-    return [json.dumps({'ph': 'X', 'name': name, 'ts': 1e6 * begin_s, 'dur': 1e3 * of, 'args': args})
+    return [json.dumps({'ph': 'X', 'name': name, 'ts': 1e6 * begin_s, 'dur': 1e3 * of,
+                        'args': args})
             for name, of, args in (('step', ms + draft_ms, about | {
                 'prompt_rows': prompt_rows, 'sequences': sequences, 'drafted': drafted,
                 'accepted': 0}), ('draft', draft_ms, about))]
@@ -291,22 +292,38 @@ def answer_events(number, name, first_s, last_s):
 
 
 class OneSpeed(unittest.TestCase):
-    def test_an_answer_waits_for_the_prices_of_its_steps(self):
-        lines = []
-        for i in range(400):  # from 4 s on the machine is half as fast
-            begin_s = 0.02 * i
-            slow, drafts = 1 + (begin_s >= 4), i % 2
-            held_up = 30 if i == 150 else 1
-            lines += load_events(i, begin_s, slow * held_up * (6 + 2 * drafts), drafted=4 * drafts,
-                                 draft_ms=slow * drafts)
-        lines += answer_events(1, 'first', 1.99, 3.99) + answer_events(2, 'second', 5.99, 7.99)
-        trace = read_trace(['[', *(line + ',' for line in lines)])
-        self.assertEqual(len(trace.steps), 400)
-        self.assertEqual(trace.decoding['second'], (5.99, 7.99))
-        # 100 steps each, half of which draft, in the mean sqrt(2) times as slow as the fast ones.
-        first, second = token_times(trace, [('first', 101), ('second', 101)])
-        self.assertAlmostEqual(first / (7.5 * 2**0.5), 1, delta=0.01)
-        self.assertAlmostEqual(second / first, 1, delta=0.01)
+    def load(self, lines, *arms):
+        """arms: of each, of each round, [(id, tokens)]."""
+        return Answers(read_trace(['[', *(line + ',' for line in lines)]), arms)
+
+    def test_arms_in_turns_are_joined_by_the_steps_that_both_have(self):
+        # Plain steps take 6 ms, those that draft 8 and 1 of drafting; 1 of 20 in the second arm's
+        # turns is plain. The machine is 1.4 times as slow in these, and one step is held up.
+        lines, arms, at_s, number = [], [[], []], 0.0, 0
+        for turn in range(4):
+            for arm in range(2):
+                first_s, name = at_s + 0.001, f'loadtest-{2 * turn + arm}'
+                for i in range(401):
+                    drafts = arm == 1 and i % 20 > 0
+                    slow = 1.4 if arm == 1 else 1.0
+                    ms = slow * (8 if drafts else 6) * (30 if i == 150 else 1)
+                    lines += load_events(number, at_s, ms, drafted=4 * drafts,
+                                         draft_ms=slow * drafts)
+                    at_s, number = at_s + (ms + slow * drafts) / 1000, number + 1
+                    if i == 0:
+                        first_s = at_s + 0.002  # it is delivered while the next step runs
+                lines += answer_events(2 * turn + arm, name, first_s, at_s + 0.002)
+                arms[arm].append([(name, 401)])
+                at_s += 3
+        answers = self.load(lines, *arms)
+        self.assertEqual(answers.num_rounds(), 4)
+        self.assertAlmostEqual(answers.shared_steps(), 0.05, places=3)
+        plain, drafting = answers.p99()
+        self.assertAlmostEqual(drafting / plain, (0.95 * 9 + 0.05 * 6) / 6, delta=0.005)
+        ratio, low, high = answers.p99_ratio()
+        self.assertEqual(ratio, drafting / plain)
+        self.assertLessEqual(low, ratio + 1e-9)
+        self.assertLess(high - low, 0.01)
 
     def test_a_rare_step_or_one_with_prompts_has_its_own_time(self):
         lines = [line for i in range(100) for line in load_events(i, 0.01 * i, 6)]
@@ -316,13 +333,27 @@ class OneSpeed(unittest.TestCase):
         np.testing.assert_allclose(prices[[0, 99, 102]], [6, 6, 9], rtol=0.02)
         self.assertGreater(prices[100], prices[101])
 
-    def test_the_p99_is_the_nearest_rank_and_rounds_are_drawn(self):
+    def test_rounds_are_drawn_for_the_interval(self):
         self.assertEqual(p99(list(range(1, 101))), 99)
         self.assertEqual(p99(list(range(1, 102))), 100)
-        ratio, low, high = p99_ratio([[2.0] * 5, [3.0] * 5] * 5, [[2.0] * 5, [2.0] * 5] * 5)
-        self.assertEqual((ratio, low, high), (1.5, 1.5, 1.5))  # one round in two has it
-        ratio, low, high = p99_ratio([[2.0], [2.0], [3.0]], [[2.0], [2.0], [2.0]])
-        self.assertEqual((ratio, low, high), (1.5, 1, 1.5))
+        # Two answers a round, of one step each behind the first; in one round of three of the
+        # second arm the step has a prompt beside it, and takes half as long again.
+        lines, arms = [], [[], []]
+        for number in range(6):
+            turn, arm = divmod(number, 2)
+            ms = 9 if (turn, arm) == (2, 1) else 6
+            for i in range(30):
+                lines += load_events(30 * number + i, number + i / 100, 6 if i < 29 else ms,
+                                     prompt_rows=int(i == 29 and ms == 9))
+            lines += answer_events(number, f'a{number}', number + 0.287, number + 0.301)
+            arms[arm].append([(f'a{number}', 2)])
+        ratio, low, high = self.load(lines, *arms).p99_ratio()
+        np.testing.assert_allclose([ratio, low, high], [1.5, 1, 1.5], rtol=0.01)
+
+    def test_a_trace_with_gaps_is_refused(self):
+        lines = load_events(1, 0.0, 6) + load_events(3, 0.1, 6)
+        with self.assertRaisesRegex(SystemExit, 'has 2 steps of 1 … 3'):
+            read_trace(lines)
 
 
 class Cpu(unittest.TestCase):

@@ -123,7 +123,7 @@ class RankHead {
   DraftHead head_;
 };
 
-// By number of ranks, which split it: 96 columns and 171 tokens.
+// By number of ranks, which split it: 96 columns and 171 tokens, of which the last of 40 have none.
 class DraftHeadTest : public testing::TestWithParam<int> {
  protected:
   static void on_ranks(const std::function<void(RankHead&)>& body) {
@@ -134,7 +134,7 @@ class DraftHeadTest : public testing::TestWithParam<int> {
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Ranks, DraftHeadTest, testing::Values(1, 2, 3, 5),
+INSTANTIATE_TEST_SUITE_P(Ranks, DraftHeadTest, testing::Values(1, 2, 3, 5, 40),
                          testing::PrintToStringParamName());
 
 TEST_P(DraftHeadTest, ComputesItsFormula) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "comm/self_communicator.h"
+#include "comm/thread_communicator.h"
 #include "model/checkpoint_hash.h"
 #include "model/transformer.h"
 #include "testing/checkpoints.h"
@@ -119,6 +120,20 @@ TEST_F(DraftersTest, TheirWeightsAreSharedAndNotTheTargets) {
   const Transformer target(directory_, *backend_, communicator_, 16, 64, {});
   make({});
   EXPECT_TRUE(communicator_.shared.empty());
+}
+
+// What q is made of differs between a head that is whole and one that is split, and so may what an
+// answer by `rejection` repeats.
+TEST_F(DraftersTest, TheHashTellsHowAHeadIsSplit) {
+  const DrafterFiles head{.head = every_file_.head};
+  const auto made = [&](Communicator& communicator) {
+    const std::unique_ptr<Backend> backend = make_cpu_backend();
+    return Drafters(head, {directory_, hash_, config_, tokenizer_}, {32, 4, 64}, *backend,
+                    communicator, {})
+        .hash();
+  };
+  const std::string whole = made(communicator_);
+  run_thread_ranks(2, [&](Communicator& communicator) { EXPECT_NE(made(communicator), whole); });
 }
 
 }  // namespace
