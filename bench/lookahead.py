@@ -6,6 +6,7 @@ the share of the drafter by drafter and number of tokens, the rest by the number
 the way of sampling; where the medians say that more rows take less, it is their mean for both.
 Before that each step is divided by how slow the machine was just then, over steps of all kinds. So
 what the machine does beside moves all arms alike. Steps that prefill a prompt are left out.
+Intervals are of other prompts of their kind, at the same prices.
 """
 
 import bisect
@@ -16,8 +17,10 @@ import typing
 
 import numpy as np
 
+from load import ratio_cell
 from one_speed import read_trace, slowness
 from page import table
+from paired import RESAMPLES
 from speculation import ADAPTIVE, DEFAULT, PLAIN
 
 COPYING = ('prompt_lookup', 'ngram')
@@ -35,6 +38,7 @@ class Step(typing.NamedTuple):
     draft_ms: float
     rest_ms: float
     at_s: float = 0.0  # when it began
+    prompt: int = 0  # of its cell
 
 
 def read_steps(lines):
@@ -131,11 +135,27 @@ def figures(steps, price):
     return Figures(sum(ms for ms, _ in priced) / tokens, np.quantile(of_tokens, 0.99))
 
 
+def to_best_interval(arms, prices, drafter, fixed):
+    """The 95 % interval of the speed of what is adapted, as a share of that of the best of the arms
+    `fixed`, bootstrapped over prompts (percentiles); each draw of prompts has its own best."""
+    keys = [(drafter, ADAPTIVE), *fixed]
+    number = 1 + max(step.prompt for step in arms[keys[0]])
+    ms, tokens = np.zeros((2, len(keys), number))
+    for i, key in enumerate(keys):
+        for step in arms[key]:
+            ms[i, step.prompt] += prices.ms(key[0], step)
+            tokens[i, step.prompt] += step.accepted + 1
+    drawn = np.random.default_rng(0).integers(number, size=(RESAMPLES, number))
+    of_token = ms[:, drawn].sum(axis=2) / tokens[:, drawn].sum(axis=2)
+    return np.quantile(of_token[1:].min(axis=0) / of_token[0], (0.025, 0.975))
+
+
 class Lookahead(typing.NamedTuple):
     """What the arms of one drafter come to, with one way of sampling and one kind of text."""
     fixed: dict  # {K: Figures}, K = 0 among them
     adaptive: Figures
     oracle: Figures  # of the largest K, had it drafted what was accepted and no more
+    interval: tuple  # of to_best()
 
     def best(self):
         """Of the fixed ones, the fastest, picked afterwards."""
@@ -151,14 +171,20 @@ def lookahead_of(arms, prices, drafter):
     def priced(key, price=prices.ms):
         return figures(arms[key], lambda step: price(key[0], step))
     ks = sorted(k for of, k in arms if of == drafter and k > 0)
+    interval = to_best_interval(arms, prices, drafter, [PLAIN, *((drafter, k) for k in ks)])
     return Lookahead({0: priced(PLAIN), **{k: priced((drafter, k)) for k in ks}},
-                     priced((drafter, ADAPTIVE)), priced((drafter, ks[-1]), prices.informed_ms))
+                     priced((drafter, ADAPTIVE)), priced((drafter, ks[-1]), prices.informed_ms),
+                     interval)
 
 
-def beside_best(adaptive, others):
+def beside_best(arms, prices, others):
     """The Lookahead of requests that name no drafter, beside the best of what `others` do."""
+    key = (DEFAULT, ADAPTIVE)
+    fixed = [of for of in arms if of[1] != ADAPTIVE]
     return Lookahead({k: min(other.fixed[k] for other in others) for k in others[0].fixed},
-                     adaptive, min(other.oracle for other in others))
+                     figures(arms[key], lambda step: prices.ms(DEFAULT, step)),
+                     min(other.oracle for other in others),
+                     to_best_interval(arms, prices, DEFAULT, fixed))
 
 
 def prices_by_sampling(cells, default):
@@ -173,10 +199,12 @@ def summary(drafter, founds):
     """founds: [Lookahead], of all cells."""
     to_best = [of.to_best() for of in founds]
     to_plain = [of.fixed[0].ms / of.adaptive.ms for of in founds]
+    reach = sum(of.interval[1] >= CLOSE for of in founds)
     return (f'- {drafter}: adapted, {statistics.mean(to_best):.3f} of the best fixed K in the mean '
             f'of {len(founds)} cells, {min(to_best):.3f} at least, {CLOSE} or more in '
-            f'{sum(share >= CLOSE for share in to_best)}; {min(to_plain):.3f} of no drafts at '
-            f'least, {SLOWER} or more in {sum(share >= SLOWER for share in to_plain)}.\n')
+            f'{sum(share >= CLOSE for share in to_best)}, within the interval in {reach}; '
+            f'{min(to_plain):.3f} of no drafts at least, {SLOWER} or more in '
+            f'{sum(share >= SLOWER for share in to_plain)}.\n')
 
 
 def lookahead_text(cells, drafters, default):
@@ -190,15 +218,14 @@ def lookahead_text(cells, drafters, default):
     for (sampling, text), arms in cells.items():
         found = {drafter: lookahead_of(arms, prices[sampling], drafter) for drafter in drafters}
         if (DEFAULT, ADAPTIVE) in arms:
-            adaptive = figures(arms[DEFAULT, ADAPTIVE],
-                               lambda step, of=prices[sampling]: of.ms(DEFAULT, step))
-            found[DEFAULT] = beside_best(adaptive, list(found.values()))
+            found[DEFAULT] = beside_best(arms, prices[sampling], list(found.values()))
         to_best[sampling][text] = {drafter: of.to_best() for drafter, of in found.items()}
         for drafter, of in found.items():
             plain, *fixed = of.fixed.values()
             founds[drafter].append(of)
             rows.append([drafter, sampling, text, *(f'{plain.ms / arm.ms:.2f}' for arm in fixed),
-                         f'{plain.ms / of.adaptive.ms:.3f}', f'{of.to_best():.3f}',
+                         f'{plain.ms / of.adaptive.ms:.3f}',
+                         ratio_cell((of.to_best(), *of.interval)),
                          f'{plain.ms / of.oracle.ms:.2f}',
                          ' / '.join(f'{arm.p99:.1f}' for arm in (plain, of.best(), of.adaptive))])
     ks = [k for k in founds[drafters[0]][0].fixed if k > 0]

@@ -25,7 +25,7 @@ import cpu  # noqa: E402
 from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
-                       rising)
+                       rising, to_best_interval)
 from one_speed import Answers, p99, read_trace, step_prices  # noqa: E402
 from paired import mean_over_prompts, student_t  # noqa: E402
 from speculation import (ADAPTIVE, DEFAULT, PLAIN, Prompt, generate_request,  # noqa: E402
@@ -451,16 +451,31 @@ class Lookahead(unittest.TestCase):
         text, to_best = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head')
         lines = text.splitlines()
         # Plain 60 ms; K = 1: 36; K = 2: 42; adapted 44; informed: 1 of 2 drafted, 36.
-        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | 0.818 | 1.67 | '
-                                   '10.0 / 6.0 / 10.0 |')
-        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.500 | 1.500 | 1.67 '
-                                   '| 10.0 / 6.0 / 4.0 |')
+        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | 0.818 (0.818, 0.818) | '
+                                   '1.67 | 10.0 / 6.0 / 10.0 |')
+        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.500 | 1.500 (1.500, '
+                                   '1.500) | 1.67 | 10.0 / 6.0 / 4.0 |')
         self.assertIn('- head: adapted, 0.818 of the best fixed K in the mean of 1 cells, 0.818 at '
-                      'least, 0.98 or more in 0; 1.364 of no drafts at least, 0.99 or more in 1.',
-                      lines)
+                      'least, 0.98 or more in 0, within the interval in 0; 1.364 of no drafts at '
+                      'least, 0.99 or more in 1.', lines)
         of_text = to_best['greedy']['chat']
         self.assertAlmostEqual(of_text['head'], 36 / 44)
         self.assertAlmostEqual(of_text[DEFAULT], 1.5)
+
+    def test_the_interval_picks_the_best_anew_for_each_draw_of_prompts(self):
+        # Milliseconds by prompt: plain 20, 20; K = 1: 11, 22; adapted 20, 11. Best of both: 33.
+        def of_prompts(*steps):
+            return [step._replace(prompt=prompt) for prompt, of in enumerate(steps) for step in of]
+        free, cheap = step(0, 0), Step(1, 1, 0, 11)
+        arms = {PLAIN: of_prompts([free] * 2, [free] * 2),
+                ('head', 1): of_prompts([cheap], [Step(1, 0, 0, 11)] * 2),
+                ('head', ADAPTIVE): of_prompts([free] * 2, [cheap])}
+        prices = Prices(arms, 'head')
+        low, high = to_best_interval(arms, prices, 'head', [PLAIN, ('head', 1)])
+        self.assertAlmostEqual(low, 11 / 20)  # both draws the first
+        self.assertAlmostEqual(high, 20 / 11)  # both the second
+        text, _ = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head')
+        self.assertIn('| 1.290 | 1.065 (0.550, 1.818) |', text)
 
 
 if __name__ == '__main__':
