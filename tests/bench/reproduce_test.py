@@ -451,10 +451,10 @@ class Lookahead(unittest.TestCase):
         text, to_best = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head')
         lines = text.splitlines()
         # Plain 60 ms; K = 1: 36; K = 2: 42; adapted 44; informed: 1 of 2 drafted, 36.
-        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | 0.818 (0.818, 0.818) | '
-                                   '1.67 | 10.0 / 6.0 / 10.0 |')
-        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.500 | 1.500 (1.500, '
-                                   '1.500) | 1.67 | 10.0 / 6.0 / 4.0 |')
+        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | '
+                                   '0.818 (0.818, 0.818) | 1.67 | 10.0 / 6.0 / 10.0 |')
+        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.500 | '
+                                   '1.500 (1.500, 1.500) | 1.67 | 10.0 / 6.0 / 4.0 |')
         self.assertIn('- head: adapted, 0.818 of the best fixed K in the mean of 1 cells, 0.818 at '
                       'least, 0.98 or more in 0, within the interval in 0; 1.364 of no drafts at '
                       'least, 0.99 or more in 1.', lines)

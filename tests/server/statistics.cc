@@ -109,6 +109,7 @@ TEST_P(ServerSampling, DrawsFromTheTargetsDistribution) {
 constexpr int64_t kSome = 20'000;
 INSTANTIATE_TEST_SUITE_P(Drafters, ServerSampling,
                          ::testing::Values(Asked{"model", kManyAnswers}, Asked{"head", kSome},
+                                           Asked{"bigram", kSome}, Asked{"unigram", kSome},
                                            Asked{"random", kSome}, Asked{"prompt_lookup", kSome},
                                            Asked{"ngram", kSome}),
                          [](const auto& info) { return info.param.drafter; });
