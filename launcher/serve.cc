@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -149,11 +150,12 @@ struct Process {
   Backend& backend;
   StopSignals& signals;
   SupervisorLink* launcher;  // null where `outrider launch` did not start this
+  // Collective. It may hang where another rank does, so a Liveness watches it.
+  std::function<std::unique_ptr<Communicator>()> make_communicator;
 };
 
 // Rank 0. control: the other ranks; null where there are none.
-void lead(const Process& process, Communicator& communicator, ControlServer* control,
-          Server& server) {
+void lead(const Process& process, ControlServer* control, Server& server) {
   const ServeOptions& options = process.options;
   EngineOptions engine_options = options.engine;
   log_progress(engine_options);
@@ -161,10 +163,11 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
   ServingEnd end(seconds(options.drain_seconds), [&process](const std::string& why) {
     if (process.launcher != nullptr) process.launcher->failed(why);
   });
+  std::unique_ptr<Communicator> communicator;  // outlives who asks it for its failure
   Liveness liveness(
       0, control != nullptr ? control->take_heartbeats() : std::vector<Liveness::Peer>(), progress,
       [&end](const Loss& loss) { end.lost(loss); }, {},
-      [&communicator] { return communicator.failure(); });
+      [&communicator] { return communicator->failure(); });
   // Until it serves, a request to end ends the process at once, which is no loss to the others.
   const absl::Cleanup deaf = [&process] { process.signals.on_stop({}); };
   if (control != nullptr) {
@@ -174,8 +177,10 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
       _exit(128 + SIGTERM);
     });
   }
+  communicator = process.make_communicator();
+  progress.joined();
   ChatTemplate chat_template = ChatTemplate::load(engine_options.model);
-  ReportingCommunicator reporting(communicator, progress);
+  ReportingCommunicator reporting(*communicator, progress);
   Executor executor(engine_options, process.backend, reporting);
   executor.report_to(progress);
   if (control != nullptr) control->gather(kLoadTimeout);  // each says that it has loaded
@@ -192,7 +197,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
   server.start_serving(engine, {.name = model_name(engine_options),
                                 .backend = process.backend.description(),
                                 .numerics = options.device.numerics,
-                                .num_ranks = communicator.size(),
+                                .num_ranks = communicator->size(),
                                 .chat_template = std::move(chat_template)});
   end.serving(engine, server, [&liveness] { return liveness.peer_gone(); });
   process.signals.on_stop([&end](StopRequest request) { end.request(request); });
@@ -204,7 +209,7 @@ void lead(const Process& process, Communicator& communicator, ControlServer* con
         1000 * costs.ms_per_row_position);
   }
   spdlog::info("listening on {}:{}, {} ranks, model {}", options.server.address, server.port(),
-               communicator.size(), model_name(engine_options));
+               communicator->size(), model_name(engine_options));
   if (server.http_port() != 0) {
     spdlog::info("metrics and probes on {}:{}", options.server.address, server.http_port());
   }
@@ -242,7 +247,7 @@ void wait_for_end(ControlClient& control) {
 }
 
 // Every other rank. It ends when rank 0 says so, or is gone; a signal to end is rank 0's to act on.
-void follow(const Process& process, Communicator& communicator, int rank, ControlClient& control) {
+void follow(const Process& process, int rank, ControlClient& control) {
   StepProgress progress;
   std::atomic_flag told;
   const auto lost = [rank, &told](const Loss& loss) {
@@ -251,9 +256,12 @@ void follow(const Process& process, Communicator& communicator, int rank, Contro
                  loss.reason.c_str());
     _exit(kExitFailed);  // the main thread may wait for that very rank inside MPI
   };
+  std::unique_ptr<Communicator> communicator;  // outlives who asks it for its failure
   Liveness liveness(rank, control.take_heartbeats(), progress, lost, {},
-                    [&communicator] { return communicator.failure(); });
-  ReportingCommunicator reporting(communicator, progress);
+                    [&communicator] { return communicator->failure(); });
+  communicator = process.make_communicator();
+  progress.joined();
+  ReportingCommunicator reporting(*communicator, progress);
   Executor executor(process.options.engine, process.backend, reporting);
   executor.report_to(progress);
   process.signals.on_stop({});
@@ -286,8 +294,9 @@ int serve_alone(ServeOptions options, StopSignals& signals) {
       open_device(options.device, options.engine, visible_gpus(options.device), {}, 0, 1);
   options.engine.kv_cache_tokens = device.kv_cache_tokens;
   spdlog::info("computing {}", device.choice.reason);
-  const auto communicator = make_lone_communicator(device.choice.gpu.has_value());
-  lead({options, *device.backend, signals, nullptr}, *communicator, nullptr, *server);
+  const bool gpu = device.choice.gpu.has_value();
+  lead({options, *device.backend, signals, nullptr, [gpu] { return make_lone_communicator(gpu); }},
+       nullptr, *server);
   return 0;
 }
 
@@ -318,14 +327,15 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   if (world.rank() == 0 || device.choice.gpu) {
     spdlog::info("rank {} computes {}", world.rank(), device.choice.reason);
   }
-  const Process process = {options, *device.backend, signals, launcher};
   JobControl control = open_control(world);
-  const auto communicator =
-      make_device_communicator(device.choice.gpu.has_value(), options.device, world, control);
+  const Process process = {options, *device.backend, signals, launcher, [&] {
+                             return make_device_communicator(device.choice.gpu.has_value(),
+                                                             options.device, world, control);
+                           }};
   if (world.rank() > 0) {
-    follow(process, *communicator, world.rank(), *control.client);
+    follow(process, world.rank(), *control.client);
   } else {
-    lead(process, *communicator, control.server.get(), *server);
+    lead(process, control.server.get(), *server);
   }
   return "";
 }

@@ -70,19 +70,20 @@ std::optional<Loss> LivenessJudge::judge(const ProgressReport& own, Clock::time_
   last_ = now;
   observe(own_, own);
   std::optional<Loss> loss = silent_peer();
+  if (!loss && rank_ == 0) loss = hung_join();
   if (!loss && rank_ == 0) loss = hung_step();
   return loss;
 }
 
 std::optional<Loss> LivenessJudge::silent_peer() const {
   bool in_step = own_.report.state == RankState::in_step;
-  bool loading = own_.report.state == RankState::loading;
+  bool starting = own_.report.state < RankState::idle;
   for (const auto& [peer, observed] : others_) {
     in_step |= observed.report.state == RankState::in_step;
     // A first step shows that all have loaded, whatever they last said.
-    loading |= observed.report.state == RankState::loading && own_.report.step == 0;
+    starting |= observed.report.state < RankState::idle && own_.report.step == 0;
   }
-  const milliseconds limit = loading   ? limits_.silence_loading
+  const milliseconds limit = starting  ? limits_.silence_starting
                              : in_step ? limits_.silence_in_step
                                        : limits_.silence_idle;
   for (const auto& [peer, observed] : others_) {
@@ -91,6 +92,27 @@ std::optional<Loss> LivenessJudge::silent_peer() const {
     return Loss{peer, absl::StrFormat("nothing was heard from it for %.1f s", seconds_of(silence))};
   }
   return std::nullopt;
+}
+
+// Where some have joined, the first that has not is named. Where all wait for each other, none is
+// to be told from the rest.
+std::optional<Loss> LivenessJudge::hung_join() const {
+  const Observed* last = &own_;
+  int last_rank = rank_;
+  bool all_alike = true;
+  for (const auto& [peer, observed] : others_) {
+    all_alike &= observed.report.state == own_.report.state;
+    if (observed.report.state >= last->report.state) continue;
+    last = &observed;
+    last_rank = peer;
+  }
+  const nanoseconds taken = seen_ - last->changed;
+  if (last->report.state != RankState::joining || taken <= limits_.longest_join) {
+    return std::nullopt;
+  }
+  return Loss{last_rank,
+              absl::StrFormat("%s joined the communicator for %.1f s",
+                              all_alike ? "no rank has" : "it has not", seconds_of(taken))};
 }
 
 // The ranks take every step together, so one that hangs soon holds up all of them. The first to be
@@ -216,7 +238,8 @@ class Liveness::Thread {
   }
 
   std::optional<Loss> own_loss() const {
-    const std::string failure = own_failure_ ? own_failure_() : "";
+    const bool joined = progress_.report().state != RankState::joining;
+    const std::string failure = joined && own_failure_ ? own_failure_() : "";
     if (failure.empty()) return std::nullopt;
     return Loss{rank_, failure};
   }

@@ -20,10 +20,12 @@ namespace outrider {
 struct LivenessLimits {
   std::chrono::milliseconds interval{250};  // between two heartbeats
   // Nothing heard from a peer: while a step is under way somewhere, while there is none, and while
-  // weights are loaded, when a slow disk may hold up a whole process.
+  // ranks start, when a slow disk may hold up a whole process.
   std::chrono::milliseconds silence_in_step{3'000};
   std::chrono::milliseconds silence_idle{5'000};
-  std::chrono::milliseconds silence_loading{30'000};
+  std::chrono::milliseconds silence_starting{30'000};
+  // However it breathes, a rank hangs that takes longer to join the communicator.
+  std::chrono::milliseconds longest_join{60'000};
   // A step hangs where it has begun no collective for the longer of this and so many times what all
   // of it should take. On a host that gives the ranks little of its processors every collective is
   // late, and yet one follows the other.
@@ -44,7 +46,7 @@ class LivenessJudge {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Only rank 0 judges steps: it has clients to tell before the others end.
+  // Only rank 0 judges joining and steps: it has clients to tell before the others end.
   LivenessJudge(int rank, std::span<const int> peers, LivenessLimits limits, Clock::time_point now);
 
   void heard(int peer, const ProgressReport& report);
@@ -63,6 +65,7 @@ class LivenessJudge {
 
   void observe(Observed& observed, const ProgressReport& report) const;
   std::optional<Loss> silent_peer() const;
+  std::optional<Loss> hung_join() const;
   std::optional<Loss> hung_step() const;
 
   int rank_;
@@ -81,7 +84,7 @@ class Liveness {
   };
   using OnLost = std::function<void(const Loss&)>;
   // Why this rank itself can go on no more, empty while it can (Communicator::failure). Called from
-  // the heartbeat's thread.
+  // the heartbeat's thread, once `progress` says that this rank has joined the communicator.
   using OwnFailure = std::function<std::string()>;
 
   // peers: on rank 0 every other rank, elsewhere rank 0, none where a rank is alone (which is then

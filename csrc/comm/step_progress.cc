@@ -35,6 +35,10 @@ void StepTimes::add(int64_t rows, std::chrono::duration<double, std::milli> take
   mean = mean == 0 ? taken.count() : mean + kNewest * (taken.count() - mean);
 }
 
+void StepProgress::joined() {
+  position_.store(static_cast<uint64_t>(RankState::loading), std::memory_order_release);
+}
+
 void StepProgress::ready() {
   position_.store(static_cast<uint64_t>(RankState::idle), std::memory_order_release);
 }

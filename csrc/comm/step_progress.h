@@ -8,10 +8,11 @@
 
 namespace outrider {
 
-enum class RankState : uint8_t { loading = 0, idle = 1, in_step = 2 };
+// joining: the communicator comes about, for which each rank waits for all others.
+enum class RankState : uint8_t { joining = 0, loading = 1, idle = 2, in_step = 3 };
 
 struct ProgressReport {
-  RankState state = RankState::loading;
+  RankState state = RankState::joining;
   uint64_t step = 0;                      // the last one begun, counted from 1
   std::chrono::milliseconds expected{0};  // how long that step should take
   uint64_t collectives = 0;               // begun in it, so far
@@ -34,7 +35,8 @@ class StepTimes {
 // One thread, the one that runs steps, writes; any thread reads.
 class StepProgress {
  public:
-  void ready();  // the weights are loaded
+  void joined();  // the communicator is there
+  void ready();   // the weights are loaded
   // rows: tokens that the step takes through the target, on all its sequences.
   void begin_step(int64_t rows);
   void begin_collective();

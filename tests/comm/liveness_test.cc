@@ -7,10 +7,12 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 namespace outrider {
 namespace {
@@ -20,7 +22,8 @@ using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-ProgressReport loading() { return {}; }
+ProgressReport joining() { return {}; }
+ProgressReport loading() { return {.state = RankState::loading}; }
 ProgressReport idle(uint64_t step) { return {.state = RankState::idle, .step = step}; }
 ProgressReport in_step(uint64_t step, milliseconds expected = milliseconds(10)) {
   return {.state = RankState::in_step, .step = step, .expected = expected};
@@ -202,6 +205,37 @@ TEST(LivenessJudge, LoadingMayStarveAProcess) {
   EXPECT_NEAR(bench.until_loss(), 30, kTick);
 }
 
+TEST(LivenessJudge, JoiningMayStarveAProcess) {
+  Bench bench;
+  bench.own = joining();
+  bench.silence(1);
+  EXPECT_NEAR(bench.until_loss(), 30, kTick);
+}
+
+TEST(LivenessJudge, NamesTheRankThatDoesNotJoin) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = joining();
+  bench.pass(seconds(1));
+  bench.own = bench.peer(1) = loading();
+  EXPECT_NEAR(bench.until_loss(), 59, kTick);
+  EXPECT_EQ(bench.loss->rank, 2);
+  EXPECT_THAT(bench.loss->reason, HasSubstr("it has not joined the communicator for 60."));
+}
+
+TEST(LivenessJudge, WhereNoRankJoinsItSaysSo) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = joining();
+  EXPECT_NEAR(bench.until_loss(), 60, kTick);
+  EXPECT_EQ(bench.loss->rank, 0);
+  EXPECT_THAT(bench.loss->reason, HasSubstr("no rank has joined the communicator for 60."));
+}
+
+TEST(LivenessJudge, OnlyRankZeroJudgesJoining) {
+  Bench bench(1, {0});
+  bench.own = bench.peer(0) = joining();
+  EXPECT_FALSE(bench.pass(seconds(3600)));
+}
+
 TEST(LivenessJudge, AFirstStepEndsTheLoading) {
   Bench bench;
   bench.peer(1) = loading();
@@ -318,7 +352,7 @@ TEST(Liveness, ASilentPeerIsALoss) {
   progress.ready();
   Losses losses;
   LivenessLimits limits = Pair::kLimits;
-  limits.silence_loading = limits.silence_idle = milliseconds(20);
+  limits.silence_starting = limits.silence_idle = milliseconds(20);
   const Liveness zero(0, one_peer(1, std::move(ends[0])), progress, losses.sink(), limits);
   EXPECT_EQ(losses.wait().rank, 1);
   EXPECT_THAT(losses.wait().reason, HasSubstr("nothing was heard from it"));
@@ -341,6 +375,27 @@ TEST(Liveness, AHungStepIsALossAlthoughBothBreathe) {
   progress[1].begin_step(1);
   EXPECT_THAT(losses.wait().reason, HasSubstr("step 2 has not advanced"));
   EXPECT_TRUE(others.none());
+}
+
+TEST(Liveness, ARankThatHasNotJoinedIsNotAskedForItsFailure) {
+  auto ends = connection();
+  std::array<StepProgress, 2> progress;
+  std::atomic<bool> asked = false;
+  Losses losses, others;
+  LivenessLimits limits = Pair::kLimits;
+  limits.longest_join = milliseconds(20);
+  const auto failure = [&asked] {
+    asked = true;
+    return std::string("asked");
+  };
+  const Liveness zero(0, one_peer(1, std::move(ends[0])), progress[0], losses.sink(), limits,
+                      failure);
+  const Liveness one(1, one_peer(0, std::move(ends[1])), progress[1], others.sink(), Pair::kLimits,
+                     failure);
+  EXPECT_THAT(losses.wait().reason, HasSubstr("no rank has joined"));
+  EXPECT_FALSE(asked);
+  progress[1].joined();
+  EXPECT_EQ(others.wait().reason, "asked");
 }
 
 TEST(Liveness, ABeatTellsOfCollectives) {

@@ -40,6 +40,8 @@ TEST(StepTimes, UnknownSizesAreScaledFromTheNearest) {
 
 TEST(StepProgress, TellsStateStepAndExpectation) {
   StepProgress progress;
+  EXPECT_EQ(progress.report().state, RankState::joining);
+  progress.joined();
   EXPECT_EQ(progress.report().state, RankState::loading);
   progress.ready();
   EXPECT_EQ(progress.report().state, RankState::idle);

@@ -1,4 +1,5 @@
-"""A collective that never ends, and of which NCCL says so by itself, ends the job with the reason.
+"""What goes wrong inside NCCL ends the job with the reason: a collective that never ends, of which
+NCCL says so by itself, and a rank that never joins.
 
 usage: nccl_failure_test.py OUTRIDER_EMU CHECKPOINT
 """
@@ -52,6 +53,19 @@ class Failure(unittest.TestCase):
         self.assertRegex(asked.stderr, 'UNAVAILABLE.*rank 1 is lost')
         self.assertEqual(status, 1)
         self.assertRegex(said, '(?m)^outrider: rank 1: rank 1 is lost: NCCL: remote process exited')
+
+
+class Start(unittest.TestCase):
+    def test_a_rank_that_never_joins(self):
+        result = subprocess.run(
+            ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'launch', '--ranks', '2', '--', 'serve',
+             '--model', CHECKPOINT, '--port', '0', '--device', 'cuda', '--share-gpus'],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S,
+            env=dict(os.environ, OUTRIDER_EMU_NCCL_HANG_RANK='1'), check=False)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stderr, r'(?m)^outrider: .*rank 1 is lost: it has not joined the '
+                                        r'communicator for 60\.\d s')
+        self.assertNotIn('listening', result.stderr)
 
 
 if __name__ == '__main__':

@@ -110,6 +110,15 @@ void fail_where_asked(ncclComm& comm) {
   throw outrider::Error("aborted");
 }
 
+// The rank OUTRIDER_EMU_NCCL_HANG_RANK joins no group, and the others do not see it.
+void hang_where_asked(int rank) {
+  constexpr uint64_t kNone = UINT64_MAX;
+  while (emu::environment_number("OUTRIDER_EMU_NCCL_HANG_RANK", kNone) ==
+         static_cast<uint64_t>(rank)) {
+    pause();
+  }
+}
+
 // body() as an operation of the stream; what it throws is remembered as an asynchronous error.
 template <class Body>
 ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
@@ -174,6 +183,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
   made->transport =
       made->threads ? join_threads(id.internal, size, rank) : outrider::make_mpi_communicator();
   if (made->transport == nullptr || made->transport->size() != size) return ncclInvalidUsage;
+  hang_where_asked(rank);
   made->self = made;
   *comm = made.get();
   return ncclSuccess;
