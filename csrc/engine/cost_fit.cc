@@ -1,36 +1,51 @@
 #include "engine/cost_fit.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace outrider {
 
 namespace {
 
-constexpr double kPlainDrift = 0.01, kAddedDrift = 0.02;  // of a factor, from step to step
-constexpr double kNoise = 0.1;                            // of a step's time
+// From step to step: of a factor, and of a share.
+constexpr double kPlainDrift = 0.01, kAddedDrift = 0.02, kShareDrift = 0.0005;
+// What is not known of a factor, of itself, and of a share.
+constexpr double kFactorDoubt = 0.5, kShareDoubt = 0.03;
+constexpr double kNoise = 0.1;         // of a step's time
 constexpr double kMostSurprise = 0.3;  // of a step's time: an accident is no news
 constexpr double kLeast = 0.02;        // of a factor
 
+constexpr double square(double x) { return x * x; }
+
 }  // namespace
 
+CostFit::CostFit() : CostFit(1, 1) {}
+
+CostFit::CostFit(double plain, double added) {
+  mean_[kPlain] = plain;
+  mean_[kAdded] = added;
+  for (int i = 0; i < kStates; ++i) covariance_[i][i] = square(doubt(i).most);
+}
+
 CostFit CostFit::from(const CostFit& guess) {
-  CostFit fit;
-  fit.plain_ = guess.plain_;
-  fit.added_ = guess.added_;
-  fit.plain_variance_ = kFirstVariance * guess.plain_ * guess.plain_;
-  fit.added_variance_ = kFirstVariance * std::max(1.0, guess.added_ * guess.added_);
-  return fit;
+  return CostFit(guess.plain_factor(), guess.added_factor());
+}
+
+CostFit::Doubt CostFit::doubt(int state) const {
+  const double plain = mean_[kPlain], added = std::max(1.0, mean_[kAdded]);
+  if (state == kPlain) return {kFactorDoubt * plain, kPlainDrift * plain};
+  if (state == kAdded) return {kFactorDoubt * added, kAddedDrift * added};
+  return {kShareDoubt, kShareDrift};
 }
 
 void CostFit::drift() {
-  const auto grow = [](double& variance, double drift, double square) {
-    if (variance < kFirstVariance * square) variance += drift * drift * square;
-  };
-  grow(plain_variance_, kPlainDrift, plain_ * plain_);
-  grow(added_variance_, kAddedDrift, std::max(1.0, added_ * added_));
+  for (int i = 0; i < kStates; ++i) {
+    const Doubt of = doubt(i);
+    if (covariance_[i][i] < square(of.most)) covariance_[i][i] += square(of.drift);
+  }
 }
 
-void CostFit::observe(double plain_ms, double added_ms, double ms) {
+void CostFit::observe(double plain_ms, double added_ms, int64_t drafted_rows, double ms) {
   if (plain_ms <= 0 || ms <= 0) return;
   ++num_observed_;
   ++num_since_plain_;
@@ -39,18 +54,26 @@ void CostFit::observe(double plain_ms, double added_ms, double ms) {
     num_since_plain_ = 0;
   }
   drift();
-  const double expected = plain_ * plain_ms + added_ * added_ms;
+  std::array<double, kStates> of_ms{};  // what the time rises by with each state
+  of_ms[kPlain] = plain_ms;
+  of_ms[kAdded] = added_ms;
+  if (drafted_rows > 0) of_ms[share_of(drafted_rows)] = plain_ms;
+
+  const double expected = std::inner_product(mean_.begin(), mean_.end(), of_ms.begin(), 0.0);
+  std::array<double, kStates> with_ms;  // covariances with the time
+  for (int i = 0; i < kStates; ++i) {
+    with_ms[i] = std::inner_product(of_ms.begin(), of_ms.end(), covariance_[i].begin(), 0.0);
+  }
+  const double variance =
+      std::inner_product(with_ms.begin(), with_ms.end(), of_ms.begin(), square(kNoise * expected));
   const double most = kMostSurprise * expected;
   const double surprise = std::clamp(ms - expected, -most, most);
-  const double with_plain = plain_variance_ * plain_ms + covariance_ * added_ms;
-  const double with_added = covariance_ * plain_ms + added_variance_ * added_ms;
-  const double noise = kNoise * expected;
-  const double variance = with_plain * plain_ms + with_added * added_ms + noise * noise;
-  plain_ = std::max(plain_ + with_plain / variance * surprise, kLeast);
-  added_ = std::max(added_ + with_added / variance * surprise, kLeast);
-  plain_variance_ -= with_plain * with_plain / variance;
-  added_variance_ -= with_added * with_added / variance;
-  covariance_ -= with_plain * with_added / variance;
+  for (int i = 0; i < kStates; ++i) {
+    mean_[i] += with_ms[i] / variance * surprise;
+    for (int j = 0; j < kStates; ++j) covariance_[i][j] -= with_ms[i] * with_ms[j] / variance;
+  }
+  mean_[kPlain] = std::max(mean_[kPlain], kLeast);
+  mean_[kAdded] = std::max(mean_[kAdded], kLeast);
 }
 
 }  // namespace outrider

@@ -53,8 +53,8 @@ double StepPricing::added_table_ms(const DecodeShape& shape) const {
 double StepPricing::step_ms(const DecodeShape& shape, int64_t prefill_rows) const {
   const int64_t rows = shape.sequences + shape.drafted_rows;
   const CostFit& fit = this->fit(shape.sequences);
-  double ms =
-      fit.plain_factor() * plain_table_ms(shape) + fit.added_factor() * added_table_ms(shape);
+  double ms = (fit.plain_factor() + fit.share(shape.drafted_rows)) * plain_table_ms(shape) +
+              fit.added_factor() * added_table_ms(shape);
   if (prefill_rows > 0) {
     const double before = rows == 0 ? 0 : target().rows_ms(rows);
     ms += fit.plain_factor() * (target().rows_ms(rows + prefill_rows) - before);
@@ -104,7 +104,8 @@ void StepPricing::observe(const DecodeShape& shape, double ms, double draft_ms) 
     if (i != size) fits_[i].drift();
   }
   if (fits_[size].num_observed() == 0) fits_[size] = CostFit::from(fits_[latest_]);
-  fits_[size].observe(plain_table_ms(shape), added_table_ms(shape), ms - draft_ms);
+  fits_[size].observe(plain_table_ms(shape), added_table_ms(shape), shape.drafted_rows,
+                      ms - draft_ms);
   latest_ = size;
   // Where several drafted, each is taken to have had its share of the time.
   const double expected = this->draft_ms(shape);
@@ -115,7 +116,7 @@ void StepPricing::observe(const DecodeShape& shape, double ms, double draft_ms) 
       if (n > 0) rounds += tables_.draft[d].rows_ms(n);
     }
     const double share = this->draft_ms(shape, static_cast<DrafterKind>(d)) / expected;
-    draft_fits_[d].observe(rounds, drawing_table_ms(shape, d), share * draft_ms);
+    draft_fits_[d].observe(rounds, drawing_table_ms(shape, d), 0, share * draft_ms);
   }
 }
 

@@ -23,7 +23,7 @@ TEST(CostFit, TellsPlainStepsFromDraftedRows) {
   CostFit fit;
   for (int i = 0; i < 3000; ++i) {
     const double added = i % 64 == 0 ? 0 : 2;
-    fit.observe(10, added, noise(random) * (1.2 * 10 + 2.5 * added));
+    fit.observe(10, added, added > 0, noise(random) * (1.2 * 10 + 2.5 * added));
   }
   EXPECT_NEAR(fit.plain_factor(), 1.2, 0.06);
   EXPECT_NEAR(fit.added_factor(), 2.5, 0.3);
@@ -33,20 +33,21 @@ TEST(CostFit, TellsPlainStepsFromDraftedRows) {
 // A machine that slows down slows all steps down; drafted rows are not to blame.
 TEST(CostFit, ASlowMachineIsNotTheDraftedRowsFault) {
   CostFit fit;
-  for (int i = 0; i < 200; ++i) fit.observe(10, i % 64 == 0 ? 0 : 1, i % 64 == 0 ? 10 : 11);
-  for (int i = 0; i < 100; ++i) fit.observe(10, 1, 1.3 * 11);
+  for (int i = 0; i < 200; ++i)
+    fit.observe(10, i % 64 == 0 ? 0 : 1, i % 64 != 0, i % 64 == 0 ? 10 : 11);
+  for (int i = 0; i < 100; ++i) fit.observe(10, 1, 1, 1.3 * 11);
   EXPECT_GT(fit.plain_factor(), 1.2);
   EXPECT_LT(fit.added_factor(), 2);
 }
 
 TEST(CostFit, AGuessIsSoonGivenUp) {
   CostFit other;
-  for (int i = 0; i < 400; ++i) other.observe(10, i % 2, 80 + 3 * (i % 2));
+  for (int i = 0; i < 400; ++i) other.observe(10, i % 2, i % 2, 80 + 3 * (i % 2));
   CostFit fit = CostFit::from(other);
   EXPECT_EQ(fit.plain_factor(), other.plain_factor());
   EXPECT_EQ(fit.added_factor(), other.added_factor());
   EXPECT_EQ(fit.num_observed(), 0);
-  for (int i = 0; i < 20; ++i) fit.observe(10, i % 2, 15 + i % 2);
+  for (int i = 0; i < 20; ++i) fit.observe(10, i % 2, i % 2, 15 + i % 2);
   EXPECT_NEAR(fit.plain_factor(), 1.5, 0.15);
   EXPECT_EQ(fit.num_observed(), 20);
   EXPECT_EQ(fit.num_plain(), 10);
@@ -57,9 +58,9 @@ TEST(CostFit, AGuessIsSoonGivenUp) {
 TEST(CostFit, TimeWithoutStepsMakesItDoubt) {
   const auto after = [](int drifted) {
     CostFit fit;
-    for (int i = 0; i < 300; ++i) fit.observe(10, 0, 10);
+    for (int i = 0; i < 300; ++i) fit.observe(10, 0, 0, 10);
     for (int i = 0; i < drifted; ++i) fit.drift();
-    fit.observe(10, 0, 12);
+    fit.observe(10, 0, 0, 12);
     return fit.plain_factor();
   };
   EXPECT_GT(after(1000), after(0) + 0.05);
@@ -68,12 +69,35 @@ TEST(CostFit, TimeWithoutStepsMakesItDoubt) {
 
 TEST(CostFit, AnAccidentIsNoNews) {
   CostFit fit;
-  for (int i = 0; i < 50; ++i) fit.observe(10, 0, 10);
-  fit.observe(10, 0, 10'000);
+  for (int i = 0; i < 50; ++i) fit.observe(10, 0, 0, 10);
+  fit.observe(10, 0, 0, 10'000);
   EXPECT_LT(fit.plain_factor(), 1.05);
-  fit.observe(0, 0, 5);  // nothing to compare with
-  fit.observe(5, 0, 0);
+  fit.observe(0, 0, 0, 5);  // nothing to compare with
+  fit.observe(5, 0, 0, 0);
   EXPECT_LT(fit.plain_factor(), 1.05);
+}
+
+// The table has one drafted row at four times what it adds, and eight at what they do.
+TEST(StepPricing, LearnsWhatEachNumberOfDraftedRowsAdds) {
+  LookaheadTables tables;
+  tables.target.steps = {{1, 10}, {2, 10.8}, {3, 10.9}, {9, 12}};
+  const double added_ms[] = {0, 0.2, 0.6, 0, 0, 0, 0, 0, 2};
+  StepPricing pricing(tables);
+  std::mt19937_64 random(3);
+  std::normal_distribution<double> noise(1, 0.03);
+  const auto take = [&](int64_t drafted) {
+    pricing.observe({.sequences = 1, .drafted_rows = drafted},
+                    noise(random) * (10 + added_ms[drafted]), 0);
+  };
+  for (int i = 0; i < 2000; ++i) {
+    take(i % 64 == 0 ? 0 : i % 16 == 1 ? 8 : i % 4 == 2 ? 2 : 1);
+  }
+  const double plain_ms = pricing.step_ms({.sequences = 1});
+  for (const int64_t drafted : {1, 2, 8}) {
+    EXPECT_NEAR(pricing.step_ms({.sequences = 1, .drafted_rows = drafted}) - plain_ms,
+                added_ms[drafted], 0.15)
+        << drafted;
+  }
 }
 
 // Rows are dearer where a step has many sequences, and the table knows nothing of it.
