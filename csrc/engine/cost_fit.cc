@@ -7,15 +7,17 @@ namespace outrider {
 
 namespace {
 
+constexpr double square(double x) { return x * x; }
+
 // From step to step: of a factor, and of a share.
 constexpr double kPlainDrift = 0.01, kAddedDrift = 0.02, kShareDrift = 0.0005;
 // What is not known of a factor, of itself, and of a share.
 constexpr double kFactorDoubt = 0.5, kShareDoubt = 0.03;
+// … as long as its variance is what is not known of it.
+constexpr double kShareKept = 1 - square(kShareDrift / kShareDoubt) / 2;
 constexpr double kNoise = 0.1;         // of a step's time
 constexpr double kMostSurprise = 0.3;  // of a step's time: an accident is no news
 constexpr double kLeast = 0.02;        // of a factor
-
-constexpr double square(double x) { return x * x; }
 
 }  // namespace
 
@@ -35,13 +37,15 @@ CostFit::Doubt CostFit::doubt(int state) const {
   const double plain = mean_[kPlain], added = std::max(1.0, mean_[kAdded]);
   if (state == kPlain) return {kFactorDoubt * plain, kPlainDrift * plain};
   if (state == kAdded) return {kFactorDoubt * added, kAddedDrift * added};
-  return {kShareDoubt, kShareDrift};
+  return {kShareDoubt * plain, kShareDrift * plain};
 }
 
 void CostFit::drift() {
   for (int i = 0; i < kStates; ++i) {
     const Doubt of = doubt(i);
     if (covariance_[i][i] < square(of.most)) covariance_[i][i] += square(of.drift);
+    // What is priced too high is not taken, and would never be found out.
+    if (i > kAdded) mean_[i] *= kShareKept;
   }
 }
 
@@ -74,6 +78,10 @@ void CostFit::observe(double plain_ms, double added_ms, int64_t drafted_rows, do
   }
   mean_[kPlain] = std::max(mean_[kPlain], kLeast);
   mean_[kAdded] = std::max(mean_[kAdded], kLeast);
+  const double most_share = mean_[kPlain] / 2;
+  for (int i = kAdded + 1; i < kStates; ++i) {
+    mean_[i] = std::clamp(mean_[i], -most_share, most_share);
+  }
 }
 
 }  // namespace outrider

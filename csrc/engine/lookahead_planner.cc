@@ -160,6 +160,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     step[i].num_draft_tokens = chosen_[i];
     num_drafted += chosen_[i];
   }
+  for (int d = 0; d < kNumDrafterKinds; ++d) drafters_[d].planned_ms += choice.added_ms[d];
   try_others(step, num_drafted, choice);
   if (!choice.held_back) return;
   // That nothing is drafted says nothing of the drafts.
@@ -201,9 +202,8 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
 // Copies where that is at least as likely to be right as what would be drawn. Texts change: one
 // copy that this refuses is tried every so often.
 void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice) {
-  const LossBudget& copying = of(DrafterKind::prompt_lookup).budget;
   sequence.draft_class = 0;
-  if (choice.num_draft_tokens == 0 || (copying.has_started() && copying.left_ms() == 0)) return;
+  if (choice.num_draft_tokens == 0 || of(DrafterKind::prompt_lookup).budget.is_spent()) return;
   const double drawn = hazard_of_sequence(sequence)[0];
   sequence.drafter = DrafterKind::prompt_lookup;
   if (find_proposal(sequence, choice)) {
@@ -227,9 +227,10 @@ Hazard LookaheadPlanner::hazard_of_sequence(const Sequence& sequence) const {
 void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted) {
   costs_.step_ms.clear();
   DecodeShape shape = base;
+  const double draft_ms = pricing_.draft_ms(base);
   double ms = 0;
   for (int64_t r = 0; r <= most_drafted; ++r, ++shape.drafted_rows) {
-    ms = std::max(ms, pricing_.step_ms(shape) + pricing_.draft_ms(base));
+    ms = std::max(ms, pricing_.step_ms(shape) + draft_ms);
     costs_.step_ms.push_back(ms);
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
@@ -237,7 +238,7 @@ void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted)
     const auto kind = static_cast<DrafterKind>(d);
     costs.round_ms.clear();
     costs.drafting = base.drafting[d];
-    costs.max_added_ms = drafters_[d].budget.left_ms();
+    costs.max_added_ms = drafters_[d].left_ms();
     if (pricing_.drafts_free(kind)) continue;
     const int most = drafters_[d].num_sequences + costs.drafting[0];
     for (int n = 0; n <= most; ++n) costs.round_ms.push_back(pricing_.round_ms(kind, n));
@@ -255,12 +256,13 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
     const auto kind = static_cast<DrafterKind>(candidates_[i].drafter);
     const double added = costs_.step_ms[num_drafted + 1] - costs_.step_ms[num_drafted] +
                          candidates_[i].row_ms + pricing_.round_ms(kind, 1);
-    if (added > of(kind).budget.left_ms()) return false;
+    if (added > of(kind).left_ms()) return false;
     if (costs_.step_ms[0] <= costs_.max_ms && ms + added > costs_.max_ms) return false;
     if (!due && ms + added > choice.limit_ms) return false;
     step[i].num_draft_tokens = chosen_[i] = 1;
     ++num_drafted;
     ms += added;
+    of(kind).planned_ms += added;
     return true;
   };
   for (size_t i = 0; i < step.size(); ++i) {
@@ -296,7 +298,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
     set_budgets(base);
   }
   const double cost = pricing_.round_ms(kind, catch_up.rows);
-  if (cost > drafter.budget.left_ms() - drafter.catch_up_ms) return false;
+  if (cost > drafter.left_ms()) return false;
 
   // What a step of this sequence's gains if it drafts, the others as they are.
   const int most =
@@ -322,7 +324,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
     if (drafter.catching_up < 0) drafter.catching_up = catch_up.id;
     if (drafter.catching_up != catch_up.id) return false;
   }
-  drafter.catch_up_ms += cost;
+  drafter.planned_ms += cost;
   return true;
 }
 
@@ -392,7 +394,7 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
     }
   }
   learn(outcomes);
-  for (Drafter& drafter : drafters_) drafter.catch_up_ms = 0;
+  for (Drafter& drafter : drafters_) drafter.planned_ms = 0;
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     of(sequence.drafter).speedup.add(outcome.drafts.num_drafted, outcome.num_emitted, timed);
@@ -426,7 +428,7 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
           : base_ms / static_cast<double>(account.base.sequences + account.accepted_exact);
   // Who may copy and cannot, since copying has nothing left, earns for it.
   LossBudget& copying = of(DrafterKind::prompt_lookup).budget;
-  if (account.may_copy > 0 && copying.has_started() && copying.left_ms() == 0) {
+  if (account.may_copy > 0 && copying.is_spent()) {
     copying.earn(plain_ms * account.may_copy / static_cast<double>(account.plain.sequences));
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {

@@ -2,6 +2,7 @@
 // what was accepted. Told of times, it reads no clock.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -94,11 +95,13 @@ class LookaheadPlanner final : public LookaheadChooser {
     bool try_again = false;    // the last try was accepted
     int64_t tried = -1;        // the sequence that the step tries it with
     int64_t catching_up = -1;  // the one whose cache is fed for a try
-    double catch_up_ms = 0;    // of the step that is planned, granted to caches that are fed
+    double planned_ms = 0;     // that the step that is planned may lose by it
     double alpha_sum = 0;
     int64_t alpha_rows = 0;
     SpeedupRecord speedup;
     DrafterReport totals;
+
+    double left_ms() const { return std::max(0.0, budget.left_ms() - planned_ms); }
   };
   // What a step comes to whose adaptive sequences draft nothing, and what drafting adds to it.
   struct Account {

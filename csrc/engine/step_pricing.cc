@@ -50,16 +50,10 @@ double StepPricing::added_table_ms(const DecodeShape& shape) const {
   return std::max(rows_ms, least) + shape.drafted_context_ms;
 }
 
-double StepPricing::step_ms(const DecodeShape& shape, int64_t prefill_rows) const {
-  const int64_t rows = shape.sequences + shape.drafted_rows;
+double StepPricing::step_ms(const DecodeShape& shape) const {
   const CostFit& fit = this->fit(shape.sequences);
-  double ms = (fit.plain_factor() + fit.share(shape.drafted_rows)) * plain_table_ms(shape) +
-              fit.added_factor() * added_table_ms(shape);
-  if (prefill_rows > 0) {
-    const double before = rows == 0 ? 0 : target().rows_ms(rows);
-    ms += fit.plain_factor() * (target().rows_ms(rows + prefill_rows) - before);
-  }
-  return ms;
+  return (fit.plain_factor() + fit.share(shape.drafted_rows)) * plain_table_ms(shape) +
+         fit.added_factor() * added_table_ms(shape);
 }
 
 double StepPricing::round_ms(DrafterKind kind, int64_t rows) const {

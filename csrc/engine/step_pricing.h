@@ -54,8 +54,8 @@ class StepPricing {
   bool known() const { return tables_.target.known(); }
   bool drafts_free(DrafterKind kind) const { return !table(kind).known(); }
 
-  // Milliseconds; all of a step but its drafting, with so many rows of prompts beside it.
-  double step_ms(const DecodeShape& shape, int64_t prefill_rows = 0) const;
+  // Milliseconds; all of a step but its drafting.
+  double step_ms(const DecodeShape& shape) const;
   double round_ms(DrafterKind kind, int64_t rows) const;       // of rows drawn greedily
   double drawing_ms(DrafterKind kind, Drawing drawing) const;  // that a row takes more
   // All rounds of a drafter, and of all of them.

@@ -26,6 +26,8 @@ class LossBudget {
 
   // 0: what is empty, or owes, allows nothing.
   double left_ms() const { return left_ms_ > 0 ? left_ms_ : 0; }
+  // So little is left that not even one drafting step can be begun.
+  bool is_spent() const { return has_started() && left_ms_ < most_ms_ / kDraftingSteps; }
 
  private:
   void add(double ms);

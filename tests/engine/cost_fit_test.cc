@@ -100,6 +100,17 @@ TEST(StepPricing, LearnsWhatEachNumberOfDraftedRowsAdds) {
   }
 }
 
+// Who is priced too high is not taken, and so not seen again.
+TEST(CostFit, AShareThatIsNotSeenIsForgotten) {
+  CostFit fit;
+  for (int i = 0; i < 100; ++i) fit.observe(10, 0, 0, 10);
+  for (int i = 0; i < 10; ++i) fit.observe(10, 1, 4, 14);
+  const double held_up = fit.share(4);
+  EXPECT_GT(held_up, 0.03);
+  for (int i = 0; i < 20'000; ++i) fit.observe(10, 0, 0, 10);
+  EXPECT_LT(fit.share(4), 0.1 * held_up);
+}
+
 // Rows are dearer where a step has many sequences, and the table knows nothing of it.
 TEST(StepPricing, LearnsByHowManySequencesAStepHas) {
   LookaheadTables tables;

@@ -229,6 +229,36 @@ TEST(LookaheadPlanner, ExactRequestsAreNobodysToJudge) {
   EXPECT_EQ(server.num_drafted, 1000 * 2 * 4);
 }
 
+// What a step may lose by the drafts chosen for one sequence is not granted to another's cache.
+TEST(LookaheadPlanner, WhatOneIsGrantedAnotherIsNot) {
+  LookaheadPlanner planner(adaptive(), tables());
+  for (const int64_t id : {1, 2}) planner.add(id, {.drafter = kModel});
+  const std::vector<int32_t> tokens = {1};
+  const CatchUp behind{.id = 2, .rows = 90, .tokens_left = 1000};
+  bool drafted = false;
+  for (int i = 0; i < 100 && !drafted; ++i) {
+    std::vector<DecodeChoice> one = {
+        {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens}};
+    planner.choose(one, false);
+    const int k = one[0].num_draft_tokens;
+    drafted = k > 0;
+    if (drafted) {
+      int granted = 0;
+      while (granted < 1000 && planner.may_catch_up(behind)) ++granted;
+      const double left = planner.reports()[static_cast<int>(kModel)].budget_ms;
+      const double row_ms = 1.9, of_step = k * (1 + 0.2);
+      EXPECT_GT(granted, 0);
+      EXPECT_LE(granted * row_ms + of_step, left);
+    }
+    planner.observe(std::vector<LookaheadOutcome>{{.id = 1,
+                                                   .position = 1,
+                                                   .drafts = {.num_drafted = k, .num_accepted = k},
+                                                   .num_emitted = k + 1}},
+                    {}, {10 + 1.2 * k, 1.0 * k});
+  }
+  EXPECT_TRUE(drafted);
+}
+
 // A prompt gains nothing by them. Whoever named a K gets it all the same.
 TEST(LookaheadPlanner, NothingIsChosenBesidePrompts) {
   LookaheadPlanner planner(adaptive(), tables());

@@ -36,6 +36,19 @@ TEST(LossBudget, DebtsArePaidFirst) {
   EXPECT_NEAR(budget.left_ms(), 0.9, 1e-9);
 }
 
+TEST(LossBudget, IsSpentWhereNoStepCanBeBegun) {
+  LossBudget budget;
+  EXPECT_FALSE(budget.is_spent());  // nothing is known yet
+  budget.set_cost(kDraftingMs);
+  budget.charge(38);
+  EXPECT_FALSE(budget.is_spent());
+  budget.charge(0.1);
+  EXPECT_TRUE(budget.is_spent());
+  EXPECT_GT(budget.left_ms(), 0);
+  budget.earn(kPlainMs);
+  EXPECT_FALSE(budget.is_spent());
+}
+
 struct Totals {
   double ms = 0, tokens = 0, drafting_steps = 0;
   double over_plain() const { return ms / (tokens * kPlainMs); }
