@@ -241,7 +241,7 @@ void Engine::start(Submission& submission) {
 }
 
 void Engine::drop_ended() {
-  std::vector<std::pair<int64_t, bool>> ended;  // ids, and whether with an answer
+  std::vector<int64_t> ended;
   for (auto& [id, sequence] : sequences_) {
     Answer& answer = *sequence.answer;
     const bool cancelled = answer.request->sink->cancelled();
@@ -258,9 +258,9 @@ void Engine::drop_ended() {
       delivered_.push_back(std::move(end));
     }
     if (!sequence.started) tokens_waiting_ -= answer.completion.prompt_tokens;
-    ended.emplace_back(id, !cancelled);
+    ended.push_back(id);
   }
-  for (const auto& [id, well] : ended) end_sequence(id, well);
+  for (const int64_t id : ended) end_sequence(id, false);
 }
 
 void Engine::end_sequence(int64_t id, bool well) {
@@ -269,7 +269,7 @@ void Engine::end_sequence(int64_t id, bool well) {
   const auto at = sequences_.find(id);
   RequestProgress& request = *at->second.answer->request;
   if (--request.sequences_left == 0 && request.begun && quarantine_ != nullptr) {
-    quarantine_->ended(request.digest, well);
+    quarantine_->ended(request.digest, well && !request.non_finite);
   }
   sequences_.erase(at);
 }
