@@ -13,7 +13,7 @@ constexpr double square(double x) { return x * x; }
 constexpr double kPlainDrift = 0.01, kAddedDrift = 0.02, kShareDrift = 0.0005;
 // What is not known of a factor, of itself, and of a share.
 constexpr double kFactorDoubt = 0.5, kShareDoubt = 0.03;
-// … as long as its variance is what is not known of it.
+// Of a share's mean, from step to step: as much as makes its doubt last where it drifts so.
 constexpr double kShareKept = 1 - square(kShareDrift / kShareDoubt) / 2;
 constexpr double kNoise = 0.1;         // of a step's time
 constexpr double kMostSurprise = 0.3;  // of a step's time: an accident is no news

@@ -72,6 +72,9 @@ class LookaheadPlanner final : public LookaheadChooser {
  private:
   // Copied drafts are judged by how many tokens matched, 1 … kClasses - 1, others alike: class 0.
   static constexpr int kClasses = 5;
+  // Plain steps that a sequence has to spare for the drafts of others: at first, by each step that
+  // it shares, and at most. Who owes the last of these waits for none.
+  static constexpr double kFirstSpare = 1, kSpareShare = 0.0025, kMostSpare = 8, kMostOwed = 2;
 
   struct Sequence {
     DraftingTerms terms;

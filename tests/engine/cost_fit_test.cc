@@ -33,8 +33,9 @@ TEST(CostFit, TellsPlainStepsFromDraftedRows) {
 // A machine that slows down slows all steps down; drafted rows are not to blame.
 TEST(CostFit, ASlowMachineIsNotTheDraftedRowsFault) {
   CostFit fit;
-  for (int i = 0; i < 200; ++i)
+  for (int i = 0; i < 200; ++i) {
     fit.observe(10, i % 64 == 0 ? 0 : 1, i % 64 != 0, i % 64 == 0 ? 10 : 11);
+  }
   for (int i = 0; i < 100; ++i) fit.observe(10, 1, 1, 1.3 * 11);
   EXPECT_GT(fit.plain_factor(), 1.2);
   EXPECT_LT(fit.added_factor(), 2);

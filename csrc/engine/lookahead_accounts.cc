@@ -1,0 +1,186 @@
+// The other half of LookaheadPlanner: what a step that was carried out says of costs, acceptance
+// and budgets.
+#include <algorithm>
+#include <utility>
+
+#include "engine/lookahead_planner.h"
+
+namespace outrider {
+
+namespace {
+
+// A step that took more than so many times what drafting adds to it was held up by something else.
+constexpr double kMostOverrun = 4;
+
+}  // namespace
+
+LookaheadPlanner::Account LookaheadPlanner::account_of(
+    std::span<const LookaheadOutcome> outcomes) const {
+  Account account;
+  const StepCosts& target = pricing_.target();
+  int64_t num_adaptive_rows = 0;
+  for (const LookaheadOutcome& outcome : outcomes) {
+    const Sequence& sequence = sequences_.at(outcome.id);
+    const auto d = static_cast<int>(sequence.drafter);
+    const auto add_to = [&](DecodeShape& shape, int num_drafted) {
+      shape.add(target, outcome.position, sequence.drafter, sequence.terms.drawing, num_drafted);
+    };
+    add_to(account.all, outcome.drafts.num_drafted);
+    add_to(account.plain, 0);
+    add_to(account.base, sequence.terms.exact ? outcome.drafts.num_drafted : 0);
+    const int accepted = outcome.num_emitted - 1;
+    if (sequence.terms.exact) {
+      account.accepted_exact += accepted;
+      continue;
+    }
+    ++account.sequences[d];
+    account.may_copy += sequence.terms.may_copy && sequence.drafter == sequence.terms.drafter;
+    account.rows[d] += outcome.drafts.num_drafted;
+    account.accepted[d] += accepted;
+    num_adaptive_rows += outcome.drafts.num_drafted;
+  }
+  if (num_adaptive_rows == 0) return account;
+  const double rows_ms =
+      std::max(0.0, pricing_.step_ms(account.all) - pricing_.step_ms(account.base));
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    const auto kind = static_cast<DrafterKind>(d);
+    const double share = static_cast<double>(account.rows[d]) / num_adaptive_rows;
+    account.added_ms[d] = share * rows_ms + pricing_.draft_ms(account.all, kind) -
+                          pricing_.draft_ms(account.base, kind);
+  }
+  return account;
+}
+
+TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
+                                    const PrefillRows& prefill, const StepDurations& durations) {
+  TimedStep timed;
+  if (pricing_.known()) {
+    const Account account = account_of(outcomes);
+    if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
+      settle(account, prefill, durations);
+      settle_waiting(outcomes, account);
+    }
+    if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
+      pricing_.observe(account.all, durations.ms, durations.draft_ms);
+      if (account.all.drafted_rows == 0) {
+        plain_asked_[StepPricing::size_of(account.all.sequences)] = 0;
+      }
+      timed = {.plain_ms = pricing_.step_ms(account.plain),
+               .expected_ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all),
+               .ms = durations.ms};
+    }
+  }
+  learn(outcomes);
+  for (Drafter& drafter : drafters_) drafter.planned_ms = 0;
+  for (const LookaheadOutcome& outcome : outcomes) {
+    Sequence& sequence = sequences_.at(outcome.id);
+    of(sequence.drafter).speedup.add(outcome.drafts.num_drafted, outcome.num_emitted, timed);
+    sequence.proposed.clear();
+  }
+  forget_removed();
+  return timed;
+}
+
+// Budgets gain by what plain steps take, and pay what drafting costs beyond its tokens' worth: by
+// prices, which follow what steps take. One step's time says little of its drafts, on a machine
+// that others use, or beside prompts. But no step tells what feeding a cache costs: there it is the
+// time.
+void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill,
+                              const StepDurations& durations) {
+  const double plain_ms = pricing_.step_ms(account.plain);
+  const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
+  std::array<double, kNumDrafterKinds> added = account.added_ms;
+  added[static_cast<int>(DrafterKind::model)] +=
+      pricing_.round_ms(DrafterKind::model, prefill.adaptive_draft);
+  double expected = 0;
+  for (const double ms : added) expected += ms;
+  double overrun = 0;  // of what drafting adds, beyond its price
+  if (prefill.target == 0 && prefill.adaptive_draft > 0 &&
+      prefill.draft == prefill.adaptive_draft) {
+    overrun = std::min(durations.ms - base_ms, kMostOverrun * expected) / expected - 1;
+  }
+  const double token_ms =
+      account.base.sequences == 0
+          ? 0
+          : base_ms / static_cast<double>(account.base.sequences + account.accepted_exact);
+  // Who may copy and cannot, since copying has nothing left, earns for it.
+  LossBudget& copying = of(DrafterKind::prompt_lookup).budget;
+  if (account.may_copy > 0 && copying.is_spent()) {
+    copying.earn(plain_ms * account.may_copy / static_cast<double>(account.plain.sequences));
+  }
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    Drafter& drafter = drafters_[d];
+    if (!drafter.budget.has_started()) continue;
+    if (account.sequences[d] > 0) {
+      drafter.budget.earn(plain_ms * account.sequences[d] /
+                          static_cast<double>(account.plain.sequences));
+      drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
+      if (account.rows[d] > 0) drafter.catching_up = -1;
+    }
+    if (added[d] > 0) {
+      drafter.budget.charge((1 + overrun) * added[d] - account.accepted[d] * token_ms);
+    }
+  }
+}
+
+// Where a step is shared, a sequence gains by its own tokens and loses by what all drafts make the
+// step longer.
+void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes,
+                                      const Account& account) {
+  const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
+  const double ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all);
+  for (const LookaheadOutcome& outcome : outcomes) {
+    Sequence& sequence = sequences_.at(outcome.id);
+    if (!std::exchange(sequence.waits, false)) continue;
+    sequence.spare = std::clamp(sequence.spare + outcome.num_emitted + kSpareShare - ms / base_ms,
+                                -kMostOwed, kMostSpare);
+  }
+}
+
+void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
+  for (const LookaheadOutcome& outcome : outcomes) {
+    Sequence& sequence = sequences_.at(outcome.id);
+    const bool judged = std::exchange(sequence.judged, false);
+    if (outcome.drafts.num_drafted == 0) {
+      if (judged) sequence.counts[sequence.draft_class].age();
+      continue;
+    }
+    Drafter& drafter = of(sequence.drafter);
+    const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
+    const int i = sequence.draft_class;
+    sequence.counts[i].observe(used.num_drafted, used.num_accepted);
+    drafter.counts[i].observe(used.num_drafted, used.num_accepted);
+    drafter.alpha_sum += used.alpha_sum;
+    drafter.alpha_rows += used.alpha_rows;
+    ++drafter.totals.num_drafts;
+    drafter.totals.num_draft_tokens += used.num_drafted;
+    drafter.totals.num_accepted_draft_tokens += used.num_accepted;
+    if (drafter.tried == outcome.id) drafter.try_again = used.num_accepted > 0;
+  }
+}
+
+double LookaheadPlanner::draft_cost(DrafterKind kind, Drawing drawing) const {
+  if (!pricing_.known()) return 0;
+  DecodeShape plain;
+  plain.add(pricing_.target(), 0, kind, drawing, 0);
+  const double ms = pricing_.round_ms(kind, 1) + pricing_.drawing_ms(kind, drawing);
+  return ms / pricing_.step_ms(plain);
+}
+
+std::array<DrafterReport, kNumDrafterKinds> LookaheadPlanner::reports() const {
+  std::array<DrafterReport, kNumDrafterKinds> reports;
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    const Drafter& drafter = drafters_[d];
+    DrafterReport& report = reports[d] = drafter.totals;
+    if (drafter.alpha_rows > 0) {
+      report.alpha = drafter.alpha_sum / static_cast<double>(drafter.alpha_rows);
+    }
+    report.draft_cost = draft_cost(static_cast<DrafterKind>(d), Drawing::greedy);
+    report.predicted_speedup = drafter.speedup.predicted(report.alpha);
+    report.measured_speedup = drafter.speedup.measured();
+    report.budget_ms = drafter.budget.left_ms();
+  }
+  return reports;
+}
+
+}  // namespace outrider
