@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/request.h"
 #include "outrider/v1/generation.pb.h"
 
 namespace CLI {
@@ -36,10 +37,12 @@ struct AnswerFormat {
 
 class AnswerPrinter {
  public:
-  // n: how many answers the request asked for. The first is printed as it comes, the others behind
-  // it.
+  // n: how many answers the request asked for; there are none where that is out of its range. The
+  // first is printed as it comes, the others behind it.
   AnswerPrinter(const AnswerFormat& format, int n)
-      : format_(format), colours_(format.colours()), answers_(std::max(n, 1)) {}
+      : format_(format),
+        colours_(format.colours()),
+        answers_(std::clamp(n, 1, Limits().max_choices)) {}
 
   void chunk(const v1::Chunk& chunk);
   void complete(const v1::Complete& complete);

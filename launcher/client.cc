@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "launcher/command_line.h"
 #include "server/address.h"
 #include "server/auth_tokens.h"
 
@@ -90,15 +91,20 @@ std::string host_of(const std::string& address) {
 
 void ServerAddress::add_to(CLI::App& command) {
   command.add_option("--address", address, "HOST or HOST:PORT (default 127.0.0.1)")
-      ->check([](const std::string& text) { return text.empty() ? "is empty" : ""; });
+      ->check(not_empty("HOST or HOST:PORT"));
   command.add_option("--port", port, "Where the address names none (default 50051)")
       ->check(CLI::Range(1, 65535));
-  command.add_option("--tls-ca", tls.ca,
-                     "PEM of what signed the server's certificate; without it, no TLS");
-  command.add_option("--tls-cert", tls.cert,
-                     "PEM of your certificate, for a server that wants one");
-  command.add_option("--tls-key", tls.key, "PEM of its private key");
-  command.add_option("--auth-token-file", auth_token_file, "Its first line is your token");
+  const CLI::Validator file = not_empty("a file");
+  command
+      .add_option("--tls-ca", tls.ca,
+                  "PEM of what signed the server's certificate; without it, no TLS")
+      ->check(file);
+  command
+      .add_option("--tls-cert", tls.cert, "PEM of your certificate, for a server that wants one")
+      ->check(file);
+  command.add_option("--tls-key", tls.key, "PEM of its private key")->check(file);
+  command.add_option("--auth-token-file", auth_token_file, "Its first line is your token")
+      ->check(file);
 }
 
 std::string ServerAddress::target() const {

@@ -38,7 +38,9 @@ void read_whole(CLI::Option& option, const std::string& expected) {
 
 void check_numbers(CLI::Option& option) {
   const std::string type = option.get_type_name();
-  if (type.starts_with("INT")) {  // all of them are of 32 bits
+  if (type.starts_with("INT64")) {  // where its type_name() says so
+    read_whole<int64_t>(option, absl::StrCat("of at most ", INT64_MAX));
+  } else if (type.starts_with("INT")) {  // of 32 bits, or in a range within them
     read_whole<int32_t>(option, absl::StrCat("of at most ", INT32_MAX));
   } else if (type.starts_with("UINT")) {
     read_whole<uint64_t>(option, absl::StrCat("from 0 to ", UINT64_MAX));
@@ -118,6 +120,13 @@ std::string explain(const CLI::App& app, const std::vector<std::string>& argumen
 
 }  // namespace
 
+CLI::Validator not_empty(const std::string& expected) {
+  return {[expected](const std::string& text) {
+            return text.empty() ? "is empty; expected " + expected : std::string();
+          },
+          ""};
+}
+
 Action parse_command_line(const std::vector<std::string>& arguments, int& exit_code) {
   Action action;
   CLI::App app("Serves a large language model with speculative decoding.", "outrider");
@@ -138,10 +147,11 @@ Action parse_command_line(const std::vector<std::string>& arguments, int& exit_c
   add_loadtest_command(app, action);
   app.require_subcommand(1);
   // CLI11 reads the file before the environment.
-  const char* config = std::getenv("OUTRIDER_CONFIG");
+  const char* config = std::getenv(kConfigVariable);
   const bool config_named = config != nullptr && *config != '\0';
   app.set_config("--config", config_named ? config : "",
-                 "A TOML file with flags: a table for each command", config_named);
+                 "A TOML file with flags: a table for each command", config_named)
+      ->check(not_empty("a file"));
   app.config_formatter(std::make_shared<TomlConfig>(app));
   for (CLI::App* command : app.get_subcommands({})) set_up(*command);
 

@@ -7,12 +7,20 @@
 
 namespace CLI {
 class App;
+class Validator;
 }  // namespace CLI
 
 namespace outrider {
 
 constexpr int kExitFailed = 1;      // the work failed; one line on stderr says why
 constexpr int kExitWrongFlags = 2;  // nothing was begun
+
+// The variable that names a file as --config does.
+constexpr const char* kConfigVariable = "OUTRIDER_CONFIG";
+
+// Refuses an empty value, which would be taken for that of a flag that was not given. expected: in
+// words, such as "a file".
+CLI::Validator not_empty(const std::string& expected);
 
 // What the chosen command does; returns the exit code. Throws Error.
 using Action = std::function<int()>;

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,8 +41,10 @@ constexpr int kMaxRanks = 64;
 constexpr milliseconds kTeardownTimeout{1500};
 // The same where the job ends in order, and what rank 0 has for that once it was told to end now.
 constexpr milliseconds kStopTimeout{10'000};
+constexpr int kKillingRequest = 3;
 
 struct LaunchOptions {
+  std::string config;  // a file; empty: none
   int ranks = 0;
   std::string hostfile;
   bool no_restart = false;
@@ -68,7 +71,6 @@ class Launcher {
   }
 
   int run() {
-    RestartPolicy policy;
     while (true) {
       start();
       int status = supervise();
@@ -76,14 +78,14 @@ class Launcher {
       // mpirun may have been killed for being slow to end; what the job said comes first.
       if (!job_->failure().empty()) status = kExitFailed;
       if (scratch_) scratch_->clear();
-      if (num_requests_ > 0 && !served_since_) return 128 + first_signal_;
+      if (num_requests_ > 0 && !served_since_) return status_without_job();
       if (num_requests_ > 0 || status == 0 || options_.no_restart) return status;
       const std::string why =
           job_->failure().empty() ? describe_mpirun_status(status) : job_->failure();
       const auto delay =
-          policy.after({.at = Clock::now(),
-                        .served_since = served_since_,
-                        .explained = !job_->failure().empty() || status == kNoMpirun});
+          policy_.after({.at = Clock::now(),
+                         .served_since = served_since_,
+                         .explained = !job_->failure().empty() || status == kNoMpirun});
       if (!delay) {
         if (++num_failed_starts_ > 1) {
           say(absl::StrFormat("giving up after %d starts that failed: %s", num_failed_starts_,
@@ -94,7 +96,7 @@ class Launcher {
       num_failed_starts_ = served_since_ ? 0 : num_failed_starts_ + 1;
       say(absl::StrFormat("the job has ended: %s; starting it again%s", why,
                           delay->count() == 0 ? "" : absl::StrFormat(" in %d s", delay->count())));
-      if (!wait_out(*delay)) return 0;
+      if (!wait_out(*delay)) return status_without_job();
     }
   }
 
@@ -117,7 +119,7 @@ class Launcher {
       int status = 0;
       if (waitpid(mpirun_, &status, WNOHANG) == mpirun_) {
         listen();  // to its last words
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        return status_of_job(status);
       }
       wait_for_events(deadline);
       const int requests_before = num_requests_;
@@ -136,6 +138,17 @@ class Launcher {
     }
   }
 
+  // status: as waitpid tells it of mpirun.
+  int status_of_job(int status) const {
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    // mpirun was killed, or a rank's alarm has gone off. Behind an orderly end that is nothing.
+    const bool has_hung = WIFSIGNALED(status) || code == 128 + SIGALRM;
+    return job_->finished() && has_hung && num_requests_ < kKillingRequest ? 0 : code;
+  }
+
+  // Where a request to end has come while nothing was served.
+  int status_without_job() const { return policy_.ever_served() ? 0 : 128 + first_signal_; }
+
   void listen() {
     job_->update();
     if (job_->served() && !served_since_) served_since_ = Clock::now();
@@ -144,7 +157,7 @@ class Launcher {
   // The first request drains the job, the second ends it now, a third kills it. Returns when mpirun
   // has to have ended.
   Deadline pass_on_request() {
-    if (num_requests_ > 2) return Clock::now();
+    if (num_requests_ >= kKillingRequest) return Clock::now();
     if (!job_->connected()) {
       kill(mpirun_, SIGTERM);  // nothing is served yet: the ranks end at once
       return Clock::now() + kStopTimeout;
@@ -186,12 +199,17 @@ class Launcher {
   pid_t mpirun_ = -1;
   std::optional<JobLink> job_;
   std::optional<Clock::time_point> served_since_;
+  RestartPolicy policy_;
   int num_requests_ = 0;  // to end, by signals
   int first_signal_ = 0;
   int num_failed_starts_ = 0;  // since it last served
 };
 
 int launch(const LaunchOptions& options) {
+  signal(SIGPIPE, SIG_IGN);  // who reads what is said may be gone
+  if (!options.config.empty()) {
+    setenv(kConfigVariable, std::filesystem::absolute(options.config).c_str(), 1);
+  }
   // Wrong flags are told once, here, and not by every rank.
   int exit_code = 0;
   if (!parse_command_line(options.command, exit_code)) return exit_code;
@@ -214,7 +232,8 @@ void add_launch_command(CLI::App& app, Action& action) {
   command->add_option("command", options->command, "serve and its flags, behind --")
       ->required()
       ->expected(1, 1 << 20);
-  command->callback([options, &action] {
+  command->callback([&app, options, &action] {
+    options->config = app.get_config_ptr()->as<std::string>();
     if (options->command.front() != "serve") {
       throw CLI::ValidationError("launch",
                                  "expected serve behind --, found " + options->command.front());

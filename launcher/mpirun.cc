@@ -45,6 +45,7 @@ std::string scratch_prefix() { return "outrider-launch-scratch-" + host_name() +
   const int nothing = open("/dev/null", O_RDONLY);
   dup2(nothing, STDIN_FILENO);
   pthread_sigmask(SIG_SETMASK, &signal_mask, nullptr);
+  signal(SIGPIPE, SIG_DFL);
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);

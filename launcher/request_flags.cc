@@ -40,13 +40,17 @@ CLI::Option* RequestFlags::add_ids_to(CLI::App& command, const std::string& flag
 void RequestFlags::read_logit_bias(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
-    std::pair<int32_t, float> bias;
-    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &bias.first) ||
-        !absl::SimpleAtof(parts[1], &bias.second)) {
+    int32_t token;
+    float bias;
+    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &token) ||
+        !absl::SimpleAtof(parts[1], &bias)) {
       throw CLI::ValidationError("--logit-bias",
                                  "is " + text + "; expected a token id and a number, as 123:-5");
     }
-    logit_bias_.push_back(bias);
+    if (!logit_bias_.emplace(token, bias).second) {
+      throw CLI::ValidationError("--logit-bias", "names token " + std::to_string(token) +
+                                                     " twice; expected each token once");
+    }
   }
 }
 
@@ -98,7 +102,7 @@ void RequestFlags::add_choice_to(CLI::App& command) {
   command
       .add_option_function<std::vector<std::string>>(
           "--logit-bias", [this](const auto& texts) { read_logit_bias(texts); },
-          "Add to a token's logit, -100 … 100, as 123:-5; may be given again")
+          "Add to a token's logit, -100 … 100, as 123:-5; may be given again for others")
       ->allow_extra_args(false)
       ->type_name("TOKEN:BIAS");
   command.add_option("--max-tokens", max_tokens_,

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "outrider/v1/generation.pb.h"
@@ -43,7 +43,7 @@ class RequestFlags {
   // Adds a flag for lists of token ids.
   static CLI::Option* add_ids_to(CLI::App& command, const std::string& flag,
                                  std::vector<int32_t>& ids, const std::string& what);
-  // Texts as 123:-5. Throws CLI::ValidationError.
+  // Texts as 123:-5, each of another token. Throws CLI::ValidationError.
   void read_logit_bias(const std::vector<std::string>& texts);
 
   std::optional<std::string> prompt_;
@@ -56,7 +56,7 @@ class RequestFlags {
   std::optional<float> repetition_penalty_, presence_penalty_, frequency_penalty_;
   std::optional<uint64_t> seed_;
   std::optional<int32_t> top_k_, max_tokens_, min_tokens_, n_, logprobs_, prompt_logprobs_;
-  std::vector<std::pair<int32_t, float>> logit_bias_;
+  std::map<int32_t, float> logit_bias_;
   std::vector<std::string> stop_;
   std::vector<int32_t> stop_token_ids_;
   bool ignore_eos_ = false;

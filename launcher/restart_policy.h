@@ -29,6 +29,8 @@ class RestartPolicy {
   // up. A job that has never served and says why will not do better the next time.
   std::optional<std::chrono::seconds> after(const End& end);
 
+  bool ever_served() const { return ever_served_; }  // of the ends so far
+
  private:
   bool ever_served_ = false;
   std::optional<std::chrono::seconds>

@@ -63,7 +63,8 @@ int run(const RunOptions& options, const v1::GenerateRequest& asked) {
       (drafter.empty() || drafter == "head" || drafter == "model")) {
     options.default_drafts.choose(engine_options);
   }
-  engine_options.max_sequences = std::max(1, asked.sampling_params().n());
+  // What is out of its range is refused below.
+  engine_options.max_sequences = std::clamp(asked.sampling_params().n(), 1, Limits().max_choices);
   engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
   const RankDevice device =
       open_device(options.device, engine_options, visible_gpus(options.device), {}, 0, 1);

@@ -38,6 +38,7 @@
 #include "model/chat_template.h"
 #include "model/checkpoint_hash.h"
 #include "server/address.h"
+#include "server/port_probe.h"
 #include "server/server.h"
 
 namespace outrider {
@@ -214,6 +215,7 @@ void lead(const Process& process, ControlServer* control, Server& server) {
     spdlog::info("metrics and probes on {}:{}", options.server.address, server.http_port());
   }
   if (process.launcher != nullptr) process.launcher->serving();
+  const PortProbe probe(options.server.address, server.port(), [&end] { end.unreachable(); });
   const auto ended = [&] {
     end.engine_ended();
     process.signals.on_stop({});
@@ -229,11 +231,11 @@ void lead(const Process& process, ControlServer* control, Server& server) {
     throw;
   }
   ended();
-  spdlog::info("stopping");
   if (process.launcher != nullptr) process.launcher->finished();
   liveness.goodbye();
   if (control != nullptr) control->goodbye();
   alarm(kEndTimeoutS);
+  spdlog::info("stopping");  // last: who reads the log may have stopped reading
   server.shutdown(kShutdownGrace);
 }
 
@@ -341,6 +343,7 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
 }
 
 int serve(const ServeOptions& options) {
+  signal(SIGPIPE, SIG_IGN);  // who reads the log may be gone
   StopSignals signals(launched_by_mpi());
   set_up_log(options.server.log_format, options.log_level);
   if (!launched_by_mpi()) return serve_alone(options, signals);
@@ -379,13 +382,20 @@ void add_serve_command(CLI::App& app, Action& action) {
       ->check(CLI::Range(0, 65535));
   command->add_flag("--insecure", options->insecure,
                     "Listen where other machines can connect, without TLS");
-  command->add_option("--tls-cert", options->server.tls.cert,
-                      "PEM of the server's certificate and its chain: TLS on every port");
-  command->add_option("--tls-key", options->server.tls.key, "PEM of its private key");
-  command->add_option("--tls-client-ca", options->server.tls.ca,
-                      "PEM of what clients' certificates must be signed by (mutual TLS)");
-  command->add_option("--auth-token-file", options->server.auth_token_file,
-                      "Bearer tokens, one a line; clients must show one");
+  const CLI::Validator file = not_empty("a file");
+  command
+      ->add_option("--tls-cert", options->server.tls.cert,
+                   "PEM of the server's certificate and its chain: TLS on every port")
+      ->check(file);
+  command->add_option("--tls-key", options->server.tls.key, "PEM of its private key")->check(file);
+  command
+      ->add_option("--tls-client-ca", options->server.tls.ca,
+                   "PEM of what clients' certificates must be signed by (mutual TLS)")
+      ->check(file);
+  command
+      ->add_option("--auth-token-file", options->server.auth_token_file,
+                   "Bearer tokens, one a line; clients must show one")
+      ->check(file);
   command
       ->add_option(
           "--max-waiting-requests", options->server.max_waiting_requests,
@@ -394,6 +404,7 @@ void add_serve_command(CLI::App& app, Action& action) {
   command
       ->add_option("--max-waiting-tokens", options->server.max_waiting_tokens,
                    "Tokens of their prompts, likewise (default 1048576)")
+      ->type_name("INT64")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command
       ->add_option("--max-streams-per-tenant", options->server.max_streams_per_tenant,
@@ -405,8 +416,10 @@ void add_serve_command(CLI::App& app, Action& action) {
           "--http-port", [options](int port) { options->server.http_port = port; },
           "/metrics, /healthz and /readyz on this port (default: no HTTP); 0: any free one")
       ->check(CLI::Range(0, 65535));
-  command->add_option("--trace", options->server.trace_file,
-                      "Write Chrome trace events of steps and requests to this file");
+  command
+      ->add_option("--trace", options->server.trace_file,
+                   "Write Chrome trace events of steps and requests to this file")
+      ->check(file);
   command
       ->add_option_function<std::string>(
           "--log-format",

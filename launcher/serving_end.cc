@@ -74,12 +74,24 @@ void ServingEnd::request(StopRequest request) {
   draining_ = std::thread([this, server = server_] { drain(*server); });
 }
 
-void ServingEnd::drain(Server& server) {
-  spdlog::info("draining: running calls have {} s to finish", drain_limit_.count());
-  server.drain();
-  if (!server.wait_for_calls(drain_limit_)) spdlog::warn("calls still run; ending them");
+void ServingEnd::unreachable() {
+  constexpr char kWhy[] = "the port takes no connections any more";
+  server_->drain();
+  spdlog::error("{}: running calls have {} s to finish", kWhy, drain_limit_.count());
+  server_->wait_for_calls(drain_limit_);
   const std::lock_guard lock(mutex_);
-  if (!ended_) engine_->stop();
+  if (!ended_ && !lost_) engine_->fail(kWhy);
+}
+
+void ServingEnd::drain(Server& server) {
+  server.drain();
+  spdlog::info("draining: running calls have {} s to finish", drain_limit_.count());
+  const bool ended = server.wait_for_calls(drain_limit_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ended_) engine_->stop();
+  }
+  if (!ended) spdlog::warn("calls still ran; they are ended");
 }
 
 }  // namespace outrider

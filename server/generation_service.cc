@@ -89,6 +89,7 @@ void GenerationService::enqueue(const grpc::CallbackServerContext& context,
   const absl::StatusOr<uint64_t> tenant = authenticate(context);
   if (!tenant.ok()) return call->on_error(tenant.status());
   const int64_t most = options_.max_streams_per_tenant;
+  v1::GenerateRequest copy = request;  // of a large one takes a while: not under the lock
   const std::lock_guard lock(mutex_);
   if (serving_ == nullptr || stopped_) {
     call->on_error(not_serving());
@@ -97,7 +98,7 @@ void GenerationService::enqueue(const grpc::CallbackServerContext& context,
         absl::StrCat("calls under way for this token: ", most,
                      ", the most that the server allows; try again when one has ended")));
   } else {
-    serving_->intake.enqueue(request, std::move(request_id), *tenant, call);
+    serving_->intake.enqueue(std::move(copy), std::move(request_id), *tenant, call);
   }
 }
 

@@ -40,7 +40,7 @@ Intake::~Intake() {
   }
 }
 
-void Intake::enqueue(const v1::GenerateRequest& request, std::string request_id, uint64_t tenant,
+void Intake::enqueue(v1::GenerateRequest request, std::string request_id, uint64_t tenant,
                      std::shared_ptr<RequestSink> sink) {
   const EngineStats stats = engine_.stats();
   const auto bytes = static_cast<int64_t>(request.ByteSizeLong());
@@ -56,7 +56,7 @@ void Intake::enqueue(const v1::GenerateRequest& request, std::string request_id,
       what = absl::StrCat("prompts of about ", tokens, " tokens");
     } else {
       waiting_bytes_ += bytes;
-      waiting_.push_back({request, bytes, std::move(request_id), tenant, std::move(sink),
+      waiting_.push_back({std::move(request), bytes, std::move(request_id), tenant, std::move(sink),
                           std::chrono::steady_clock::now()});
       wake_.notify_one();
       return;

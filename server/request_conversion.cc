@@ -102,8 +102,18 @@ absl::Status check_text(absl::string_view field, std::string_view text,
 
 absl::StatusOr<std::vector<int32_t>> tokenise_chat(const v1::Chat& chat,
                                                    const RequestContext& context) {
+  if (chat.messages_size() > context.limits.max_positions) {
+    return field_error("messages.messages",
+                       absl::StrCat("has ", chat.messages_size(), " messages; expected at most ",
+                                    context.limits.max_positions, ", one a token"));
+  }
   std::vector<ChatMessage> messages;
   for (const v1::ChatMessage& message : chat.messages()) {
+    if (!is_chat_role(message.role())) {
+      return field_error(absl::StrCat("messages.messages[", messages.size(), "].role"),
+                         absl::StrCat("is ", excerpt(message.role()),
+                                      "; expected \"system\", \"user\" or \"assistant\""));
+    }
     messages.push_back({message.role(), message.content()});
   }
   if (!messages.empty() && messages.back().content.empty()) {

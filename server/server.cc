@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <mutex>
@@ -27,6 +28,10 @@ constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 // Clients may ask the same, but not more often than this; a connection that does is closed.
 constexpr int kMinClientPingIntervalMs = 10'000;
+// Each connection holds a descriptor: one that does not shake hands, or asks nothing for long, is
+// closed. Where there are none left, this gRPC never accepts again (CVE-2023-4785).
+constexpr int kHandshakeTimeoutMs = 10'000;
+constexpr int kMaxIdleMs = 600'000;
 constexpr int kMaxStreamsPerConnection = 256;
 constexpr int kMaxMetadataBytes = 16 << 10;
 // What a call that was told to end has to do so, before gRPC cuts it off.
@@ -61,6 +66,14 @@ std::shared_ptr<grpc::ServerCredentials> credentials(const TlsMaterial& tls) {
 
 TokenCheck load_tokens(const std::string& file) {
   return file.empty() ? TokenCheck() : TokenCheck(read_token_file(file));
+}
+
+// To what the system allows.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 const ServerOptions& checked(const ServerOptions& options) {
@@ -137,6 +150,7 @@ struct Server::Impl {
 };
 
 Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(options)) {
+  raise_descriptor_limit();
   check_port_is_free(options.address, options.port);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -148,6 +162,8 @@ Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(opti
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kMinClientPingIntervalMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxIdleMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);

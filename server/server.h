@@ -38,7 +38,7 @@ struct ServerOptions {
   HttpLimits http_limits;
   std::string trace_file;  // empty: no trace
   LogFormat log_format = LogFormat::text;
-  int max_message_bytes = 16 << 20;      // of one request
+  int max_message_bytes = 4 << 20;       // of one request
   int64_t max_waiting_requests = 1024;   // beyond: RESOURCE_EXHAUSTED
   int64_t max_waiting_tokens = 1 << 20;  // of their prompts; beyond: the same
   int64_t max_streams_per_tenant = 0;    // calls under way; beyond: the same; 0: no limit

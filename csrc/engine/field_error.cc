@@ -4,9 +4,12 @@
 #include <absl/strings/cord.h>
 #include <absl/strings/str_cat.h>
 
+#include "model/utf8.h"
+
 namespace outrider {
 namespace {
 
+constexpr size_t kMaxExcerptBytes = 64;
 constexpr char kFieldPayload[] = "outrider/field";
 
 }  // namespace
@@ -15,6 +18,12 @@ absl::Status field_error(absl::string_view field, absl::string_view problem) {
   absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, " ", problem));
   status.SetPayload(kFieldPayload, absl::Cord(field));
   return status;
+}
+
+std::string excerpt(std::string_view text) {
+  std::string quoted = "\"";
+  append_utf8(text.substr(0, kMaxExcerptBytes), &quoted);
+  return quoted + "\"";
 }
 
 std::string field_of(const absl::Status& status) {

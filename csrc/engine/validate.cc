@@ -3,6 +3,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/string_view.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <string>
@@ -12,14 +13,14 @@
 #include "engine/field_error.h"
 #include "engine/named_drafter.h"
 #include "engine/request.h"
+#include "model/utf8.h"
 
 namespace outrider {
 namespace {
 
 constexpr size_t kMaxRequestIdBytes = 128;
-constexpr float kMaxBias = 100;         // of a token's logit, either way
-constexpr float kMaxPenalty = 2;        // presence and frequency, either way
-constexpr size_t kMaxEchoedBytes = 64;  // of a client's text in a status
+constexpr float kMaxBias = 100;   // of a token's logit, either way
+constexpr float kMaxPenalty = 2;  // presence and frequency, either way
 
 template <typename T>
 absl::Status unexpected(absl::string_view field, const T& found, absl::string_view expected) {
@@ -63,6 +64,11 @@ absl::Status validate_prompt(const Request& request, const Limits& limits) {
                       absl::StrCat("fewer answers to a prompt of ", length,
                                    " tokens: together they must fit into the KV cache's ",
                                    limits.max_kv_tokens, " tokens"));
+  }
+  if (request.sampling.min_tokens > std::min(room, each - length)) {
+    return unexpected("sampling_params.min_tokens", request.sampling.min_tokens,
+                      absl::StrCat("at most ", std::min(room, each - length),
+                                   ", as many as fit behind a prompt of ", length));
   }
   if (max_tokens.has_value() && length + *max_tokens > each) {
     return unexpected(
@@ -177,11 +183,14 @@ absl::Status validate_sampling(const SamplingParams& sampling, const Limits& lim
                                     limits.max_stop_strings));
   }
   for (size_t i = 0; i < sampling.stop.size(); ++i) {
+    const std::string field = absl::StrCat("sampling_params.stop[", i, "]");
     const size_t bytes = sampling.stop[i].size();
     if (bytes < 1 || bytes > static_cast<size_t>(limits.max_stop_bytes)) {
       return field_error(
-          absl::StrCat("sampling_params.stop[", i, "]"),
-          absl::StrCat("has ", bytes, " bytes; expected 1 … ", limits.max_stop_bytes));
+          field, absl::StrCat("has ", bytes, " bytes; expected 1 … ", limits.max_stop_bytes));
+    }
+    if (!is_valid_utf8(sampling.stop[i])) {
+      return field_error(field, "is not valid UTF-8; expected whole characters");
     }
   }
   if (sampling.stop_token_ids.size() > static_cast<size_t>(limits.max_stop_token_ids)) {
@@ -235,8 +244,7 @@ absl::Status validate_speculation(const SpeculationParams& speculation, const Li
       const std::string names = absl::StrJoin(
           limits.drafters, ", ",
           [](std::string* out, DrafterKind drafter) { out->append(drafter_name(drafter)); });
-      return unexpected("speculation.drafter",
-                        absl::StrCat("\"", speculation.drafter->substr(0, kMaxEchoedBytes), "\""),
+      return unexpected("speculation.drafter", excerpt(*speculation.drafter),
                         absl::StrCat("one that this server has: ", names));
     }
   }

@@ -62,6 +62,10 @@ std::optional<std::string> read_template(const std::filesystem::path& directory)
 
 }  // namespace
 
+bool is_chat_role(std::string_view role) {
+  return role == "system" || role == "user" || role == "assistant";
+}
+
 ChatTemplate ChatTemplate::load(const std::filesystem::path& directory) {
   ChatTemplate result;
   if (std::optional<std::string> source = read_template(directory)) {
@@ -86,14 +90,12 @@ absl::StatusOr<std::string> ChatTemplate::render(std::span<const ChatMessage> me
                      ", is not one of those known; send text or ids"));
   }
   if (messages.empty()) {
-    return absl::InvalidArgumentError("chat.messages is empty; expected at least one message");
+    return absl::InvalidArgumentError("messages is empty; expected at least one message");
   }
   for (size_t i = 0; i < messages.size(); ++i) {
-    const std::string& role = messages[i].role;
-    if (role != "system" && role != "user" && role != "assistant") {
+    if (!is_chat_role(messages[i].role)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("chat.messages[", i, "].role is \"", role,
-                       "\"; expected \"system\", \"user\" or \"assistant\""));
+          absl::StrCat("messages[", i, "].role is not one of system, user and assistant"));
     }
   }
   return renderer(messages, add_generation_prompt);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 
@@ -17,6 +18,9 @@ struct ChatMessage {
   std::string role;  // "system", "user" or "assistant"
   std::string content;
 };
+
+// system, user or assistant.
+bool is_chat_role(std::string_view role);
 
 class ChatTemplate {
  public:

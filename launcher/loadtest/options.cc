@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "launcher/command_line.h"
 #include "launcher/loadtest/output_file.h"
 #include "launcher/number_checks.h"
 
@@ -52,7 +53,7 @@ void add_load(CLI::App& command, LoadtestOptions& options) {
   auto* trace = command.add_option("--trace", options.trace,
                                    "Open loop: JSON lines with \"timestamp\" and \"text\" or "
                                    "\"input_length\", sent again as they came");
-  trace->excludes(concurrency)->excludes(rate);
+  trace->excludes(concurrency)->excludes(rate)->check(not_empty("a file"));
   auto* sweep = add_parsed(command, "--sweep", options.sweep, parse_sweep,
                            "One load after the other until the server is saturated: rate=1,2,4 "
                            "or users=1,2,4");
@@ -101,7 +102,7 @@ void add_questions(CLI::App& command, LoadtestOptions& options) {
                      "Of arrivals, prompts, lengths, sampling and intervals (default 0)");
   auto* prompts = command.add_option(
       "--prompts", options.prompts, "A file of JSON lines with \"text\" (default: a built-in set)");
-  prompts->excludes(command.get_option("--trace"));
+  prompts->excludes(command.get_option("--trace"))->check(not_empty("a file"));
   add_parsed(command, "--prompt-length", options.prompt_length, read_lengths,
              "Prompts of random tokens instead: fixed:N, uniform:A:B or "
              "lognormal:MEDIAN:SIGMA:MOST")
@@ -123,10 +124,14 @@ void LoadtestOptions::add_to(CLI::App& command) {
   add_questions(command, *this);
   add_parsed(command, "--slo", objectives, parse_objectives,
              "Count the answers that keep these objectives: ttft=500ms,tpot=30ms,e2e=2s");
-  command.add_option("--json", json, "Write the report to this file");
-  command.add_option("--html", html, "Write the report as a page with plots to this file");
-  command.add_option("--samples", samples,
-                     "Write what was recorded of each request to this file, as JSON lines");
+  const CLI::Validator file = not_empty("a file");
+  command.add_option("--json", json, "Write the report to this file")->check(file);
+  command.add_option("--html", html, "Write the report as a page with plots to this file")
+      ->check(file);
+  command
+      .add_option("--samples", samples,
+                  "Write what was recorded of each request to this file, as JSON lines")
+      ->check(file);
 }
 
 void LoadtestOptions::check_together() const {

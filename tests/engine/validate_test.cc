@@ -124,6 +124,13 @@ const std::vector<Case>& cases() {
        [](Request& r) { r.sampling.min_tokens = 6, r.sampling.max_tokens = 5; }},
       {"min_tokens beyond all positions", "sampling_params.min_tokens",
        [](Request& r) { r.sampling.min_tokens = 33; }},
+      {"min_tokens as many as fit", "", [](Request& r) { r.sampling.min_tokens = 29; }},
+      {"min_tokens beyond the prompt's room", "sampling_params.min_tokens",
+       [](Request& r) { r.sampling.min_tokens = 30; }},
+      {"a stop string of half a character", "sampling_params.stop[1]",
+       [](Request& r) {
+         r.sampling.stop = {"\xc3\xa9", "\xa9"};
+       }},
       {"negative min_tokens", "sampling_params.min_tokens",
        [](Request& r) { r.sampling.min_tokens = -1; }},
       {"max_tokens that just fit", "", [](Request& r) { r.sampling.max_tokens = 29; }},

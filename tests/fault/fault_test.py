@@ -26,7 +26,7 @@ from pathlib import Path
 
 from figures import Figures
 from job import (CHECKPOINT, FAILED_PRECONDITION, LIMIT_S, LOAD_CLIENT, NOT_SERVING, PROGRAM,
-                 SERVING, UNAVAILABLE, WATCH_ENDED, Job, Load, answer_of)
+                 SERVING, UNAVAILABLE, WATCH_ENDED, Job, Lines, Load, answer_of)
 from two_hosts import TwoHosts
 
 RUNS = int(os.environ.get('OUTRIDER_FAULT_RUNS', 0))
@@ -93,6 +93,15 @@ class Case(unittest.TestCase):
                 # What rank 0 did not live to say, nobody says.
                 self.under_load(job, make_fault(rank), name.format('0' if rank == 0 else 'n'),
                                 seen_ms, None if rank == 0 else 'is lost: ')
+
+    def stub_mpirun(self, text):
+        """An environment in which this shell script is mpirun."""
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        script = Path(directory.name, 'mpirun')
+        script.write_text('#!/bin/sh\n' + text)
+        script.chmod(0o755)
+        return {'PATH': f'{directory.name}:{os.environ["PATH"]}'}
 
     def ends_well(self, job):
         self.assertEqual(job.wait(), 0, job.log.lines)
@@ -355,6 +364,25 @@ class Drain(Case):
             self.assertEqual(len(load.events('done')), STREAMS)
             self.ends_well(job)
 
+    def test_a_signal_while_it_starts_again(self):
+        with Job() as job:
+            os.kill(job.ranks()[1], signal.SIGKILL)
+            job.log.wait_for('starting it again')
+            job.process.send_signal(signal.SIGTERM)
+            self.ends_well(job)
+
+    def test_what_hangs_behind_an_orderly_end_is_no_failure(self):
+        mpirun = shutil.which('mpirun')
+        # Killed by the launcher, or the status of a rank whose alarm went off; any other is told.
+        for then, status in (('exec sleep 1000', 0), ('exit 142', 0), ('exit 139', 139)):
+            with (self.subTest(then=then),
+                  Job(launch=['--no-restart'] if status else [],
+                      env=self.stub_mpirun(f'{mpirun} "$@"\n{then}\n')) as job):
+                os.kill(job.ranks()[0], signal.SIGTERM)
+                self.assertEqual(job.wait(), status, job.log.lines)
+                self.assertNotIn('starting it again', '\n'.join(job.log.lines))
+                self.assertEqual(job.ranks(), {})
+
 
 class Starts(Case):
     """Starts that cannot succeed end the launcher, which says why."""
@@ -368,14 +396,18 @@ class Starts(Case):
         self.assertEqual(len(said), lines, result.stderr)
         self.assertIn(cause, said[-1])
 
-    def stub_mpirun(self, text):
-        """An environment in which this shell script is mpirun."""
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        script = Path(directory.name, 'mpirun')
-        script.write_text('#!/bin/sh\n' + text)
-        script.chmod(0o755)
-        return {'PATH': f'{directory.name}:{os.environ["PATH"]}'}
+    def ends_by_signal(self, stub, after):
+        """SIGTERM comes after this line, of a job that has never served."""
+        process = subprocess.Popen(
+            [PROGRAM, 'launch', '--ranks', '2', '--', 'serve', '--model', CHECKPOINT, '--port',
+             '0'],
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=dict(os.environ, **self.stub_mpirun(stub)))
+        self.addCleanup(process.kill)
+        log = Lines(process.stderr)
+        log.wait_for(after)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(LIMIT_S), 128 + signal.SIGTERM)
 
     def test_a_missing_checkpoint(self):
         self.gives_up('--model', '/no/such/model', '--port', '0', cause='/no/such/model')
@@ -416,14 +448,10 @@ class Starts(Case):
 
     def test_a_signal_while_loading(self):
         # The stub is a job that never comes to serve.
-        process = subprocess.Popen(
-            [PROGRAM, 'launch', '--ranks', '2', '--', 'serve', '--model', CHECKPOINT, '--port', '0'],
-            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env=dict(os.environ, **self.stub_mpirun('echo started >&2\nexec sleep 1000\n')))
-        with process:
-            self.assertEqual(process.stderr.readline(), 'started\n')
-            process.send_signal(signal.SIGTERM)
-            self.assertEqual(process.wait(LIMIT_S), 128 + signal.SIGTERM)
+        self.ends_by_signal('echo started >&2\nexec sleep 1000\n', after='^started$')
+
+    def test_a_signal_between_starts_that_fail(self):
+        self.ends_by_signal('kill -KILL $$\n', after='starting it again in 1 s$')
 
 
 if __name__ == '__main__':

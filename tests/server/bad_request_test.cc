@@ -83,12 +83,18 @@ std::vector<Case> bad_numbers() {
   return cases;
 }
 
+void add_message(R& request, const std::string& role) {
+  v1::ChatMessage& message = *request.mutable_messages()->add_messages();
+  message.set_role(role);
+  message.set_content("Hello");
+}
+
 // The tiny checkpoint has a vocabulary of 512 tokens, 2048 positions and no chat template.
 std::vector<Case> bad_requests() {
   std::vector<Case> cases = {
       {"input", [](R& r) { r.clear_input(); }},
       {"input", [](R& r) { r.set_text(""); }},
-      {"text", [](R& r) { r.set_text(std::string(10 << 20, 'a')); }},
+      {"text", [](R& r) { r.set_text(std::string(3 << 20, 'a')); }},
       {"input", [](R& r) { r.set_text(std::string(100'000, '~')); }},
       {"input_ids", [](R& r) { r.mutable_tokenized(); }},
       {"input_ids[0]", [](R& r) { r.mutable_tokenized()->add_input_ids(-1); }},
@@ -176,6 +182,17 @@ std::vector<Case> bad_requests() {
          speculation(r).set_mode(v1::SPECULATION_MODE_OFF);
          speculation(r).set_num_speculative_tokens(4);
        }},
+      {"messages.messages[1].role",
+       [](R& r) {
+         add_message(r, "user");
+         add_message(r, "tool");
+       }},
+      // More than a client's gRPC takes in a status.
+      {"messages.messages[0].role", [](R& r) { add_message(r, std::string(20'000, 'u')); }},
+      {"messages.messages",
+       [](R& r) {
+         for (int i = 0; i < 100'000; ++i) r.mutable_messages()->add_messages();
+       }},
       {"speculation.lenience", [](R& r) { speculation(r).set_lenience(0); }},
       {"speculation.lenience", [](R& r) { speculation(r).set_lenience(-0.5f); }},
       {"speculation.lenience", [](R& r) { speculation(r).set_lenience(1.0001f); }},
@@ -260,9 +277,7 @@ TEST(BadRequest, ValuesThatChangeNothingAreAccepted) {
 TEST(BadRequest, AChatNeedsATemplate) {
   RunningServer server;
   R request = greedy("", 4);
-  v1::ChatMessage& message = *request.mutable_messages()->add_messages();
-  message.set_role("user");
-  message.set_content("Hello");
+  add_message(request, "user");
   EXPECT_EQ(generate(server.port(), request).status.error_code(),
             grpc::StatusCode::FAILED_PRECONDITION);
 }

@@ -41,7 +41,9 @@ class WaitForReady(unittest.TestCase):
                    str(LIMIT_S), *GREEDY]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True) as client:
-            time.sleep(1)  # it has found nobody by now
+            with socket.create_server(('127.0.0.1', port)) as nobody:
+                nobody.settimeout(LIMIT_S)
+                nobody.accept()[0].close()
             with Server(port=port) as server:
                 output, log = client.communicate(timeout=LIMIT_S)
         self.assertEqual(client.returncode, 0, log)
@@ -167,6 +169,7 @@ class Generate(unittest.TestCase):
                                  ('frequency_penalty', ['--frequency-penalty', 'nan', 'x']),
                                  ('logit_bias', ['--logit-bias', '5:101', 'x']),
                                  ('min_tokens', ['--min-tokens', '-1', 'x']),
+                                 ('sampling_params.n is', ['--n', '2147483647', 'x']),
                                  ('num_speculative_tokens',
                                   ['--num-speculative-tokens', '100000', 'x']),
                                  ('drafter', ['--drafter', 'no_such_drafter', 'x']),

@@ -83,6 +83,16 @@ class CommandLine(unittest.TestCase):
         for command, flag in ((['generate', 'x'], '--timeout'), (['generate', 'x'], '--wait-for-ready'),
                               (['health'], '--timeout')):
             self.refuses([*command, flag, '-1'], f'{flag}: -1 is not a number from', '1e+07')
+        for command, flags in (
+                (['serve', '--model', 'x'], ('--tls-cert', '--tls-key', '--tls-client-ca',
+                                             '--auth-token-file', '--trace', '--config')),
+                (['generate', 'x'], ('--tls-ca', '--tls-cert', '--tls-key', '--auth-token-file')),
+                (['loadtest'], ('--trace', '--prompts', '--json', '--html', '--samples'))):
+            for flag in flags:
+                self.refuses([*command, flag, ''], f'{flag}: is empty; expected a file\n')
+        self.refuses(['launch', '--ranks', '2', '--', 'serve', '--model', 'x', '--tls-cert', '',
+                      '--tls-key', ''], '--tls-cert: is empty; expected a file\n')
+        self.refuses(['health', '--address', ''], '--address: is empty; expected HOST')
         self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
         for flag in ('--color', '--colour'):
             self.refuses(['generate', flag, 'sometimes', 'x'], '--color', 'always')
@@ -95,6 +105,14 @@ class CommandLine(unittest.TestCase):
             self.refuses(['generate', flag, '', 'x'], flag)
         for command in (['generate'], ['run', '--model', CHECKPOINT]):
             self.refuses(command, 'prompt', '--input-ids')
+        self.refuses(['generate', '--logit-bias', '5:1', '--logit-bias', '05:-100', 'x'],
+                     '--logit-bias: names token 5 twice')
+        waiting = ['serve', '--model', 'x', '--max-waiting-tokens']
+        self.refuses([*waiting, str(2**40), '--drafter', 'head'], '--draft-head DIR')
+        self.refuses([*waiting, str(2**40 + 1)], '--max-waiting-tokens',
+                     f'not in range 1 to {2**40}')
+        self.refuses([*waiting, str(2**63)], f'--max-waiting-tokens: is "{2**63}"; expected a '
+                     f'whole number of at most {2**63 - 1}\n')
         self.refuses(['serve'], '--model')
         self.refuses(['serve', '--model', 'x', '--port', '70000'], '--port')
         self.refuses(['serve', '--model', 'x', '--lookahead', 'fixed:16'], '--lookahead', '15')
@@ -158,7 +176,29 @@ class CommandLine(unittest.TestCase):
                     ('[generate]\nport = 1979-05-27\n', 2, 'port is no text')):
                 write(text)
                 self.refuses(arguments, f'--config {file.name}: line {line}: {why}')
+            for key in ('tls_cert', 'tls_key', 'tls_client_ca', 'auth_token_file'):
+                write(f'[serve]\nmodel = "x"\n{key} = ""\n')
+                self.refuses(['serve', '--config', file.name],
+                             f'--{key.replace("_", "-")}: is empty; expected a file\n')
+            where = dict(os.environ, OUTRIDER_TLS_CA='', OUTRIDER_PORT='1')  # not given
+            self.refuses(['generate', 'x'], 'UNAVAILABLE', code=1, env=where)
         self.refuses(['generate', '--config', '/no/such/file', 'x'], '/no/such/file')
+
+    def test_launch_hands_its_file_on(self):
+        with tempfile.TemporaryDirectory() as directory:
+            file, other = Path(directory, 'launch.toml'), Path(directory, 'serve.toml')
+            launch = ['launch', '--config', os.path.relpath(file), '--']
+            file.write_text('[launch]\nranks = 2\n[serve]\nmodel = "x"\ndrafter = "head"\n')
+            other.write_text('[serve]\nmodel = "x"\ndrafter = "bigram"\n')
+            self.refuses([*launch, 'serve'], '--draft-head DIR')
+            self.refuses([*launch, 'serve', '--drafter', 'model'], '--draft DIR')
+            self.refuses([*launch, 'serve', '--config', str(other)], '--draft-counts FILE')
+            where = dict(os.environ, OUTRIDER_CONFIG=str(other))
+            self.refuses([*launch, 'serve'], '--draft-head DIR', env=where)
+            file.write_text('[launch]\nranks = 2\n[serve]\nhttp_port = 0\n')
+            with Server(*launch) as server:
+                self.assertEqual(len(server.ranks), 2)
+                self.assertGreater(int(server.http_address.rpartition(':')[2]), 0)
 
     def test_the_environment_of_other_commands_does_not_matter(self):
         # generate's --port and --n refuse these; launch's --ranks is at most 64, inspect's is not
@@ -176,6 +216,8 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(answers[0]['token_ids'], answers[1]['token_ids'])
         self.assertEqual(len(answers[0]['token_ids']), 8)
         self.refuses(arguments + ['--top-p', '7', 'x'], 'INVALID_ARGUMENT', 'top_p', code=1)
+        self.refuses(arguments + ['--n', str(2**31 - 1), 'x'], 'INVALID_ARGUMENT',
+                     f'sampling_params.n is {2**31 - 1}', code=1)
         self.refuses(['run', '--model', '/no/such/model', 'x'], '/no/such/model', code=1)
 
     def test_where_no_server_is(self):
@@ -431,6 +473,21 @@ class Ends(unittest.TestCase):
                 lines = output.all()
             self.assertEqual(launch.returncode, 128 + signal.SIGINT)
             self.assertEqual([line for line in lines if 'outrider: ' in line], [])
+
+    def test_in_order_though_nobody_reads_its_log(self):
+        port = free_port()
+        process = subprocess.Popen([PROGRAM, 'serve', '--model', CHECKPOINT, '--port', str(port)],
+                                   stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        while 'listening on' not in process.stderr.readline():
+            self.assertIsNone(process.poll())
+        process.stderr.close()
+        for _ in range(2):  # the first one's line finds nobody
+            answer = outrider('generate', '--port', str(port), *GREEDY, '--max-tokens', '3', 'Hi')
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(LIMIT_S), 0)
 
     def test_a_running_call_hears_that_the_server_stops(self):
         with Server() as server:

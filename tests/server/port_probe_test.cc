@@ -1,0 +1,63 @@
+#include "server/port_probe.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "server/server_harness.h"
+#include "testing/certificates.h"
+#include "testing/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr ProbeTimes kTimes{.between = milliseconds(10), .answer = milliseconds(2000)};
+
+// Probes that are answered take milliseconds, so that there are many of them.
+void expect_alive(int port) {
+  std::atomic<int> told = 0;
+  const PortProbe probe(
+      "127.0.0.1", port, [&told] { ++told; }, kTimes);
+  std::this_thread::sleep_for(milliseconds(500));
+  EXPECT_EQ(told, 0);
+}
+
+TEST(PortProbe, AServerAnswers) {
+  RunningServer server;
+  expect_alive(server.port());
+}
+
+TEST(PortProbe, AServerAnswersOverTls) {
+  const TestAuthority authority("authority");
+  const CertificateAndKey certificate = authority.issue("server");
+  const TemporaryDirectory directory;
+  directory.write("cert", certificate.cert);
+  directory.write("key", certificate.key);
+  std::filesystem::permissions(directory.path() / "key", std::filesystem::perms(0600));
+  ServerOptions options;
+  options.tls = {(directory.path() / "cert").string(), (directory.path() / "key").string(), ""};
+  RunningServer server(options);
+  expect_alive(server.port());
+}
+
+// The kernel makes the connections, and nobody takes them.
+TEST(PortProbe, APortThatNobodyServesIsToldOnce) {
+  std::string address;
+  const FileDescriptor listener = listen_on("127.0.0.1", &address);
+  const int port = std::stoi(address.substr(address.rfind(':') + 1));
+  std::atomic<int> told = 0;
+  const PortProbe probe("0.0.0.0", port, [&told] { ++told; },
+                        {.between = milliseconds(1), .answer = milliseconds(20)});
+  for (int i = 0; i < 1000 && told == 0; ++i) std::this_thread::sleep_for(milliseconds(10));
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(told, 1);
+}
+
+}  // namespace
+}  // namespace outrider
