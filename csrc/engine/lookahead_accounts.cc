@@ -61,13 +61,14 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
       settle_waiting(outcomes, account);
     }
     if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
+      // What was expected before the step told.
+      timed = {.plain_ms = pricing_.step_ms(account.plain),
+               .expected_ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all),
+               .ms = durations.ms};
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
       if (account.all.drafted_rows == 0) {
         plain_asked_[StepPricing::size_of(account.all.sequences)] = 0;
       }
-      timed = {.plain_ms = pricing_.step_ms(account.plain),
-               .expected_ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all),
-               .ms = durations.ms};
     }
   }
   learn(outcomes);
@@ -115,7 +116,7 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
       drafter.budget.earn(plain_ms * account.sequences[d] /
                           static_cast<double>(account.plain.sequences));
       drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
-      if (account.rows[d] > 0) drafter.catching_up = -1;
+      if (account.rows[d] > 0 || prefill.adaptive_draft == 0) drafter.catching_up = -1;
     }
     if (added[d] > 0) {
       drafter.budget.charge((1 + overrun) * added[d] - account.accepted[d] * token_ms);
