@@ -54,6 +54,9 @@ class LookaheadPlanner final : public LookaheadChooser {
 
   void choose(std::span<DecodeChoice> step, bool beside_prompts) override;
   bool may_catch_up(const CatchUp& catch_up) override;
+  double slowness(int64_t sequences) const override {
+    return pricing_.fit(sequences).plain_factor();
+  }
 
   // What the sequence drafts with in the step that is planned.
   DrafterKind drafter_now(int64_t id) const { return sequences_.at(id).drafter; }

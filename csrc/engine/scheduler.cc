@@ -248,7 +248,7 @@ bool Scheduler::find_draft_room(ScheduledSequence& s) {
          draft_pool_.reserve(table, positions);
 }
 
-// What prompts may take of a step whose decode rows are planned.
+// What prompts may take of a step whose decode rows are planned: in the milliseconds of the costs.
 void Scheduler::limit_prefill() {
   const int64_t decode_rows = limits_.max_rows - rows_.all;
   rows_.prefill = std::min(rows_.all, limits_.prefill_chunk);
@@ -259,17 +259,20 @@ void Scheduler::limit_prefill() {
   }
   rows_.by_costs = limits_.costs.known();
   if (!rows_.by_costs) return;
-  double ms = limits_.costs.rows_ms(decode_rows);
+  double ms = limits_.costs.decode_ms(decode_rows);
+  int64_t sequences = 0;
   for (const ScheduledSequence* s : running_) {
-    if (s->work.decode) {
-      ms += limits_.costs.context_ms(1 + s->work.num_draft_tokens, s->target.num_cached);
-    }
+    if (!s->work.decode) continue;
+    ++sequences;
+    ms += limits_.costs.context_ms(1 + s->work.num_draft_tokens, s->target.num_cached);
   }
+  const double slowness = chooser_ != nullptr ? chooser_->slowness(sequences) : 1;
   rows_.prefill_ms = (limits_.prefill_slowdown - 1) * ms;
   const double least_ms = kObjectiveShare * rows_.prefill_ms;
   for (const ScheduledSequence* s : running_) {
-    if (!s->work.decode || s->spec.max_step_ms < ms) continue;  // none, or missed already
-    rows_.prefill_ms = std::min(rows_.prefill_ms, s->spec.max_step_ms - ms);
+    const double most_ms = s->spec.max_step_ms / slowness;
+    if (!s->work.decode || most_ms < ms) continue;  // none, or missed already
+    rows_.prefill_ms = std::min(rows_.prefill_ms, most_ms - ms);
   }
   rows_.prefill_ms = std::max({rows_.prefill_ms, least_ms, limits_.prefill_ms});
 }

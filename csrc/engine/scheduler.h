@@ -87,6 +87,8 @@ class LookaheadChooser {
   virtual void choose(std::span<DecodeChoice> step, bool beside_prompts) = 0;
   // Whether a drafter's cache is worth its rows now.
   virtual bool may_catch_up(const CatchUp& catch_up) = 0;
+  // How many times as long steps of so many sequences take as SchedulerLimits::costs say.
+  virtual double slowness(int64_t sequences) const = 0;
 };
 
 // Rows of a step that are no decode rows.

@@ -65,9 +65,37 @@ struct RecordingChooser final : LookaheadChooser {
     if (!step.empty()) told.push_back(beside_prompts);
   }
   bool may_catch_up(const CatchUp&) override { return true; }
+  double slowness(int64_t) const override { return slow; }
+
+  double slow = 1;
 
   std::vector<bool> told;  // of each step in which somebody decodes
 };
+
+// An objective is of the machine's time as it is now, not as it was when the costs were measured.
+TEST(Scheduler, AnObjectiveBoundsPrefillOnASlowerMachine) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 110}}, .ms_per_logit_row = 1};
+  limits.prefill_slowdown = 1.8;
+  const auto rows_beside = [&](double slow, double objective_ms) {
+    RecordingChooser chooser;
+    chooser.slow = slow;
+    Scheduler scheduler(limits);
+    SequenceSpec stream = spec(1, 1);
+    stream.lookahead = 0;
+    stream.max_step_ms = objective_ms;
+    scheduler.add(stream);
+    commit_all(scheduler, scheduler.plan(&chooser));
+    scheduler.add(spec(2, 500));
+    return work_of(scheduler, scheduler.plan(&chooser), 2)->prefill_end;
+  };
+  EXPECT_EQ(rows_beside(1, 100), 8);
+  EXPECT_EQ(rows_beside(1, 15), 5);
+  EXPECT_EQ(rows_beside(1.25, 15), 2);
+  EXPECT_EQ(rows_beside(1.25, 100), 8);
+  EXPECT_EQ(rows_beside(0.75, 12), 6);
+  EXPECT_EQ(rows_beside(2, 15), 8);  // it cannot be met
+}
 
 void decode_until(Scheduler& scheduler, RecordingChooser& chooser, size_t steps) {
   while (chooser.told.size() < steps) commit_all(scheduler, scheduler.plan(&chooser));

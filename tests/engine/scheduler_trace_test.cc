@@ -118,6 +118,7 @@ class AnyLookahead final : public LookaheadChooser {
     if (!may) refused.insert(catch_up.id);
     return may;
   }
+  double slowness(int64_t) const override { return 1; }
 
   std::map<int64_t, int64_t> chosen;  // of the last step
   std::set<int64_t> refused;          // likewise
