@@ -344,7 +344,12 @@ void Engine::note_admissions(StepPlan& plan) {
 void Engine::apply(const SlotOutcome& outcome) {
   const int64_t id = scheduler_.sequence_at(outcome.slot);
   Sequence& sequence = sequences_.at(id);
-  if (outcome.decoded && outcome.verdict.non_finite) return fail_non_finite(id, outcome);
+  const bool non_finite_prompt =
+      std::any_of(outcome.prompt_logprobs.begin(), outcome.prompt_logprobs.end(),
+                  [](const LogprobRow& row) { return row.non_finite; });
+  if (non_finite_prompt || (outcome.decoded && outcome.verdict.non_finite)) {
+    return fail_non_finite(id, outcome);
+  }
 
   Delivered item{.answer = sequence.answer};
   const std::span<const int32_t> state = executor_.slot(outcome.slot).tokens;

@@ -392,6 +392,7 @@ LogprobRow Verifier::combine_logprobs(const SummaryMessages& all, int64_t row, i
   result.token_logit = -std::numeric_limits<float>::infinity();
   for (int r = 0; r < all.ranks; ++r) {
     const ShardSummary& summary = all.of(r).summaries()[row];
+    result.non_finite |= summary.non_finite != 0;
     max = std::max(max, static_cast<double>(summary.max));
     result.token_logit = std::max(result.token_logit, summary.draft_logit);
   }

@@ -46,6 +46,7 @@ struct LogprobRow {
   float token_logit = 0;                       // of the query's token
   std::array<Candidate, kMaxTopLogprobs> top;  // the best top_n, best first
   int32_t num_top = 0;                         // fewer than top_n in a smaller vocabulary
+  bool non_finite = false;                     // the row has a NaN or an infinity: of no use
 };
 
 // Unresolved rows that one exchange gathers at most: a step with more has several.

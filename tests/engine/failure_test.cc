@@ -50,6 +50,21 @@ TEST(NonFinite, FailsItsOwnRequestAlone) {
   }
 }
 
+// A prompt is fed in pieces, each of which tells what it found.
+TEST(NonFinite, NoLogProbabilityOfAPromptIsTold) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  for (const int ranks : {1, 2}) {
+    Request bad = poisoned(1);
+    bad.prompt.insert(bad.prompt.end(), 12, 1);
+    bad.sampling.prompt_logprobs = 1;
+    const auto answers =
+        run_requests({.model = model.path(), .prefill_chunk = 16}, ranks, {bad, request(2)});
+    EXPECT_EQ(answers[0].status.code(), absl::StatusCode::kInternal);
+    EXPECT_TRUE(answers[0].prompt_logprobs.empty());
+    EXPECT_EQ(answers[1].token_ids.size(), 20u);
+  }
+}
+
 // The answers of one request that fails are one failure.
 TEST(NonFinite, ARequestWithSeveralAnswersIsOne) {
   const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
