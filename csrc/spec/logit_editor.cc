@@ -70,6 +70,7 @@ void LogitEditor::commit(int64_t slot, std::span<const int32_t> tokens) {
     ++tokens_.host()[element];
     if (!s.fresh) changes_.push_back(element);
   }
+  s.edits = s.rules.matter_from(s.num_output);
 }
 
 void LogitEditor::begin_step(Stream& stream) {

@@ -3,6 +3,7 @@
 // in which nobody asks enqueues nothing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -33,6 +34,13 @@ struct LogitRules {
   bool any() const {
     return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0 ||
            !listed.empty();
+  }
+  // Whether they change any logit behind num_output tokens of output, and from there on.
+  bool matter_from(int64_t num_output) const {
+    return num_output < min_tokens || repetition_penalty != 1 || frequency_penalty != 0 ||
+           presence_penalty != 0 ||
+           std::any_of(listed.begin(), listed.end(),
+                       [](const ListedToken& l) { return l.bias != 0; });
   }
   // How many of the proposed tokens, from the front, may come behind num_output tokens of output: a
   // copy drafter proposes none that is masked, or as good as banned.

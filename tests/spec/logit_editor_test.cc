@@ -99,6 +99,23 @@ TEST_F(LogitEditorTest, MasksUntilTheOutputIsLongEnough) {
   EXPECT_EQ(edited(0, {1, 1})[2], 0.0f);
 }
 
+TEST_F(LogitEditorTest, NobodyPaysForAMinimumThatIsReached) {
+  LogitRules rules;
+  rules.min_tokens = 2;
+  rules.listed = {{2, 0.0f, 1}};
+  const std::vector<int32_t> prompt = {1, 2}, emitted = {5};
+  editor_.admit(0, rules, prompt, 2);
+  editor_.commit(0, emitted);
+  EXPECT_EQ(edited(0)[2], kUnscoredLogit);
+  editor_.commit(0, emitted);
+  EXPECT_FALSE(editor_.edits(0));
+  editor_.admit(0, rules, std::vector<int32_t>{1, 2, 5, 5}, 2);  // it was preempted
+  EXPECT_FALSE(editor_.edits(0));
+  rules.presence_penalty = 1;
+  editor_.admit(0, rules, std::vector<int32_t>{1, 2, 5, 5}, 2);
+  EXPECT_EQ(edited(0)[5], -1);
+}
+
 TEST_F(LogitEditorTest, NobodyPaysWhoAsksForNothing) {
   const std::vector<int32_t> tokens = {1, 2, 3};
   LogitRules neutral;
