@@ -14,6 +14,8 @@ KINDS = {'chat': 'chat', 'code': 'code', 'summary': 'summarising', 'copy': 'copy
 ADAPTIVE = -1  # as K
 DEFAULT = 'default'  # as a drafter: none is named
 PLAIN = ('', 0)  # a request without drafts, as (drafter, K)
+# Of a step's tokens, those that stand for a verified row each, in answers that max_tokens ends.
+VERIFIED = {pb.TOKEN_ORIGIN_DRAFTED, pb.TOKEN_ORIGIN_CORRECTED}
 
 
 class Prompt(typing.NamedTuple):
@@ -49,19 +51,21 @@ class Arm:
     """Answers to requests that differ in their prompt alone."""
 
     def __init__(self):
-        self.decode_ms = self.tokens = self.alpha_sum = self.cost_sum = self.num_drafted = 0
+        self.decode_ms = self.tokens = 0
+        self.alpha_sum = self.num_verified = self.cost_sum = self.num_drafted = 0
         self.token_ms, self.steps, self.predicted, self.shift = [], collections.Counter(), [], []
         self.answers_ms = []  # of a token, in the mean, by answer
         self.answers = []  # (prompt, text, log-probabilities of the tokens if asked for)
 
     def ask(self, stub, prompt, request):
-        times, sizes, text, logprobs = [], [], '', []
+        times, sizes, text, logprobs, verified = [], [], '', [], 0
         for message in stub.Generate(request):
             if message.HasField('chunk') and message.chunk.token_ids:
                 times.append(time.perf_counter())
                 sizes.append(len(message.chunk.token_ids))
                 text += message.chunk.text
                 logprobs += [token.logprob for token in message.chunk.logprobs]
+                verified += sum(origin in VERIFIED for origin in message.chunk.origins)
         complete = message.complete
         for size, begin, end in zip(sizes[1:], times, times[1:]):
             self.token_ms += [1000 * (end - begin) / size] * size
@@ -71,7 +75,8 @@ class Arm:
         self.answers.append((prompt, text, logprobs))
         stats = complete.speculation
         self.shift.append(stats.lenience_shift)
-        self.alpha_sum += stats.alpha * stats.num_draft_tokens
+        self.alpha_sum += stats.alpha * verified
+        self.num_verified += verified
         self.cost_sum += stats.draft_cost * stats.num_draft_tokens
         self.num_drafted += stats.num_draft_tokens
         self.predicted.append(stats.predicted_speedup)
@@ -81,7 +86,7 @@ class Arm:
         return self.decode_ms / self.tokens
 
     def alpha(self):
-        return self.alpha_sum / self.num_drafted if self.num_drafted else 0
+        return self.alpha_sum / self.num_verified if self.num_verified else 0
 
     def cost(self):
         return self.cost_sum / self.num_drafted if self.num_drafted else 0

@@ -28,10 +28,10 @@ from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  
                        rising, to_best_interval)
 from one_speed import Answers, p99, read_trace, step_prices  # noqa: E402
 from paired import mean_over_prompts, student_t  # noqa: E402
-from speculation import (ADAPTIVE, DEFAULT, PLAIN, Prompt, generate_request,  # noqa: E402
-                         speculation_params)
+from speculation import (ADAPTIVE, DEFAULT, PLAIN, Arm, Prompt,  # noqa: E402
+                         generate_request, speculation_params)
 from page import commit, isas, machine  # noqa: E402
-from serving import Server, percentile  # noqa: E402
+from serving import Server, pb, percentile  # noqa: E402
 
 
 def reproduce(*arguments, flags=(), **environment):
@@ -375,6 +375,25 @@ class Cpu(unittest.TestCase):
         self.assertIn(f'Eight rows over one: {ratio} to {ratio}, {ratio} in the median.', said)
         with self.assertRaisesRegex(SystemExit, f'^reproduce: bench decode, {isa}: .*--rows'):
             cpu.bench(asked, isa, *flags, '--rows', '17')
+
+
+class Alpha(unittest.TestCase):
+    def test_is_the_mean_over_verified_rows(self):
+        prompt = Prompt('copy', 'ab ab ab', chat=False)
+        sampling = {'random': {'temperature': 1, 'top_k': 50}, 'ngram': {'temperature': 0}}
+        arms = {drafter: Arm() for drafter in sampling}
+        with Server(PROGRAM, CHECKPOINT, 1, []) as server:
+            for drafter, k in itertools.product(arms, (1, 12)):
+                request = generate_request(prompt, speculation_params(drafter, k),
+                                           sampling[drafter], 65)
+                arms[drafter].ask(server.stub, prompt, request)
+            info = server.stub.GetServerInfo(pb.GetServerInfoRequest())
+        reports = {report.drafter: report for report in info.drafter_stats}
+        for drafter, arm in arms.items():
+            self.assertEqual(arm.num_drafted, reports[drafter].num_draft_tokens)
+            self.assertLess(arm.num_verified, arm.num_drafted)
+            self.assertGreater(arm.alpha(), 0)
+            self.assertAlmostEqual(arm.alpha(), reports[drafter].alpha, 9)
 
 
 def step(drafted, accepted, draft_ms=0.0):
