@@ -37,7 +37,7 @@ import torch.nn.functional as F
 
 from complete_draft import DraftError, complete
 from distill_data import Renderer, Shards, frequent_tokens, generate
-from distill_head import DraftHead, load_head, save_head
+from distill_head import WEIGHTS, DraftHead, load_head, save_head
 from distill_llama import Llama, RecipeError, load_target, save_trained
 from distill_prompts import KINDS, SHARES
 
@@ -147,12 +147,22 @@ class Trainer:
             [p for p in self.draft.parameters() if p.requires_grad], lr=arguments.learning_rate,
             betas=(0.9, 0.95), weight_decay=0.01, fused=arguments.device == "cuda")
         self.step = 0
+        self.started_from = None  # what the head's weights were
+        if arguments.start_from is not None:
+            weights = (arguments.start_from / WEIGHTS).read_bytes()
+            self.started_from = hashlib.sha256(weights).hexdigest()
         self.loss_rows = LOSS_ROWS[arguments.device]
         if self.path.exists():
             state = torch.load(self.path, map_location=arguments.device)
             if state["layers"] != arguments.layers:
                 raise RecipeError(f"{self.path}: has {state['layers']} layers; expected --layers, "
                                   f"{arguments.layers}, or another --work")
+            found = state.get("started_from")
+            if self.started_from not in (None, found):
+                raise RecipeError(f"{self.path}: did not begin with the head that --start-from, "
+                                  f"{arguments.start_from}, holds; expected none, to go on, or "
+                                  f"another --work")
+            self.started_from = found
             self.draft.load_state_dict(state["draft"], strict=False)  # what is shared is not there
             self.optimizer.load_state_dict(state["optimizer"])
             self.step = state["step"]
@@ -169,7 +179,11 @@ class Trainer:
             ids = frequent_tokens(shards, self.target.shape.vocab_size, self.arguments.head_tokens,
                                   Renderer(self.arguments.target).eos_ids)
             write_whole(path, lambda temporary: temporary.write_text(json.dumps(ids)))
-        return json.loads(path.read_text())
+        ids = json.loads(path.read_text())
+        if len(ids) != min(self.arguments.head_tokens, self.target.shape.vocab_size):
+            raise RecipeError(f"{path}: has {len(ids)} tokens; expected --head-tokens, "
+                              f"{self.arguments.head_tokens}, or another --work")
+        return ids
 
     def make_draft(self) -> Llama:
         """Begins as layers of the target, evenly taken from its first to its last, below its own
@@ -213,7 +227,7 @@ class Trainer:
         state = {"draft": {name: tensor for name, tensor in self.draft.state_dict().items()
                            if name != "embed_tokens"},  # shared with the target
                  "optimizer": self.optimizer.state_dict(), "step": self.step,
-                 "layers": self.arguments.layers}
+                 "layers": self.arguments.layers, "started_from": self.started_from}
         write_whole(self.path, lambda temporary: torch.save(state, temporary))
 
     @torch.no_grad()

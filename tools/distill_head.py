@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from distill_llama import Llama, rms_norm
 
+WEIGHTS = "model.safetensors"  # of an exported head
+
 
 class DraftHead(nn.Module):
     def __init__(self, target: Llama, target_head: Tensor) -> None:
@@ -74,7 +76,7 @@ def checkpoint_hash(directory: Path) -> str:
 
 def load_head(head: DraftHead, directory: Path) -> None:
     """An exported head's weights, to be trained further."""
-    stored = load_file(directory / "model.safetensors")
+    stored = load_file(directory / WEIGHTS)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             parameter.copy_(stored[f"{name}.weight"])
@@ -92,4 +94,4 @@ def save_head(head: DraftHead, token_ids: list[int], target_directory: Path,
     (directory / "config.json").write_text(text, encoding="utf-8")
     tensors = {f"{name}.weight": parameter.detach().to("cpu", torch.bfloat16).contiguous()
                for name, parameter in head.named_parameters()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})

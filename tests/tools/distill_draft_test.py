@@ -129,6 +129,16 @@ class DistillDraft(unittest.TestCase):
         further = run('train', self.root / 'further', *head, '--start-from', output,
                       '--train-tokens', '1000', '--evaluate-every', '10')
         self.assertAlmostEqual(further[1]['alpha_sampled']['all'], last['alpha_sampled']['all'], 2)
+        with self.subTest('begins once'):
+            work = self.root / 'further'
+            for start in ((), ('--start-from', output)):  # goes on, here to the same end
+                again = run('train', work, *head, *start, '--train-tokens', '1000')
+                self.assertEqual(again[0]['begin'], further[-1]['step'])
+            run('export', work, *head, '--output', self.root / 'further_head')
+            for begun, start in ((work, self.root / 'further_head'),
+                                 (self.root / 'kept_for_head', output)):
+                self.refuses(begun, [*head, '--start-from', start],
+                             f'train-head.pt: did not begin with the head .*{start.name}, holds')
         result = subprocess.run(
             [PROGRAM, 'run', '--model', CHECKPOINT, '--draft-head', output, '--drafter', 'head',
              '--num-speculative-tokens', '2', '--raw', '--temperature', '1', '--max-tokens', '200',
@@ -192,14 +202,19 @@ class DistillDraft(unittest.TestCase):
         self.assertAlmostEqual(last['alpha_sampled']['all'], expected['alpha_sampled']['all'],
                                delta=0.005)
 
+    def refuses(self, work, flags, part):
+        result = subprocess.run(command('train', work, *flags), capture_output=True, text=True,
+                                timeout=LIMIT_S, check=False)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stderr, f'^distill_draft: .*{part}')
+        self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
+
     def test_refuses_what_does_not_fit(self):
-        for flags, part in (((*TRAIN[:-3], '2'), '--layers'), ((*TRAIN, '--seed', '1'), 'seed'),
-                            ((*TRAIN, '--work', self.root / 'nothing'), 'no shards')):
-            result = subprocess.run(command('train', self.whole, *flags), capture_output=True,
-                                    text=True, timeout=LIMIT_S, check=False)
-            self.assertEqual(result.returncode, 1, result.stderr)
-            self.assertRegex(result.stderr, f'^distill_draft: .*{part}')
-            self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
+        for flags, part in ((['--layers', '2'], '--layers'), (['--seed', '1'], 'seed'),
+                            (['--head-tokens', '199'], 'has 200 tokens; expected --head-tokens'),
+                            (['--work', self.root / 'nothing'], 'no shards')):
+            with self.subTest(part):
+                self.refuses(self.whole, [*TRAIN, *flags], part)
 
     def test_the_target_asks_itself(self):
         """Behind the template's words it speaks for the user, so long and no longer, then for
