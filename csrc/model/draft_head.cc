@@ -72,14 +72,15 @@ void check_tensors(const std::filesystem::path& directory, const Checkpoint& che
   checker.finish();
 }
 
-// Looks for the bytes: a file that cannot be parsed names its target too. One that cannot be read
-// names nothing.
+// Whether it is a head's and names the target. Looks for the bytes: a file that cannot be parsed
+// names its target too. One that cannot be read names nothing.
 bool mentions(const std::filesystem::path& path, const std::string& target_hash) {
   std::error_code unreadable;
   if (!std::filesystem::is_regular_file(path, unreadable)) return false;
   std::ifstream file(path, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  return bytes.find(target_hash) != std::string::npos;
+  return bytes.find(kModelType) != std::string::npos &&
+         bytes.find(target_hash) != std::string::npos;
 }
 
 }  // namespace

@@ -35,9 +35,9 @@ struct DraftHeadConfig {
 DraftHeadConfig check_draft_head(const std::filesystem::path& directory,
                                  const std::filesystem::path& target);
 
-// Of the subdirectories of `directory` the one whose config.json names `target_hash`, a
-// checkpoint_hash, as its target; nullopt where there is none, or no `directory`. What is wrong
-// with the others does not matter. Throws Error where that config.json is not a head's, or where
+// Of the subdirectories of `directory` the one whose config.json is a head's and names
+// `target_hash`, a checkpoint_hash, as its target; nullopt where there is none, or no `directory`.
+// What the others are does not matter. Throws Error where that config.json is broken, or where
 // there are two of them.
 std::optional<std::filesystem::path> find_draft_head(const std::filesystem::path& directory,
                                                      const std::string& target_hash);

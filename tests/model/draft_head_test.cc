@@ -253,6 +253,7 @@ TEST_F(FindDraftHead, IsTheOneThatNamesTheModel) {
   write("anybody's", config_for(nullptr));
   write("broken", R"({"model_type": "outrider_draft_head")");
   write("empty", "");
+  write("model", R"({"model_type": "llama", "target": ")" + std::string(kHash) + "\"}");
   std::filesystem::create_directory(path / "without");
   EXPECT_EQ(find_draft_head(path, kHash), std::nullopt);
   write("mine", config_for(kHash));
