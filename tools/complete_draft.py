@@ -4,10 +4,11 @@ its target, the embedding and the tokenizer.
 
     tools/complete_draft.py models/SmolLM2-135M-Instruct-draft --target DIR --output DRAFT
 
-Needs nothing but Python. Prints the directory.
+Needs nothing but Python and libxxhash, which the program needs too. Prints the directory.
 """
 
 import argparse
+import ctypes
 import json
 import shutil
 import struct
@@ -45,6 +46,38 @@ def read_header(path: Path) -> tuple[dict, int]:
         return json.loads(text), 8 + length
     except ValueError as error:
         raise DraftError(f"{path}: is no safetensors file ({error})") from error
+
+
+def checkpoint_files(directory: Path) -> list[Path]:
+    """Those that its hash is of, in order: csrc/model/checkpoint_hash.h."""
+    index = directory / INDEX
+    if not index.exists():
+        return [directory / "config.json", directory / "model.safetensors"]
+    files = read_json(index, "weight_map")["weight_map"].values()
+    return [directory / "config.json", index, *(directory / name for name in sorted({*files}))]
+
+
+def checkpoint_hash(directory: Path) -> str:
+    """What `outrider inspect` prints."""
+    digest = ctypes.CDLL("libxxhash.so.0").XXH3_64bits_withSeed
+    digest.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64)
+    digest.restype = ctypes.c_uint64
+    value = 0
+    for path in checkpoint_files(directory):
+        data = path.read_bytes()
+        value = digest(data, len(data), value)
+    return f"{value:016x}"
+
+
+def check_target(draft: Path, target: Path) -> None:
+    """Throws where the draft names another target. One that names none takes any."""
+    expected = read_json(draft / "config.json").get("target")
+    if expected is None:
+        return
+    found = checkpoint_hash(target)
+    if found != expected:
+        raise DraftError(f"{target}: has the hash {found}; expected {expected}, of the model that "
+                         f"{draft} was distilled from")
 
 
 def read_embedding(target: Path) -> tuple[Path, dict, bytes]:
@@ -99,6 +132,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     arguments = parser.parse_args()
     try:
+        check_target(arguments.draft, arguments.target)
         complete(arguments.draft, arguments.target, arguments.output)
     except (DraftError, OSError) as error:
         print(f"complete_draft: {error}", file=sys.stderr)

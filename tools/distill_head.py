@@ -8,11 +8,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from distill_llama import Llama, rms_norm
+from distill_llama import Llama, checkpoint_hash, rms_norm
 
 WEIGHTS = "model.safetensors"  # of an exported head
 
@@ -59,19 +58,6 @@ class DraftHead(nn.Module):
     def read_each_pass(self) -> int:
         """Parameters that a pass over one row reads."""
         return sum(p.numel() for p in self.parameters()) + self.lm_head.numel()
-
-
-def checkpoint_hash(directory: Path) -> str:
-    """What the server calls the hash of a checkpoint: csrc/model/checkpoint_hash.h."""
-    index = directory / "model.safetensors.index.json"
-    paths = [directory / "config.json", directory / "model.safetensors"]
-    if index.exists():
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        paths[1:] = [index, *(directory / name for name in sorted({*files}))]
-    value = 0
-    for path in paths:
-        value = xxhash.xxh3_64_intdigest(path.read_bytes(), value)
-    return f"{value:016x}"
 
 
 def load_head(head: DraftHead, directory: Path) -> None:

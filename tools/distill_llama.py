@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from complete_draft import EMBEDDING, INDEX
+from complete_draft import EMBEDDING, INDEX, checkpoint_files
 
 SUPPORTED = {"rope_scaling": None, "attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 
@@ -193,16 +194,26 @@ def load_target(directory: Path, device: str, dtype: torch.dtype, max_positions:
     return target.to(device)
 
 
+def checkpoint_hash(directory: Path) -> str:
+    """What `outrider inspect` prints."""
+    value = 0
+    for path in checkpoint_files(directory):
+        value = xxhash.xxh3_64_intdigest(path.read_bytes(), value)
+    return f"{value:016x}"
+
+
 # The files of a draft's checkpoint: what was trained, and what it shares with the target.
 LAYERS, HEAD, EMBEDDING_FILE = (f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))
 
 
 def save_trained(draft: Llama, token_ids: list[int], target_directory: Path,
                  directory: Path) -> None:
-    """Writes what a draft does not share with its target: config.json, which names the head's
-    tokens, and the files of layers and head. complete_draft.py makes a checkpoint of it."""
+    """Writes what a draft does not share with its target: config.json, which names the target
+    and the head's tokens, and the files of layers and head. complete_draft.py makes a checkpoint
+    of it."""
     config = json.loads((target_directory / "config.json").read_text(encoding="utf-8"))
-    config |= {"num_hidden_layers": draft.shape.num_layers, "tie_word_embeddings": False}
+    config |= {"num_hidden_layers": draft.shape.num_layers, "tie_word_embeddings": False,
+               "target": checkpoint_hash(target_directory)}
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config, indent=2)[:-2]  # the ids in one line, behind the others
     text += f',\n  "draft_token_ids": {json.dumps(token_ids)}\n}}\n'

@@ -5,6 +5,7 @@
 
 import json
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -40,6 +41,12 @@ def write_tensors(path, tensors):
     path.write_bytes(struct.pack('<Q', len(text)) + text + data)
 
 
+def hash_of(directory):
+    said = subprocess.run([PROGRAM, 'inspect', directory], capture_output=True, text=True,
+                          timeout=60, check=True).stdout
+    return re.search(r'^hash +(\w+)$', said, re.M)[1]
+
+
 class CompleteDraft(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -70,6 +77,7 @@ class CompleteDraft(unittest.TestCase):
 
     def test_the_program_drafts_with_it(self):
         output = self.root / 'completed'
+        self.configure(target=hash_of(CHECKPOINT))
         done = self.complete(output)
         self.assertEqual((done.returncode, done.stdout), (0, f'{output}\n'), done.stderr)
         self.assertEqual(tensors_of(output / 'shared.safetensors'),
@@ -86,6 +94,23 @@ class CompleteDraft(unittest.TestCase):
             said = run.stderr
         self.assertEqual(answers['drafted'], answers['plain'])
         self.assertRegex(said, r'accepted [1-9]\d* of \d+ drafted tokens .*, drafter model;')
+
+    def test_any_target_will_do_where_none_is_named(self):
+        done = self.complete(self.root / 'completed')
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_refuses_another_target(self):
+        other = self.root / 'other'
+        shutil.copytree(CHECKPOINT, other)
+        config = other / 'config.json'
+        config.write_text(config.read_text() + '\n')
+        names, found = hash_of(CHECKPOINT), hash_of(other)
+        self.configure(target=names)
+        done = self.complete(self.root / 'refused', other)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (1, '',
+                         f'complete_draft: {other}: has the hash {found}; expected {names}, of '
+                         f'the model that {self.draft} was distilled from\n'))
+        self.assertFalse((self.root / 'refused').exists())
 
     def test_refuses_what_does_not_fit(self):
         def refused(pattern, **target):

@@ -186,6 +186,10 @@ class DistillDraft(unittest.TestCase):
     def test_an_export_is_completed_from_the_target(self):
         output = self.root / 'trained'
         run('export', self.whole, *TRAIN, '--output', output, '--trained-only')
+        said = subprocess.run([PROGRAM, 'inspect', CHECKPOINT], capture_output=True, text=True,
+                              timeout=LIMIT_S, check=True).stdout
+        target = json.loads((output / 'config.json').read_text())['target']
+        self.assertRegex(said, rf'hash +{target}\n')
         self.assertEqual({*contents(self.root / 'draft')} - {*contents(output)},
                          {'model-00003-of-00003.safetensors', 'tokenizer.json',
                           'tokenizer_config.json', 'generation_config.json'})
