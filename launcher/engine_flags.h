@@ -32,8 +32,11 @@ class DefaultDrafts {
 void add_drafter_flag(CLI::App& command, EngineOptions& options);
 
 // --drafter, --lookahead and --tpot-slo: what holds where a request says nothing.
-void add_batching_flags(CLI::App& command, EngineOptions& options);
 void add_policy_flags(CLI::App& command, EngineOptions& options);
+
+// --max-sequences, --max-rows, --prefill-beside, --kv-cache-tokens and --no-prefix-cache: how
+// answers share steps and the cache.
+void add_batching_flags(CLI::App& command, EngineOptions& options);
 
 // Logs a line for each quarter of the loading.
 void log_progress(EngineOptions& options);
