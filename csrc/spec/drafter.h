@@ -102,8 +102,10 @@ class ModelDrafter final : public LogitDrafter {
   KvCache cache_;
   BatchBuilder rows_;
   std::vector<int64_t> seen_;  // [slots]: positions in the cache
-  int64_t logits_done_ = 0;    // rows of `logits` that earlier passes of a `prepare` wrote
-  TensorView logits_;          // that the pass of `enqueue` writes
+  // Rows of `logits` that earlier passes of a `prepare` wrote. Where there are any, the last pass,
+  // which hardly comes again, runs in it too, unpadded: it has the rows that are left.
+  int64_t logits_done_ = 0;
+  TensorView logits_;  // that the last pass writes
 };
 
 // `random`: uniform over the vocabulary. Costs nothing, guesses nothing, tests everything. Greedy

@@ -57,15 +57,21 @@ uint64_t ModelDrafter::prepare(std::span<const DraftContext> contexts, TensorVie
                                Stream& stream) {
   for (const DraftContext& context : contexts) CHECK(seen_[context.slot] < context.length());
   gather(contexts, true, logits, stream);
-  rows_.pad();
+  if (logits_done_ == 0) rows_.pad();
   rows_.upload(stream);
   logits_ = logits.rows(logits_done_, logits_done_ + rows_.num_logit_rows());
+  if (logits_done_ > 0) {
+    run_pass(logits_, stream);
+    return 0;
+  }
   const int64_t parts[] = {rows_.num_rows(), rows_.num_logit_rows(),
                            reinterpret_cast<int64_t>(logits_.raw())};
   return digest(parts, sizeof parts);
 }
 
-void ModelDrafter::enqueue(Stream& stream) { run_pass(logits_, stream); }
+void ModelDrafter::enqueue(Stream& stream) {
+  if (logits_done_ == 0) run_pass(logits_, stream);
+}
 
 void ModelDrafter::truncate(int64_t slot, int64_t length) {
   seen_[slot] = std::min(seen_[slot], length);

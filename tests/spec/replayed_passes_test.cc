@@ -30,15 +30,19 @@ int64_t num_sizes(int64_t most) {
 // logits, drafted for by a model or a head or not at all; K as it comes.
 class MixedSteps {
  public:
-  MixedSteps()
+  // max_model_rows: of a drafting model's pass, which has yet to see up to most_unseen positions of
+  // a sequence, beside its last token.
+  MixedSteps(int64_t max_model_rows, int64_t most_unseen)
       : communicator_(make_self_communicator()),
         target_(test_checkpoint("tiny"), backend_, *communicator_, kMaxRows, 0),
         cache_(target_.make_kv_cache(512, kMaxSequences)),
-        model_(test_checkpoint("tiny-draft"), backend_, 512, kMaxSequences, kMaxRows, nullptr),
+        model_(test_checkpoint("tiny-draft"), backend_, 512, kMaxSequences, max_model_rows,
+               nullptr),
         head_(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend_, *communicator_,
               kMaxSequences),
         step_(backend_, *communicator_, target_, cache_, kMaxSequences, kMaxRows),
-        state_(backend_.allocate(sizeof(bf16) * target_.config().hidden_size)) {
+        state_(backend_.allocate(sizeof(bf16) * target_.config().hidden_size)),
+        most_unseen_(most_unseen) {
     cache_.deal_pages(stream_);
     model_.cache().deal_pages(stream_);
   }
@@ -80,8 +84,7 @@ class MixedSteps {
     step_.admit(slot, rules, state.tokens, kContext);
     LogitDrafter* const drafters[] = {nullptr, &model_, &head_};
     state.drafter = drafters[below(3)];
-    // Where all drafts were accepted, the model has yet to see the last of them.
-    model_.admit(slot, kContext - below(2));
+    model_.admit(slot, kContext - below(most_unseen_ + 1));
     head_.take_state(slot, kContext + 1,
                      state_.view(DType::bf16, {1, target_.config().hidden_size}), stream_);
   }
@@ -95,11 +98,13 @@ class MixedSteps {
   HeadDrafter head_;
   SpeculativeStep step_;
   Buffer state_;
+  int64_t most_unseen_;
   std::mt19937 random_{1};
 };
 
 TEST(ReplayedPasses, AreFew) {
-  MixedSteps steps;
+  // Where all drafts were accepted, the model has yet to see the last of them.
+  MixedSteps steps(kMaxRows, 1);
   for (int step = 0; step < 3000; ++step) steps.run();
   // The target's: of each size, with or without a race, filtered rows, edited ones. A drafter's:
   // with edited rows or without; the model's first round may have two rows a sequence.
@@ -108,6 +113,19 @@ TEST(ReplayedPasses, AreFew) {
   EXPECT_LE(steps.num_replayed(), target + model + head);
   EXPECT_GT(steps.num_replayed(), 30u);  // the steps are mixed
   RecordProperty("replayed", static_cast<int>(steps.num_replayed()));
+}
+
+// A model behind by as much as it may be, whose first rounds take several passes: wherever these
+// end, a round stays within its logits, and only what comes again is replayed.
+TEST(ReplayedPasses, AreFewWhereRoundsTakeSeveralPasses) {
+  constexpr int64_t kModelRows = 16;
+  MixedSteps steps(kModelRows, kMaxDraftTokens);
+  for (int step = 0; step < 1000; ++step) steps.run();
+  const int64_t target = 2 * 2 * 2 * num_sizes(kMaxRows);
+  // A model's: of fewer sequences than rows, or drawn from what the passes before have made.
+  const int64_t model = 2 * num_sizes(kMaxSequences) * (num_sizes(kModelRows) + 1);
+  EXPECT_LE(steps.num_replayed(), target + model + 2 * num_sizes(kMaxSequences));
+  EXPECT_GT(steps.num_replayed(), 30u);
 }
 
 }  // namespace
