@@ -27,6 +27,10 @@ class TokenIndex {
   absl::flat_hash_map<int32_t, int32_t> last_;
 };
 
+// Earlier places of a token that are looked at, the latest ones: it may have thousands, and each
+// sequence of each step waits while rank 0 looks.
+constexpr int kMostPlaces = 256;
+
 // What a copy drafter proposes; its q is one-hot.
 struct CopiedDraft {
   std::vector<int32_t> tokens;

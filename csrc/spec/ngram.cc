@@ -22,7 +22,7 @@ class Followers {
   // at: the last place of last[0] that something follows, or -1.
   Followers(std::span<const int32_t> tokens, const TokenIndex& index, int64_t at,
             const std::array<int32_t, kOrder>& last, int size) {
-    for (; at >= 0; at = index.before(at)) {
+    for (int place = 0; place < kMostPlaces && at >= 0; ++place, at = index.before(at)) {
       int match = 1;
       while (match < size && match <= at && tokens[at - match] == last[match]) ++match;
       if (match < order_) continue;

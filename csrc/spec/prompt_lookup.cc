@@ -11,8 +11,9 @@ CopiedDraft prompt_lookup(std::span<const int32_t> tokens, const TokenIndex& ind
   int64_t best_match = 0, best_end = 0;
   // `end`: where an earlier occurrence of the last tokens would end. Latest first, so that a tie
   // goes to it.
-  for (int64_t at = index.before(length - 1); at >= best_match && best_match < kLongestMatch;
-       at = index.before(at)) {
+  int64_t at = index.before(length - 1);
+  for (int place = 0; place < kMostPlaces && at >= best_match && best_match < kLongestMatch;
+       ++place, at = index.before(at)) {
     const int64_t end = at + 1;
     int64_t match = 1;
     while (match < std::min(end, kLongestMatch) &&

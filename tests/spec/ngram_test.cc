@@ -40,6 +40,26 @@ TEST(Ngram, FindsNothingWhereNothingRecurs) {
   EXPECT_EQ(ngram(Tokens{1, 2, 3}, 4).matched, 0);
 }
 
+// "1 2" was followed by 9, before "2" was followed by 8 so often.
+TEST(Ngram, LooksAtTheLatestPlacesAlone) {
+  for (const int often : {kMostPlaces - 1, kMostPlaces}) {
+    Tokens tokens{1, 2, 9};
+    for (int i = 0; i < often; ++i) tokens.insert(tokens.end(), {3, 2, 8});
+    tokens.insert(tokens.end(), {1, 2});
+    const CopiedDraft draft = ngram(tokens, 1);
+    EXPECT_EQ(draft.tokens, (Tokens{often < kMostPlaces ? 9 : 8}));
+    EXPECT_EQ(draft.matched, often < kMostPlaces ? 2 : 1);
+  }
+}
+
+// Behind what it has drafted, too: "5 6 7" was followed by 9, "6 7" by 8 so often since.
+TEST(Ngram, LooksAtTheLatestPlacesOfEachTokenAlone) {
+  Tokens tokens{5, 6, 7, 9};
+  for (int i = 0; i < kMostPlaces; ++i) tokens.insert(tokens.end(), {6, 7, 8});
+  tokens.insert(tokens.end(), {5, 6});
+  EXPECT_EQ(ngram(tokens, 2).tokens, (Tokens{7, 8}));
+}
+
 // Against tables of every run, of which the longest that is known decides.
 TEST(Ngram, IsWhatTablesOfRunsSay) {
   std::mt19937 random(1);

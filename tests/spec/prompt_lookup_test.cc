@@ -44,6 +44,18 @@ TEST(PromptLookup, FindsNothingWhereNothingRecurs) {
   EXPECT_TRUE(prompt_lookup(Tokens{1, 1}, 0).tokens.empty());
 }
 
+// "1 2" was followed by 9, before "2" was followed by 8 so often.
+TEST(PromptLookup, LooksAtTheLatestPlacesAlone) {
+  for (const int often : {kMostPlaces - 1, kMostPlaces}) {
+    Tokens tokens{1, 2, 9};
+    for (int i = 0; i < often; ++i) tokens.insert(tokens.end(), {3, 2, 8});
+    tokens.insert(tokens.end(), {1, 2});
+    const CopiedDraft draft = prompt_lookup(tokens, 1);
+    EXPECT_EQ(draft.tokens, (Tokens{often < kMostPlaces ? 9 : 8}));
+    EXPECT_EQ(draft.matched, often < kMostPlaces ? 2 : 1);
+  }
+}
+
 // Every place looked at, the latest first.
 TEST(PromptLookup, IsWhatALookAtEveryPlaceSays) {
   std::mt19937 random(1);
