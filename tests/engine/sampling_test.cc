@@ -9,10 +9,9 @@
 
 #include "engine/engine.h"
 #include "testing/checkpoints.h"
-#include "testing/count_file.h"
 #include "testing/engine_harness.h"
+#include "testing/every_drafter.h"
 #include "testing/exact_triples.h"
-#include "testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -56,13 +55,8 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   request.speculation.num_speculative_tokens = 3;
   request.speculation.mode = GetParam().mode;
 
-  EngineOptions options;
-  options.model = test_checkpoint("tiny-v64");
+  EngineOptions options = with_every_drafter({.model = test_checkpoint("tiny-v64")});
   options.draft = test_checkpoint(GetParam().draft);
-  options.draft_head = test_checkpoint("tiny-v64-head");
-  const TemporaryDirectory directory;
-  directory.write("counts.safetensors", some_counts(kVocab));
-  options.draft_counts = directory.path() / "counts.safetensors";
   options.max_positions = 64;
 
   const std::vector<std::string>& arms = GetParam().arms;
@@ -106,8 +100,11 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
 
 // tiny-v64-draft is the target's first layer, so that a good part of what it drafts is accepted.
 // tiny-v64-trimmed knows two thirds of the tokens.
-const std::vector<std::string> kEveryArm = {"model",  "head",          "bigram", "unigram",
-                                            "random", "prompt_lookup", "ngram",  "off"};
+const std::vector<std::string> kEveryArm = [] {
+  std::vector<std::string> arms(kEveryDrafter.begin(), kEveryDrafter.end());
+  arms.emplace_back("off");
+  return arms;
+}();
 const std::vector<std::string> kCopied = {"model", "prompt_lookup"};
 constexpr VerifyMode kRejection = VerifyMode::rejection, kCoupled = VerifyMode::coupled;
 INSTANTIATE_TEST_SUITE_P(

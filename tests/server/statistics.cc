@@ -12,14 +12,16 @@
 #include <vector>
 
 #include "server/server_harness.h"
+#include "testing/every_drafter.h"
 #include "testing/exact_triples.h"
 
 namespace outrider {
 namespace {
 
-constexpr int kChoices = 16;  // answers to a call
-constexpr int kClients = 8;   // that ask at once
-constexpr int kTokens = 4;    // of an answer: its first step may draft three
+constexpr int kChoices = 16;              // answers to a call
+constexpr int kClients = 8;               // that ask at once
+constexpr int kTokens = 4;                // of an answer: its first step may draft three
+constexpr int64_t kSomeAnswers = 20'000;  // of drafters but the model
 
 int server_port() {
   const char* const port = std::getenv("OUTRIDER_TEST_PORT");
@@ -91,28 +93,20 @@ class Arm {
   Drawn drawn_;
 };
 
-struct Asked {
-  const char* drafter;
-  int64_t answers;
-};
-
-class ServerSampling : public ::testing::TestWithParam<Asked> {};
+class ServerSampling : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ServerSampling, DrawsFromTheTargetsDistribution) {
-  const Arm arm(server_port(), GetParam().drafter, answers_to_ask_for(GetParam().answers));
+  const std::string drafter = GetParam();
+  const Arm arm(server_port(), drafter,
+                answers_to_ask_for(drafter == "model" ? kManyAnswers : kSomeAnswers));
   const Drawn& drawn = arm.drawn();
   EXPECT_GT(drawn.accepted, 0);
   EXPECT_LT(drawn.accepted, drawn.drafted);
   expect_drawn_from(exact_triples({}), drawn.triples);
 }
 
-constexpr int64_t kSome = 20'000;
-INSTANTIATE_TEST_SUITE_P(Drafters, ServerSampling,
-                         ::testing::Values(Asked{"model", kManyAnswers}, Asked{"head", kSome},
-                                           Asked{"bigram", kSome}, Asked{"unigram", kSome},
-                                           Asked{"random", kSome}, Asked{"prompt_lookup", kSome},
-                                           Asked{"ngram", kSome}),
-                         [](const auto& info) { return info.param.drafter; });
+INSTANTIATE_TEST_SUITE_P(Drafters, ServerSampling, ::testing::ValuesIn(kEveryDrafter),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace outrider

@@ -15,6 +15,7 @@ namespace outrider {
 
 inline constexpr std::array kEveryDrafter = {"model",  "head",          "bigram", "unigram",
                                              "random", "prompt_lookup", "ngram"};
+static_assert(kEveryDrafter.size() == kNumDrafterKinds - 1);  // all but none
 
 // For as long as the tests run.
 inline std::filesystem::path counts_file(int vocab_size) {

@@ -10,31 +10,18 @@
 #include "backend/backend.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "testing/checkpoints.h"
-#include "testing/count_file.h"
 #include "testing/engine_harness.h"
+#include "testing/every_drafter.h"
 #include "testing/gpus.h"
-#include "testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
 
 std::unique_ptr<Backend> make_device(int rank) { return make_cuda_backend(gpu_of_thread(rank)); }
 
-std::filesystem::path counts_file() {
-  static const TemporaryDirectory directory;
-  static const bool written = [] {
-    directory.write("counts.safetensors", some_counts(512));
-    return true;
-  }();
-  CHECK(written);
-  return directory.path() / "counts.safetensors";
-}
-
-EngineOptions options(const char* draft = "tiny-draft") {
-  EngineOptions options{.model = test_checkpoint("tiny"),
-                        .draft = test_checkpoint(draft),
-                        .draft_counts = counts_file(),
-                        .draft_head = test_checkpoint("tiny-head")};
+EngineOptions options(const std::string& draft = "tiny-draft") {
+  EngineOptions options = with_every_drafter({.model = test_checkpoint("tiny")});
+  options.draft = test_checkpoint(draft);
   // Whatever it costs: nobody waits, and measuring takes long here.
   options.prefill_beside = 16;
   options.lookahead = *parse_lookahead("fixed:4");
@@ -62,25 +49,24 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
       accepted += answers[i].completion->speculation.num_accepted_draft_tokens;
     }
   };
-  for (const char* draft : {"tiny-draft", "tiny", "tiny-trimmed"}) {
+  const std::map<std::string, std::vector<std::string>> drafters_of = {
+      {"tiny-draft", {kEveryDrafter.begin(), kEveryDrafter.end()}},
+      {"tiny", {"model"}},
+      {"tiny-trimmed", {"model"}}};
+  for (const auto& [draft, drafters] : drafters_of) {
     EngineOptions with_draft = options(draft);
     with_draft.prefill_chunk = 30;
     std::vector<Request> requests;
     for (const int k : {0, 2, 8}) {
-      for (const std::string drafter : {"model", "head", "random", "prompt_lookup"}) {
+      for (const std::string& drafter : drafters) {
         for (const int length : {1, 40}) {
           requests.push_back(greedy_request(length, length, 12, k, drafter));
         }
       }
     }
-    if (draft == std::string("tiny-draft")) {
-      for (const char* const drafter : {"bigram", "unigram", "ngram"}) {
-        requests.push_back(greedy_request(40, 40, 12, 3, drafter));
-      }
-    }
     collect(requests, with_draft);
-    collect({requests[0]}, with_draft);   // alone
-    collect({requests[17]}, with_draft);  // the long prompt, K = 8, the model's drafts
+    collect({requests[0]}, with_draft);  // alone
+    collect({greedy_request(40, 40, 12, 8, "model")}, with_draft);
   }
   ASSERT_EQ(distinct.size(), 2u);
   for (const auto& [length, outputs] : distinct) {
@@ -137,7 +123,7 @@ void expect_two_answers(const std::vector<CollectedAnswer>& answers) {
 
 // As TokensAreTheCpus.
 TEST(CudaEngine, EditedAnswersAreTheCpusWhateverIsDrafted) {
-  const auto requests = edited_requests({"model", "prompt_lookup"});
+  const auto requests = edited_requests({kEveryDrafter.begin(), kEveryDrafter.end()});
   const auto device = run(options(), requests);
   expect_two_answers(device);
   const auto cpu = run_requests(options(), 1, {requests[0], requests[1]});
@@ -202,7 +188,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, CudaEngineRanks, testing::Values(2, 3));
 // In one engine, whose graphs are as large for each: what is accepted is what the CPU's accept.
 TEST(CudaEngine, EachDrafterHasGraphsOfItsOwn) {
   std::vector<Request> requests;
-  for (const std::string drafter : {"head", "bigram", "unigram"}) {
+  for (const std::string drafter : kEveryDrafter) {
     requests.push_back(greedy_request(20, 3, 24, 3, drafter));
     requests.back().sampling.temperature = 1.0f;
     requests.back().sampling.seed = 5;
@@ -223,7 +209,7 @@ TEST(CudaEngine, EachDrafterHasGraphsOfItsOwn) {
 
 TEST(CudaEngine, SampledAnswersRepeat) {
   std::vector<Request> requests;
-  for (const std::string drafter : {"model", "head", "random", "prompt_lookup"}) {
+  for (const std::string drafter : kEveryDrafter) {
     for (int repeat = 0; repeat < 2; ++repeat) {
       Request request = greedy_request(20, 3, 16, 3, drafter);
       request.sampling.temperature = 0.9f;
@@ -246,8 +232,7 @@ TEST(CudaEngine, SampledAnswersRepeat) {
 TEST(CudaEngine, CoupledDoesNotDependOnSpeculation) {
   for (const bool filtered : {false, true}) {
     std::vector<Request> requests;
-    for (const std::string drafter :
-         {"model", "random", "prompt_lookup", "head", "bigram", "unigram", "ngram"}) {
+    for (const std::string drafter : kEveryDrafter) {
       for (const int k : {0, 1, 5}) {
         if (k != 5 && drafter != "model" && drafter != "random") continue;
         Request request = greedy_request(20, 3, 16, k, drafter);
@@ -280,7 +265,7 @@ TEST(CudaEngine, AdaptiveAnswersAreThePlainOnes) {
   adaptive.prefill_chunk = 8;
   adaptive.max_positions = 64;
   std::vector<Request> requests;
-  for (const std::string drafter : {"model", "head"}) {
+  for (const std::string drafter : kEveryDrafter) {
     requests.push_back(greedy_request(20, 3, 16, 0, drafter));
     requests.push_back(requests.back());
     requests.back().speculation.num_speculative_tokens.reset();
