@@ -51,6 +51,15 @@ EngineOptions options_of(const std::string& model) {
   return options;
 }
 
+// Pages for about three of what these tests ask for: the others are preempted, and computed again.
+EngineOptions scarce_options_of(const std::string& model) {
+  EngineOptions options = options_of(model);
+  options.max_positions = 400;
+  options.kv_cache_tokens = 448;
+  options.prefix_cache = false;
+  return options;
+}
+
 // Tokens, or text for a model that was trained.
 std::vector<int32_t> prompt_of(int prompt, const Request& request) {
   if (models().front().starts_with("tiny")) return request.prompt;
@@ -130,11 +139,12 @@ class Coupled : public testing::TestWithParam<int> {
     return shared;
   }
 
-  // One after the other, without drafts: what all the others must give. Of requests for each
-  // drafter, one answer.
-  std::vector<Tokens> alone(const std::string& model, const std::vector<Request>& requests) const {
+  // One after the other, without drafts: what all the others must give. Of so many requests that
+  // are alike but for their drafts, one answer.
+  std::vector<Tokens> alone(const std::string& model, const std::vector<Request>& requests,
+                            size_t alike = kEveryDrafter.size()) const {
     std::vector<Request> plain;
-    for (size_t i = 0; i < requests.size(); i += kEveryDrafter.size()) {
+    for (size_t i = 0; i < requests.size(); i += alike) {
       plain.push_back(requests[i]);
       plain.back().speculation = {};
       plain.back().speculation.off = true;
@@ -186,14 +196,10 @@ TEST_P(Coupled, OneOutputForEveryDrafterKAndCompany) {
   }
 }
 
-// Pages for about three of them: the others are preempted, and computed again.
 TEST_P(Coupled, OneOutputAfterPreemption) {
   for (const std::string& model : shared_models()) {
     SCOPED_TRACE(model);
-    EngineOptions options = options_of(model);
-    options.max_positions = 400;
-    options.kv_cache_tokens = 448;
-    options.prefix_cache = false;
+    const EngineOptions options = scarce_options_of(model);
     std::vector<Request> requests;
     for (int prompt = 0; prompt < num_prompts(); ++prompt) {
       Request request = seeded_request(model, prompt);
@@ -212,6 +218,44 @@ TEST_P(Coupled, OneOutputAfterPreemption) {
           << i;
     }
     expect_some_accepted(model, counts);
+  }
+}
+
+// The server's K and drafter: by the adaptive policy a draft head and copies in turns, by a table
+// the head alone. With as few rows, a preempted sequence may be asked for drafts before the head
+// can go on from it.
+TEST_P(Coupled, OneOutputAfterPreemptionWithTheServersDrafts) {
+  constexpr size_t kAlike = 3;
+  for (const std::string& model : shared_models()) {
+    SCOPED_TRACE(model);
+    EngineOptions options = scarce_options_of(model);
+    options.max_rows = 18;
+    options.prefill_beside = 18;
+    std::vector<Request> requests;
+    for (int prompt = 0; prompt < num_prompts(); ++prompt) {
+      Request request = seeded_request(model, prompt);
+      request.sampling.max_tokens = 120;
+      request.speculation = {};
+      requests.insert(requests.end(), kAlike, request);
+    }
+    const std::vector<Tokens> expected = alone(model, requests, kAlike);
+    for (const std::string lookahead : {"adaptive", "table:1=4,3=2"}) {
+      SCOPED_TRACE(lookahead);
+      options.lookahead = *parse_lookahead(lookahead);
+      EngineStats stats;
+      const auto answers = run_requests(options, ranks(), requests, {}, &stats);
+      EXPECT_GT(stats.num_preemptions, num_prompts() / 2);
+      for (size_t i = 0; i < answers.size(); ++i) {
+        EXPECT_EQ(distinct(answers, i, i + 1), std::set{expected[i / kAlike]}) << i;
+      }
+      const auto drafted = [&](DrafterKind kind) {
+        return stats.drafters[static_cast<int>(kind)].num_draft_tokens;
+      };
+      EXPECT_GT(drafted(DrafterKind::head), 0);
+      if (lookahead == "adaptive") {
+        EXPECT_GT(drafted(DrafterKind::prompt_lookup), 0);
+      }
+    }
   }
 }
 
