@@ -1,13 +1,15 @@
 // Sampled tokens through the whole stack against the target's exact distribution: a running server
 // of two ranks with seeds of its own, asked over gRPC. statistics_test.py starts it and names its
-// port.
+// port; with --counts, the file of counts that the server wants is printed instead.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <iostream>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -110,3 +112,12 @@ INSTANTIATE_TEST_SUITE_P(Drafters, ServerSampling, ::testing::ValuesIn(kEveryDra
 
 }  // namespace
 }  // namespace outrider
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "--counts") {
+    std::cout << outrider::some_counts(outrider::kVocab);
+    return 0;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
