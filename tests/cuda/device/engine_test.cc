@@ -77,6 +77,7 @@ TEST(CudaEngine, GreedyDoesNotDependOnSpeculation) {
 
 // A target and a draft with learned positions, over two ranks.
 TEST(CudaEngine, AGpt2sGreedyAnswerDoesNotDependOnSpeculation) {
+  NEED_GPUS(2);
   EngineOptions gpt2 = options("tiny-gpt2-draft");
   gpt2.model = test_checkpoint("tiny-gpt2");
   gpt2.draft_head.reset();

@@ -151,6 +151,7 @@ void expect_no_step_takes_memory(Communicator& communicator, std::barrier<>& all
 
 TEST(Reserve, NoStepTakesMemory) {
   if (!emulated_gpus()) GTEST_SKIP() << "a GPU's graphs take memory too";
+  NEED_GPUS(3);
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
     const std::string id = make_nccl_id();

@@ -116,6 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, NcclRanks, ::testing::Values(1, 2, 3));
 TEST(NcclRanks, TakeMemoryForSumsBeforehand) {
   if (!emulated_gpus()) GTEST_SKIP() << "NCCL takes memory of a GPU when it likes";
   static constexpr int kRanks = 3;
+  NEED_GPUS(kRanks);
   static constexpr int64_t kMost = kGatherMaxFloats + 4096;
   run_ranks(kRanks, [](Communicator& comm) {
     cuda::DeviceArray<float> x{std::vector<float>(kMost)};
@@ -146,6 +147,7 @@ TEST(NcclRanks, TakeMemoryForSumsBeforehand) {
 
 TEST(NcclRanksDeathTest, ASumThatNoneWasReservedForIsABug) {
   if (!emulated_gpus()) GTEST_SKIP() << "the others would wait in a kernel of NCCL";
+  NEED_GPUS(3);
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto run = [](Communicator& comm) {
     cuda::DeviceArray<float> x(std::vector<float>(2));
@@ -192,6 +194,7 @@ TEST(NcclRanks, FastSumsAreInAnOrderOfNccls) {
 // A rank that unwinds leaves; the others find out where they wait, and by asking.
 TEST(NcclRanks, ALostRankIsAFailure) {
   if (!emulated_gpus()) GTEST_SKIP() << "a kernel of NCCL waits for a lost rank for ever";
+  NEED_GPUS(2);
   run_ranks(2, [&](Communicator& comm) {
     if (comm.rank() == 1) throw Error("rank 1 has had enough");
     cuda::DeviceArray<float> x(std::vector<float>(8));
@@ -203,6 +206,19 @@ TEST(NcclRanks, ALostRankIsAFailure) {
     EXPECT_THAT(comm.failure(), HasSubstr("NCCL: remote process exited"));
     cudaDeviceReset();
   });
+}
+
+// But ranks that call themselves hosts of their own, as let_nccl_share_devices() has it.
+TEST(NcclRanks, OfOneGpuAreRefused) {
+  if (!emulated_gpus()) GTEST_SKIP() << "what NCCL does is its own affair";
+  const std::string id = make_nccl_id();
+  std::vector<std::jthread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      check_cuda(cudaSetDevice(0), "cudaSetDevice");
+      EXPECT_THROW(make_nccl_communicator(rank, 2, id), Error);
+    });
+  }
 }
 
 TEST(Nccl, NamesItsVersion) {
@@ -224,6 +240,7 @@ TEST(Nccl, UsesALibraryThatIsNoOlder) {
 
 TEST(Nccl, RefusesMemoryOfTheHost) {
   if (!emulated_gpus()) GTEST_SKIP() << "a GPU that finds such an address is of no use afterwards";
+  NEED_GPUS(2);
   run_ranks(2, [](Communicator& comm) {
     std::vector<float> x(8);
     Stream stream;

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -85,6 +86,33 @@ Words all_gather(ncclComm& comm, const Words& mine) {
   comm.transport->all_gather(TensorView(const_cast<int32_t*>(mine.data()), DType::i32, {count}),
                              TensorView(all.data(), DType::i32, {comm.size, count}), stream);
   return all;
+}
+
+// Where a rank is, as NCCL sees it: another host's GPU is another one.
+std::string place_of_rank() {
+  const char* const host = std::getenv("NCCL_HOSTID");
+  int device = 0;
+  cudaDeviceProp properties;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+    return "";
+  }
+  return (host == nullptr ? "" : host) + std::string("/") +
+         std::to_string(properties.uuid.bytes[0]);
+}
+
+// Collective. NCCL refuses ranks that are on one GPU ("Duplicate GPU detected").
+bool on_a_gpu_each(ncclComm& comm) {
+  constexpr size_t kPlaceBytes = 256;
+  std::string place = place_of_rank();
+  place.resize(kPlaceBytes);
+  const Words mine = words_of(place.data(), kPlaceBytes), all = all_gather(comm, mine);
+  std::set<Words> places;
+  for (int rank = 0; rank < comm.size; ++rank) {
+    const auto first = all.begin() + rank * mine.size();
+    places.emplace(first, first + mine.size());
+  }
+  return static_cast<int>(places.size()) == comm.size;
 }
 
 size_t element_bytes(ncclDataType_t type) { return type == ncclFloat32 ? 4 : 1; }
@@ -183,6 +211,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
   made->transport =
       made->threads ? join_threads(id.internal, size, rank) : outrider::make_mpi_communicator();
   if (made->transport == nullptr || made->transport->size() != size) return ncclInvalidUsage;
+  if (!on_a_gpu_each(*made)) return ncclInvalidUsage;
   hang_where_asked(rank);
   made->self = made;
   *comm = made.get();
