@@ -5,7 +5,7 @@
 
 Writes to OUTPUT the archives `programs` and `model` in pieces (programs.tar.gz.00, …), the SHA-256
 of each (programs.sha256), and `unpack`, which puts them together. Unpacked, the folder holds
-programs/, libraries/, openmpi/, checkpoints/, shapes/, models/ (draft heads), tests/ (the
+programs/, libraries/, openmpi/, checkpoints/, shapes/, models/ (the draft head), tests/ (the
 checklist), `commit`, and model/. tests/gpu_bundle builds first and calls this.
 """
 
@@ -31,6 +31,7 @@ ON_EVERY_MACHINE = ("ld-linux", "libc.so", "libm.so", "libpthread.so", "librt.so
 # Plugins of OpenMPI that need these are for fabrics; ranks here are of one machine.
 FABRICS = ("libucp.so", "libuct.so", "libfabric.so", "libpsm", "libibverbs.so", "liboshmem.so",
            "libmca_common_ucx", "libmca_common_ofi")
+HEAD = "SmolLM2-135M-Instruct-head"  # of models/, what the checklist serves the real model with
 
 
 class BundleError(Exception):
@@ -138,7 +139,7 @@ def lay_out(to: Path, build: Path, programs=PROGRAMS) -> None:
         copy_stripped(path, to / "libraries" / Path(name).name)
     shutil.copytree(build / "checkpoints", to / "checkpoints")
     shutil.copytree(SOURCE / "tests" / "testing" / "checkpoints", to / "shapes")
-    shutil.copytree(SOURCE / "models", to / "models")
+    shutil.copytree(SOURCE / "models" / HEAD, to / "models" / HEAD)
     copy_checklist(to)
     (to / "commit").write_text(describe_commit() + "\n")
 
@@ -235,26 +236,29 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True, help="a build of the preset cuda")
     parser.add_argument("--model", type=Path, help="the real model's directory; none: without it")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--piece-mib", type=int, default=48, help="of each piece (default 48)")
+    parser.add_argument("--piece-mib", type=int, default=24, help="of each piece (default 24)")
     arguments = parser.parse_args()
     piece_bytes = arguments.piece_mib << 20
     arguments.output.mkdir(parents=True, exist_ok=True)
     clear(arguments.output)
-    pieces = []
+    archives = {}
     try:
         with tempfile.TemporaryDirectory(dir=arguments.output, prefix=".bundle-") as work:
             lay_out(Path(work), arguments.build)
-            pieces += archive({path.name: path for path in Path(work).iterdir()}, "programs",
-                              arguments.output, piece_bytes)
+            entries = {path.name: path for path in Path(work).iterdir()}
+            archives["programs"] = archive(entries, "programs", arguments.output, piece_bytes)
         if arguments.model is not None:
-            pieces += archive({f"model/{arguments.model.name}": arguments.model}, "model",
-                              arguments.output, piece_bytes)
+            entries = {f"model/{arguments.model.name}": arguments.model}
+            archives["model"] = archive(entries, "model", arguments.output, piece_bytes)
     except BundleError as error:
         print(f"gpu_bundle: {error}", file=sys.stderr)
         return 1
     write_unpack(arguments.output)
-    for piece in pieces:
-        print(f"{piece}  {piece.stat().st_size / (1 << 20):.1f} MiB")
+    for name, parts in archives.items():
+        sizes = [piece.stat().st_size / (1 << 20) for piece in parts]
+        for piece, size in zip(parts, sizes):
+            print(f"{piece}  {size:.1f} MiB")
+        print(f"{name}: {sum(sizes):.1f} MiB")
     return 0
 
 

@@ -99,6 +99,10 @@ class Bundle(unittest.TestCase):
         self.assertTrue((head / "model.safetensors").exists())
         self.assertTrue((self.root / "checkpoints" / "tiny-head" / "config.json").exists())
 
+    def test_it_has_no_weights_that_nobody_reads(self):
+        self.assertEqual([path.name for path in (self.root / "models").iterdir()],
+                         ["SmolLM2-135M-Instruct-head"])
+
     def test_the_program_runs(self):
         done = run(self.root / "programs" / "outrider", "--version", env=self.environment)
         self.assertEqual(done.returncode, 0, done.stderr)
