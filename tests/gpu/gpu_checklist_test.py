@@ -4,6 +4,8 @@
     gpu_checklist_test.py
 """
 
+import collections
+import contextlib
 import json
 import os
 import re
@@ -14,6 +16,7 @@ import time
 import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 SOURCE = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(SOURCE / "tests" / "gpu"))
@@ -158,6 +161,59 @@ class GoogleTests(unittest.TestCase):
         for figure in FIGURES:
             if not any(part in figure.name for part in built):
                 self.assertIn(f'"{figure.name}"', scripts)
+
+
+class NoModel(unittest.TestCase):
+    """Stages of which a part needs the real model, which is not here."""
+
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(mock.patch.dict(os.environ, OUTRIDER_CACHE=str(self.folder / "cache")))
+        program = self.folder / "bin" / "outrider"
+        program.parent.mkdir()
+        program.touch()
+        programs = Programs(None, self.folder, SOURCE, "cuda", self.folder, self.folder / "log")
+        self.stages = Stages(programs, 1)
+        self.record = mock.Mock()
+
+    def bits(self, differences: list) -> None:
+        programs = self.stages.programs
+
+        @contextlib.contextmanager
+        def server(model, *_):
+            if model == programs.model:
+                programs.need(model / "config.json")
+            yield "nowhere"
+
+        found = {"compared": 4, "differences": differences}
+        with mock.patch.object(programs, "server", server), mock.patch.object(
+                self.stages, "compare_answers", return_value=found):
+            self.stages.bits(self.record)
+
+    def test_wrong_answers_of_another_are_a_failure(self):
+        with self.assertRaisesRegex(Failed, "3 of 12 answers differ"):
+            self.bits([["a prompt", 1, "ngram", "alone"]])
+
+    def test_right_answers_of_another_are_not_all(self):
+        with self.assertRaisesRegex(Unavailable, "SmolLM2"):
+            self.bits([])
+        self.record.figure.assert_any_call("answers_compared", 12)
+
+    def test_operations_are_measured_all_the_same(self):
+        measured = []
+
+        def bench(record, name, *arguments, **more):
+            measured.append(name)
+            entry = {"real_time": 1.0, "of_memory": 1.0}
+            return {"context": {"memory_bytes_per_second": 1e9},
+                    "entries": collections.defaultdict(lambda: entry)}
+
+        planned = types.SimpleNamespace(stdout='{"passes": []}')
+        with mock.patch.object(self.stages, "bench", bench), mock.patch.object(
+                self.stages.programs, "run", return_value=planned):
+            with self.assertRaisesRegex(Unavailable, "SmolLM2"):
+                self.stages.benchmarks(self.record)
+        self.assertEqual(measured, ["decode llama-1b", "decode llama-8b", "operations"])
 
 
 class Runner(unittest.TestCase):

@@ -79,10 +79,10 @@ class Measuring:
                                self.bench(record, f"decode {shape.stem}", *decode))
             for ranks in self.rank_counts():
                 self.bench(record, f"decode {shape.stem} on {ranks}", *decode, ranks=ranks)
-        self.speculation(record, copy)
         flags = [flag for shape in shapes for flag in ("--shape", shape)]
         self.bench(record, "operations", "op", *flags, "--repeats", 5 if real else 1, "--contexts",
                    "1024,8192" if real else "20", *rows, *copy)
+        self.speculation(record, copy)  # last: it alone needs the real model
 
     def exchanges(self, record: Recorder) -> None:
         """What ranks cost each other, a GPU each where there are: one row of a large model, and as
