@@ -163,6 +163,51 @@ class GoogleTests(unittest.TestCase):
                 self.assertIn(f'"{figure.name}"', scripts)
 
 
+# A server that is not right in the end.
+SERVER = """#!{python}
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))
+print("listening on 127.0.0.1:1, 1 ranks", flush=True)
+signal.pause()
+"""
+
+
+class ServerEnd(unittest.TestCase):
+    def serve(self, status: int, device="cuda", work=lambda: None) -> Programs:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        tests = folder / "bin" / "tests"
+        tests.mkdir(parents=True)
+        for program in (tests.parent / "outrider", tests / "outrider_emu"):
+            program.write_text(SERVER.format(python=sys.executable, status=status))
+            program.chmod(0o755)
+        (folder / "config.json").touch()
+        programs = Programs(None, folder, SOURCE, device, folder, folder / "log")
+        with programs.server(folder, 1, 1) as address:
+            self.assertEqual(address, "127.0.0.1:1")
+            work()
+        return programs
+
+    def test_in_order(self):
+        self.assertGreater(self.serve(0).seconds_to_end, 0)
+
+    def test_with_another_status_is_a_failure(self):
+        with self.assertRaisesRegex(Failed, r"the server ended with 143 after 0\.\d+ s"):
+            self.serve(143)
+        with self.assertRaisesRegex(Failed, "the server ended with 142"):
+            self.serve(142)
+
+    def test_on_the_emulator_may_be_slow(self):
+        self.serve(142, "emulator")
+        with self.assertRaisesRegex(Failed, "the server ended with 143"):
+            self.serve(143, "emulator")
+
+    def test_comes_behind_what_went_wrong_before(self):
+        def work():
+            raise Failed("wrong answer")
+        with self.assertRaisesRegex(Failed, "wrong answer"):
+            self.serve(143, work=work)
+
+
 class NoModel(unittest.TestCase):
     """Stages of which a part needs the real model, which is not here."""
 

@@ -38,6 +38,7 @@ class Measuring:
                     "tokens_per_second", "ttft_ms", "tpot_ms", "errors", "greedy")})
                 if users == 1:
                     self.record_load(record, load)
+        record.result("seconds to end", programs.seconds_to_end)
 
     def record_load(self, record: Recorder, load: dict) -> None:
         ttft, tpot = load["ttft_ms"], load["tpot_ms"]

@@ -24,6 +24,7 @@ class Programs:
                  log: Path):
         """log: takes what programs said that failed, and what servers said."""
         self.device, self.work, self.log = device, work, log
+        self.seconds_to_end = 0.0  # of the last server
         root = bundle if bundle is not None else build
         programs = root / "programs" if bundle is not None else build / "bin"
         self.tests = programs if bundle is not None else programs / "tests"
@@ -127,7 +128,8 @@ class Programs:
     def server(self, model: Path, ranks: int, gpus: int, draft: Path | None = None,
                flags: tuple[str, ...] = ()):
         """Serves while the block runs, with the head in `self.head` for the real model; gives the
-        address."""
+        address. Behind the block it has to end by itself, and seconds_to_end says how long it
+        took."""
         self.need(self.outrider)
         self.need(model / "config.json")
         command = [*self.mpirun(ranks), self.outrider, "serve", "--model", model, "--port", 0,
@@ -149,9 +151,26 @@ class Programs:
                         raise Failed(f"the server did not start: {last_line(said)}")
                     time.sleep(0.1)
                 yield listening[1]
-            finally:
+            except BaseException:
                 process.send_signal(signal.SIGTERM)
                 process.wait()
+                raise
+            self.end_server(process, ranks)
+
+    def end_server(self, process: subprocess.Popen, ranks: int) -> None:
+        """As `outrider launch` does, which takes no notice of a rank that hangs at its end: rank 0
+        is asked, and mpirun, which would kill them, is not."""
+        leader = process.pid if ranks == 1 else rank_0(process.pid)
+        began = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(leader, signal.SIGTERM)
+        process.wait()
+        self.seconds_to_end = round(time.monotonic() - began, 2)
+        status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        # A rank that takes too long is ended by its alarm; on the emulator that says nothing.
+        if status != 0 and (self.device == "cuda" or status != 128 + signal.SIGALRM):
+            raise Failed(f"the server ended with {status} after {self.seconds_to_end} s; expected "
+                         f"0")
 
     def answer(self, address: str, prompt: str, tokens: int, *flags: str) -> dict:
         return json.loads(self.run(self.outrider, "generate", "--address", address, "--format",
@@ -189,6 +208,17 @@ def gpu_libraries(toolkits: Path = Path("/usr/local"), packages=None) -> list[st
         having = [str(folder) for folder in folders if (folder / library).exists()]
         found += [folder for folder in having[:1] if folder not in found]
     return found
+
+
+def rank_0(mpirun: int) -> int:
+    """Process id. mpirun itself, which would kill all ranks, where it has none."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == mpirun and b"OMPI_COMM_WORLD_RANK=0" in (
+                    path / "environ").read_bytes().split(b"\0"):
+                return int(path.name)
+    return mpirun
 
 
 def last_line(text: str) -> str:

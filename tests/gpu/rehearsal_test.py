@@ -57,7 +57,9 @@ class Rehearsal(unittest.TestCase):
         self.assertGreater(measured["speculation"]["benchmarks"]["serve/draft/k:4"]["real_time"], 0)
         exchanged = found["exchanges"]["results"]["comm exact on 2"]["benchmarks"]
         self.assertGreater(exchanged["comm/all_reduce_sum/rows:64"]["real_time"], 0)
+        self.assertGreater(found["serving"]["results"]["seconds to end"], 0)
         self.assertIn("tokens like the CPU's", found["ranks"]["results"]["2 ranks"])
+        self.assertGreater(found["ranks"]["results"]["2 ranks"]["seconds to end"], 0)
         self.assertEqual(found["bits"]["status"], "not run")
 
     def sanitize(self, hazards: int) -> dict:

@@ -140,6 +140,7 @@ class Stages(Measuring):
             except Unavailable as why:
                 unavailable = why
                 continue
+            found["seconds to end"] = self.programs.seconds_to_end
             compared += found["compared"]
             differ += len(found["differences"])
             record.result(f"{model.name} on {ranks}", found)
@@ -192,6 +193,7 @@ class Stages(Measuring):
                      for name, found in answers.items()}
             record.result(f"{ranks} ranks", {"gpus": min(ranks, self.gpus), "answers": answers,
                                              "with K = 4": speculated,
+                                             "seconds to end": programs.seconds_to_end,
                                              "tokens like the CPU's": alike})
             if answers["short"] != speculated:
                 raise Failed(f"{ranks} ranks: the answer with K = 4 is not that with K = 0")
