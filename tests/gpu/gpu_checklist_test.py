@@ -91,12 +91,32 @@ class NoGpu(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("there is no stage speed", done.stderr)
 
-    def test_a_gpu_and_no_programs_is_a_valid_report(self):
+    def with_driver(self, gpus: int, error: int = 0):
+        """Of which nvidia-smi shows two GPUs, and libcuda so many."""
         fake = self.output / "nvidia-smi"
-        fake.write_text("#!/bin/sh\necho 'Fake GPU, 1 MiB, 1.0, 9.0'\n")
+        fake.write_text("#!/bin/sh\nfor i in 1 2; do "
+                        "echo 'Fake GPU, 1 MiB, 1.0, 9.0, Enabled, Default, [N/A]'; done\n")
         fake.chmod(0o755)
-        done, report = self.run_it("--build", self.output / "nowhere", path=str(self.output))
+        source = self.output / "cuda.c"
+        source.write_text(f"int cuInit(unsigned flags) {{ return {error}; }}\n"
+                          f"int cuDeviceGetCount(int* n) {{ *n = {gpus}; return 0; }}\n")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", self.output / "libcuda.so.1", source],
+                       check=True, stdin=subprocess.DEVNULL)
+        self.enterContext(mock.patch.dict(os.environ, LD_LIBRARY_PATH=str(self.output)))
+        return self.run_it("--build", self.output / "nowhere", path=str(self.output))
+
+    def test_gpus_that_programs_are_not_shown(self):
+        done, report = self.with_driver(0, error=100)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(report["reason"], "CUDA's driver shows no GPU: error 100")
+
+    def test_a_gpu_and_no_programs_is_a_valid_report(self):
+        done, report = self.with_driver(1)
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((len(report["gpus"]), report["num_gpus"]), (2, 1))
+        self.assertEqual(report["gpus"][0], {
+            "name": "Fake GPU", "memory": "1 MiB", "driver": "1.0", "capability": "9.0",
+            "persistence_mode": "Enabled", "compute_mode": "Default", "mig_mode": "[N/A]"})
         self.assertEqual({s["status"] for s in report["stages"]}, {"unavailable"})
         self.assertEqual({f["value"] for f in report["figures"]}, {NOT_MEASURED})
 

@@ -62,6 +62,7 @@ class Report:
             "program": None,
             "commit": None,
             "gpus": [],
+            "num_gpus": 0,
             "stages": [{"name": name, "budget_seconds": budget, "status": "not run",
                         "reason": None, "seconds": None, "results": {}}
                        for name, budget in stages],

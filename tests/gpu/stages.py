@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -35,19 +36,43 @@ FEW_ANSWERS = Answers(PROMPTS[2:3], 6, (0, 4))  # where every step takes long
 SANITIZER_SECONDS = 28  # of each tool
 
 
+# What the report calls it -> what nvidia-smi does.
+GPU_FIELDS = {"name": "name", "memory": "memory.total", "driver": "driver_version",
+              "capability": "compute_cap", "persistence_mode": "persistence_mode",
+              "compute_mode": "compute_mode", "mig_mode": "mig.mode.current"}
+# Prints how many GPUs a program is shown, or the error of cuInit or cuDeviceGetCount.
+COUNT_GPUS = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+error = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+print(f"error {error}" if error else count.value)
+"""
+
+
 def nvidia_smi() -> list[dict]:
     """The GPUs of this machine. Raises Unavailable saying why there are none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise Unavailable("there is no nvidia-smi here: no driver, no GPU")
-    fields = ("name", "memory.total", "driver_version", "compute_cap")
-    done = subprocess.run([program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
-                          text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT)
-    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 3]
+    done = subprocess.run(
+        [program, f"--query-gpu={','.join(GPU_FIELDS.values())}", "--format=csv,noheader"],
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    rows = [row for row in rows if len(row) == len(GPU_FIELDS)]
     if done.returncode != 0 or not rows:
         raise Unavailable(f"nvidia-smi shows no GPU: {last_line(done.stdout)}")
-    return [dict(zip(("name", "memory", "driver", "capability"), row)) for row in rows]
+    return [dict(zip(GPU_FIELDS, row)) for row in rows]
+
+
+def count_gpus() -> int:
+    """As programs are shown them: CUDA_VISIBLE_DEVICES and MIG make them others than nvidia-smi's.
+    In a process of its own, since this one forks. Raises Unavailable where there are none."""
+    done = subprocess.run([sys.executable, "-c", COUNT_GPUS], text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said = done.stdout.strip()
+    if not said.isdigit() or int(said) == 0:
+        raise Unavailable(f"CUDA's driver shows no GPU: {said or last_line(done.stderr)}")
+    return int(said)
 
 
 class Stages(Measuring):
