@@ -6,13 +6,14 @@
 Writes to OUTPUT the archives `programs` and `model` in pieces (programs.tar.gz.00, …), the SHA-256
 of each (programs.sha256), and `unpack`, which puts them together. Unpacked, the folder holds
 programs/, libraries/, openmpi/, checkpoints/, shapes/, models/ (the draft head), tests/ (the
-checklist), `commit`, and model/. tests/gpu_bundle builds first and calls this.
+checklist), `commit`, `nccl_version`, and model/. tests/gpu_bundle builds first and calls this.
 """
 
 import argparse
 import gzip
 import hashlib
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,16 @@ def describe_commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def built_nccl(build: Path) -> str | None:
+    """Which version of NCCL the programs were built for, as it counts; None: without."""
+    cache = (build / "CMakeCache.txt").read_text()
+    folder = re.search(r"^NCCL_INCLUDE_DIR:\w+=(.+)$", cache, re.MULTILINE)
+    if folder is None:
+        return None
+    header = (Path(folder[1]) / "nccl.h").read_text()
+    return re.search(r"^#define NCCL_VERSION_CODE (\d+)$", header, re.MULTILINE)[1]
+
+
 def lay_out(to: Path, build: Path, programs=PROGRAMS) -> None:
     """All but the model."""
     libraries = {}
@@ -142,6 +153,9 @@ def lay_out(to: Path, build: Path, programs=PROGRAMS) -> None:
     shutil.copytree(SOURCE / "models" / HEAD, to / "models" / HEAD)
     copy_checklist(to)
     (to / "commit").write_text(describe_commit() + "\n")
+    nccl = built_nccl(build)
+    if nccl is not None:
+        (to / "nccl_version").write_text(nccl + "\n")
 
 
 class Pieces(io.RawIOBase):

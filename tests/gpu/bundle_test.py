@@ -15,7 +15,8 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(SOURCE / "tests" / "gpu"))
 
-from bundle import ON_EVERY_MACHINE, BundleError, archive, lay_out, write_unpack  # noqa: E402
+from bundle import (ON_EVERY_MACHINE, BundleError, archive, built_nccl, lay_out,  # noqa: E402
+                    write_unpack)
 from programs import openmpi_environment  # noqa: E402
 
 BUILD = Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
@@ -66,6 +67,16 @@ class Pieces(unittest.TestCase):
         done = self.unpack()
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("programs.tar.gz.02", done.stderr + done.stdout)
+
+
+class BuiltFor(unittest.TestCase):
+    def test_the_nccl_whose_header_was_found(self):
+        build = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (build / "CMakeCache.txt").write_text("A:BOOL=ON\n")
+        self.assertIsNone(built_nccl(build))
+        (build / "nccl.h").write_text("#define NCCL_MAJOR 2\n#define NCCL_VERSION_CODE 22809\n")
+        (build / "CMakeCache.txt").write_text(f"A:BOOL=ON\nNCCL_INCLUDE_DIR:PATH={build}\n")
+        self.assertEqual(built_nccl(build), "22809")
 
 
 class Bundle(unittest.TestCase):

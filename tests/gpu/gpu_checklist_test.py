@@ -21,7 +21,7 @@ from unittest import mock
 SOURCE = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(SOURCE / "tests" / "gpu"))
 
-from programs import Programs, gpu_libraries  # noqa: E402
+from programs import Library, Programs, gpu_libraries  # noqa: E402
 from report import FIGURES, NOT_MEASURED, Report  # noqa: E402
 from runner import Failed, Unavailable, run_stage, session_members  # noqa: E402
 from stages import Stages  # noqa: E402
@@ -121,23 +121,57 @@ class NoGpu(unittest.TestCase):
         self.assertEqual({f["value"] for f in report["figures"]}, {NOT_MEASURED})
 
 
+NCCL = "int ncclGetVersion(int* version) {{ *version = {}; return 0; }}"
+BLAS = "#include <stddef.h>\nsize_t cublasLtGetVersion(void) {{ return {}; }}"
+
+
 class Libraries(unittest.TestCase):
+    def setUp(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.toolkits, self.packages = folder / "local", folder / "packages"
+        self.toolkit = self.toolkits / "cuda-13.1" / "lib64"
+        self.enterContext(mock.patch.dict(os.environ, LD_LIBRARY_PATH=""))
+
+    def make(self, folder: Path, name: str, source: str) -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", folder / name, "-"], text=True,
+                       input=source, check=True)
+        return str(folder / name)
+
+    def find(self, built_nccl: int):
+        # What the loader knows of this machine is not among them.
+        nothing = types.SimpleNamespace(stdout="")
+        real = subprocess.run
+        with mock.patch.object(subprocess, "run", lambda command, **how: (
+                nothing if "ldconfig" in command[0] else real(command, **how))):
+            return gpu_libraries(built_nccl, self.toolkits, [str(self.packages)])
+
     def test_are_found_in_a_toolkit_and_in_python_packages(self):
-        with tempfile.TemporaryDirectory() as directory:
-            toolkits, packages = Path(directory) / "local", Path(directory) / "packages"
-            blas = [toolkits / "cuda-13.1" / "lib64", packages / "nvidia" / "cu13" / "lib"]
-            nccl = packages / "nvidia" / "nccl" / "lib"
-            for library, folder in (*(("libcublasLt.so.13", folder) for folder in blas),
-                                    ("libnccl.so.2", nccl)):
-                folder.mkdir(parents=True)
-                (folder / library).touch()
-            # What the loader knows already is not searched for.
-            known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True,
-                                   check=True, stdin=subprocess.DEVNULL).stdout
-            expected = [str(folder) for library, folder in
-                        (("libnccl.so.2", nccl), ("libcublasLt.so.13", blas[0]))
-                        if f"{library} " not in known]
-            self.assertEqual(gpu_libraries(toolkits, [str(packages)]), expected)
+        blas = self.make(self.toolkit, "libcublasLt.so.13", BLAS.format(130100))
+        self.make(self.packages / "nvidia" / "cu13" / "lib", "libcublasLt.so.13", BLAS.format(1))
+        nccl = self.make(self.packages / "nvidia" / "nccl" / "lib", "libnccl.so.2",
+                         NCCL.format(22809))
+        self.assertEqual(self.find(22809), [
+            Library("libnccl.so.2", nccl, 22809, False, {}),
+            Library("libcublasLt.so.13", blas, 130100, False, {})])
+
+    def test_one_that_is_too_old_is_passed_over(self):
+        old = self.make(self.toolkit, "libnccl.so.2", NCCL.format(21903))
+        broken = self.packages / "nvidia" / "cu13" / "lib" / "libnccl.so.2"
+        broken.parent.mkdir(parents=True)
+        broken.touch()
+        new = self.make(self.packages / "nvidia" / "nccl" / "lib", "libnccl.so.2",
+                        NCCL.format(22902))
+        unfit = {old: 21903, str(broken): None}
+        self.assertEqual(self.find(22809)[0], Library("libnccl.so.2", new, 22902, False, unfit))
+        os.environ["LD_LIBRARY_PATH"] = str(Path(new).parent)
+        self.assertEqual(self.find(22809)[0], Library("libnccl.so.2", new, 22902, True, {}))
+
+    def test_the_stage_says_which_is_missing(self):
+        old = self.make(self.toolkit, "libnccl.so.2", NCCL.format(21903))
+        programs = mock.Mock(libraries=self.find(22809))
+        with self.assertRaisesRegex(Failed, f"there is no libnccl.so.2 .*; {old} is 21903"):
+            Stages(programs, 1).device(mock.Mock())
 
 
 # Two suites, of which the second may end with its process.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from runner import Failed, Unavailable
 
@@ -24,6 +25,7 @@ class Programs:
                  log: Path):
         """log: takes what programs said that failed, and what servers said."""
         self.device, self.work, self.log = device, work, log
+        self.libraries: list[Library] = []  # which a bundle has not, of this machine
         self.seconds_to_end = 0.0  # of the last server
         root = bundle if bundle is not None else build
         programs = root / "programs" if bundle is not None else build / "bin"
@@ -48,7 +50,11 @@ class Programs:
             self.use_bundled_libraries(root)
 
     def use_bundled_libraries(self, root: Path) -> None:
-        folders = [str(root / "libraries"), *gpu_libraries()]
+        built = root / "nccl_version"
+        self.libraries = gpu_libraries(int(built.read_text()) if built.exists() else 0)
+        folders = [str(root / "libraries")]
+        folders += [str(Path(library.path).parent) for library in self.libraries
+                    if library.path is not None and not library.in_loader]
         old = os.environ.get("LD_LIBRARY_PATH")
         self.environment["LD_LIBRARY_PATH"] = ":".join(folders + ([old] if old else []))
         self.environment.update(openmpi_environment(root / "openmpi"))
@@ -191,22 +197,75 @@ def openmpi_environment(openmpi: Path) -> dict[str, str]:
     return environment
 
 
-def gpu_libraries(toolkits: Path = Path("/usr/local"), packages=None) -> list[str]:
-    """Folders of the libraries of a GPU's own software that the programs need, where the loader
-    does not know them: of a CUDA toolkit, or of Python packages (packages: default, sys.path)."""
+class Library(NamedTuple):
+    """Of a GPU's own software, as one was found that fits."""
+    name: str
+    path: str | None  # None: there is none
+    version: int | None  # as the library counts
+    in_loader: bool  # which finds it by itself
+    unfit: dict[str, int | None]  # path -> version; None: it cannot be loaded
+
+    def missing(self) -> str:
+        unfit = "".join(f"; {path} is {version or 'not to be loaded'}"
+                        for path, version in self.unfit.items())
+        return f"there is no {self.name} that the programs can use{unfit}"
+
+
+# argv: a library, and its function that tells its version.
+ASK_VERSION = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+if sys.argv[2] == "ncclGetVersion":
+    version = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(version))
+    print(version.value)
+else:
+    library.cublasLtGetVersion.restype = ctypes.c_size_t
+    print(library.cublasLtGetVersion())
+"""
+
+
+def library_version(path: str, function: str) -> int | None:
+    done = subprocess.run([sys.executable, "-c", ASK_VERSION, path, function], text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, check=False)
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def nccl_fits(built: int, loaded: int) -> bool:
+    """As comm/nccl/nccl_communicator.h has it. built: 0: unknown."""
+    return built == 0 or (built // 10000 == loaded // 10000 and loaded // 100 >= built // 100)
+
+
+def gpu_libraries(built_nccl: int = 0, toolkits: Path = Path("/usr/local"),
+                  packages=None) -> list[Library]:
+    """What the programs need of a GPU's own software: as the loader finds it, of a CUDA toolkit, or
+    of Python packages (packages: default, sys.path), the first that fits."""
     known = subprocess.run(["/sbin/ldconfig", "-p"], text=True, stdin=subprocess.DEVNULL,
                            stdout=subprocess.PIPE, check=False).stdout
+    before = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     folders = [folder / name for folder in sorted(toolkits.glob("cuda*"))
                for name in ("lib64", "lib", "targets/x86_64-linux/lib")]
     folders += [Path(folder) / "nvidia" / name / "lib"
                 for folder in (sys.path if packages is None else packages)
                 for name in ("cu13", "cublas", "nccl")]
     found = []
-    for library in ("libnccl.so.2", "libcublasLt.so.13"):
-        if f"{library} " in known:
-            continue
-        having = [str(folder) for folder in folders if (folder / library).exists()]
-        found += [folder for folder in having[:1] if folder not in found]
+    for name, function, fits in (
+            ("libnccl.so.2", "ncclGetVersion", lambda version: nccl_fits(built_nccl, version)),
+            ("libcublasLt.so.13", "cublasLtGetVersion", lambda version: True)):
+        in_loader = [str(folder / name) for folder in before if (folder / name).exists()]
+        in_loader += re.findall(rf"^\s*{re.escape(name)} .*=> (.+)$", known, re.MULTILINE)
+        unfit = {}
+        for path in (*in_loader, *(str(folder / name) for folder in folders)):
+            if path in unfit or not Path(path).exists():
+                continue
+            version = library_version(path, function)
+            if version is not None and fits(version):
+                found.append(Library(name, path, version, path in in_loader[:1], unfit))
+                break
+            unfit[path] = version
+        else:
+            found.append(Library(name, None, None, False, unfit))
     return found
 
 

@@ -94,6 +94,11 @@ class Stages(Measuring):
     def device(self, record: Recorder) -> None:
         programs = self.programs
         programs.need(programs.outrider)
+        record.result("libraries", {library.name: library._asdict()
+                                    for library in programs.libraries})
+        for library in programs.libraries:
+            if library.path is None:
+                raise Failed(library.missing())
         record.result("program", programs.run(programs.outrider, "--version").stdout.strip())
         if programs.device != "cuda":
             return
