@@ -90,7 +90,8 @@ Stream CudaBackend::make_stream() {
 Buffer CudaBackend::allocate(size_t bytes) {
   if (bytes == 0) return {};
   void* data = nullptr;
-  if (cudaMalloc(&data, bytes) != cudaSuccess) {
+  const cudaError_t result = cudaMalloc(&data, bytes);
+  if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // it is told below
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
@@ -98,6 +99,7 @@ Buffer CudaBackend::allocate(size_t bytes) {
                 " bytes more: " + std::to_string(free) + " of its " + std::to_string(total) +
                 " are free");
   }
+  check_cuda(result, "cudaMalloc");
   Buffer buffer(data, bytes, [](void* memory, size_t) { cudaFree(memory); });
   check_cuda(cudaMemsetAsync(data, 0, bytes, handle(loading_)), "cudaMemsetAsync");
   check_cuda(cudaStreamSynchronize(handle(loading_)), "cudaStreamSynchronize");
@@ -107,10 +109,12 @@ Buffer CudaBackend::allocate(size_t bytes) {
 Buffer CudaBackend::allocate_pinned(size_t bytes) {
   if (bytes == 0) return {};
   void* data = nullptr;
-  if (cudaMallocHost(&data, bytes) != cudaSuccess) {
+  const cudaError_t result = cudaMallocHost(&data, bytes);
+  if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     throw Error("no room for " + std::to_string(bytes) + " bytes of pinned host memory");
   }
+  check_cuda(result, "cudaMallocHost");
   std::memset(data, 0, bytes);
   return Buffer(data, bytes, [](void* memory, size_t) { cudaFreeHost(memory); });
 }

@@ -75,11 +75,13 @@ class NcclCommunicator final : public Communicator {
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     scratch_ = {};
     void* data = nullptr;
-    if (cudaMalloc(&data, bytes) != cudaSuccess) {
+    const cudaError_t result = cudaMalloc(&data, bytes);
+    if (result == cudaErrorMemoryAllocation) {
       cudaGetLastError();  // it is told here
       throw Error("the device has no room for " + std::to_string(bytes) + " bytes in which the " +
                   "parts of " + std::to_string(size_) + " ranks are added");
     }
+    check_cuda(result, "cudaMalloc");
     scratch_ = Buffer(data, bytes, [](void* memory, size_t) { cudaFree(memory); });
   }
 

@@ -18,6 +18,7 @@
 #include "testing/checkpoints.h"
 #include "testing/engine_harness.h"
 #include "testing/gpus.h"
+#include "testing/one_line_error.h"
 
 namespace outrider {
 namespace {
@@ -102,6 +103,20 @@ TEST(ReserveDeathTest, AProductThatWasNotReservedIsABug) {
   backend.reserve_activation(kRows - 1, 32);
   EXPECT_DEATH(backend.linear_activated(weight, x_view, {}, Activation::gelu_tanh, y_view, stream),
                "CHECK failed");
+}
+
+TEST(Reserve, ADeviceThatHasFailedIsNotSaidToBeFull) {
+  if (!emulated_gpus()) GTEST_SKIP() << "a GPU that has failed is of no use afterwards";
+  CudaBackend backend(0);
+  expect_one_line_error({"device 0 has no room for 1099511627776 bytes more"},
+                        [&] { backend.allocate(size_t{1} << 40); });
+  const auto fail = [](void*) { throw Error("it broke"); };
+  cuda::check_cuda(cudaLaunchHostFunc(nullptr, fail, nullptr), "cudaLaunchHostFunc");
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+  expect_one_line_error({"cudaMalloc failed: emulator: it broke"}, [&] { backend.allocate(1); });
+  expect_one_line_error({"cudaMallocHost failed: emulator: it broke"},
+                        [&] { backend.allocate_pinned(1); });
+  cudaDeviceReset();
 }
 
 // Prompts, drafts and more sequences than in any step before. all_ranks: they share the emulator's

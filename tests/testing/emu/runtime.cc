@@ -348,7 +348,9 @@ cudaError_t cudaDeviceReset() {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = *total = 0;
   if (const cudaError_t error = check_driver()) return remember(error);
+  if (const cudaError_t error = emu::device_error()) return remember(error);
   *total = emu::device_memory_bytes();
   *free = *total - emu::device_memory_used();
   return cudaSuccess;
@@ -358,6 +360,7 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   *data = nullptr;
   if (const cudaError_t error = check_driver()) return remember(error);
   if (const cudaError_t refused = emu::refuse_in_capture()) return remember(refused);
+  if (const cudaError_t error = emu::device_error()) return remember(error);
   if (bytes == 0) return cudaSuccess;
   *data = emu::allocate_device_memory(bytes);
   return remember(*data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
@@ -374,6 +377,7 @@ cudaError_t cudaMallocHost(void** data, size_t bytes) {
   *data = nullptr;
   if (const cudaError_t error = check_driver()) return remember(error);
   if (const cudaError_t refused = emu::refuse_in_capture()) return remember(refused);
+  if (const cudaError_t error = emu::device_error()) return remember(error);
   if (bytes == 0) return cudaSuccess;
   *data = emu::allocate_pinned_memory(bytes);
   return remember(*data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);

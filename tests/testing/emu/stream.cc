@@ -185,10 +185,6 @@ void wait_for_default(cudaStream_t stream) {
   }
 }
 
-cudaError_t device_error() {
-  return *device_failure() == '\0' ? cudaSuccess : cudaErrorLaunchFailure;
-}
-
 }  // namespace
 
 cudaError_t enqueue(cudaStream_t stream, Operation operation) {
@@ -237,6 +233,10 @@ const char* device_failure() {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   return all.failed ? all.failures.back().c_str() : "";
+}
+
+cudaError_t device_error() {
+  return *device_failure() == '\0' ? cudaSuccess : cudaErrorLaunchFailure;
 }
 
 void fail_device(const std::string& what) {

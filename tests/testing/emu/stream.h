@@ -40,6 +40,7 @@ cudaError_t refuse_in_capture();
 
 // The first thing that went wrong on the device since cudaDeviceReset; lives for ever.
 const char* device_failure();
+cudaError_t device_error();  // for calls that a device which has failed does not do
 void fail_device(const std::string& what);
 void forget_device_failure();
 
