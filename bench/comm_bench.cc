@@ -58,7 +58,6 @@ class Collectives {
         meeting_(backend_.allocate(sizeof(float))) {
     communicator.reserve_sum(most_floats_);
   }
-  ~Collectives() { backend_.forget_replayed(); }  // the communicator ends after this
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
@@ -118,6 +117,7 @@ class Collectives {
   BenchDevice& device_;
   Communicator& communicator_;
   Backend& backend_;
+  ForgetReplayed forget_replayed_{backend_};
   Stream stream_;
   int64_t hidden_;
   int64_t most_floats_;

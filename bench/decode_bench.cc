@@ -100,7 +100,6 @@ class DecodeBench {
     }
   }
 
-  ~DecodeBench() { backend_.forget_replayed(); }  // the communicator ends after this
   DecodeBench(const DecodeBench&) = delete;
   DecodeBench& operator=(const DecodeBench&) = delete;
 
@@ -200,6 +199,7 @@ class DecodeBench {
   BenchDevice& device_;
   Communicator& communicator_;
   Backend& backend_;
+  ForgetReplayed forget_replayed_{backend_};
   Stream stream_;
   int64_t context_;
   Transformer target_;

@@ -167,6 +167,19 @@ class Backend {
                            int ranks, Verdict* verdicts, Stream& stream) = 0;
 };
 
+// Forgets what a backend has kept for replay(), whichever way its scope is left: declared before
+// whatever records, and behind the communicator that takes part.
+class ForgetReplayed {
+ public:
+  explicit ForgetReplayed(Backend& backend) : backend_(backend) {}
+  ~ForgetReplayed() { backend_.forget_replayed(); }
+  ForgetReplayed(const ForgetReplayed&) = delete;
+  ForgetReplayed& operator=(const ForgetReplayed&) = delete;
+
+ private:
+  Backend& backend_;
+};
+
 // The CPU backend on the instruction set of kernels/cpu/isa.h.
 std::unique_ptr<Backend> make_cpu_backend();
 

@@ -58,7 +58,6 @@ class Executor {
   // Loads this rank's part of the models. Throws Error for a bad checkpoint, a draft with another
   // vocabulary, or options that the model cannot meet (before anything is loaded).
   Executor(EngineOptions options, Backend& backend, Communicator& communicator);
-  ~Executor() { backend_.forget_replayed(); }  // the communicator ends after this
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
@@ -104,6 +103,7 @@ class Executor {
 
   EngineOptions options_;
   Backend& backend_;
+  ForgetReplayed forget_replayed_{backend_};  // of a start that fails, too
   int num_ranks_;
   Stream stream_;
   Tokenizer tokenizer_;

@@ -2,6 +2,7 @@
 // graphs. Speculation must not show, nor what else is in the batch.
 #include "engine/engine.h"
 
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -93,6 +94,57 @@ TEST(CudaEngine, AGpt2sGreedyAnswerDoesNotDependOnSpeculation) {
     EXPECT_EQ(answer.token_ids, answers[0].token_ids);
   }
   ASSERT_EQ(answers[0].token_ids.size(), 12u);
+}
+
+// A rank that gives up while it records its third pass or a later one.
+class GivesUp final : public Communicator {
+ public:
+  explicit GivesUp(Communicator& inner) : inner_(inner) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  bool is_near() const override { return inner_.is_near(); }
+  void reserve_sum(int64_t max_elements) override { inner_.reserve_sum(max_elements); }
+  void all_reduce_sum(TensorView x, Stream& stream) override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.handle), &status);
+    constexpr int kSumsOfAPass = 4;  // of two layers
+    if (status == cudaStreamCaptureStatusActive && ++num_recorded_ > 2 * kSumsOfAPass) {
+      throw Error("had enough");
+    }
+    inner_.all_reduce_sum(x, stream);
+  }
+  void all_gather(TensorView mine, TensorView all, Stream& stream) override {
+    inner_.all_gather(mine, all, stream);
+  }
+  void broadcast(TensorView x, int root, Stream& stream) override {
+    inner_.broadcast(x, root, stream);
+  }
+
+ private:
+  Communicator& inner_;
+  int num_recorded_ = 0;
+};
+
+// NCCL would wait for the graphs for ever.
+TEST(CudaEngine, AStartThatFailsForgetsWhatItHasRecorded) {
+  NEED_GPUS(2);
+  EngineOptions measured = options();
+  measured.prefill_beside = 0;
+  measured.max_sequences = 1;
+  measured.max_rows = measured.prefill_chunk = 4;
+  const std::string id = make_nccl_id();
+  run_thread_ranks(2, [&](Communicator& threads) {
+    const auto backend = make_device(threads.rank());
+    try {
+      const auto communicator = make_nccl_communicator(threads.rank(), 2, id);
+      GivesUp gives_up(*communicator);
+      const Executor executor(measured, *backend, gives_up);
+      ADD_FAILURE() << "it has started";
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), "had enough");
+    }
+  });
 }
 
 // Every option that edits or cuts logits, in the graphs; beside those who ask for none.

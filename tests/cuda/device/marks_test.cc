@@ -49,6 +49,7 @@ TEST_P(CudaStepMarks, TellWhatAStepIsMadeOf) {
   run_thread_ranks(ranks, [&](Communicator& threads) {
     CudaBackend backend(gpu_of_thread(threads.rank()));
     const auto communicator = make_nccl_communicator(threads.rank(), ranks, id);
+    const ForgetReplayed forget_replayed(backend);
     constexpr int64_t kPositions = 256, kRows = 64;
     Transformer target(test_checkpoint("tiny"), backend, *communicator, kRows, kPositions);
     KvCache cache = target.make_kv_cache(kPositions / kPageTokens, 1);
@@ -75,7 +76,6 @@ TEST_P(CudaStepMarks, TellWhatAStepIsMadeOf) {
       EXPECT_GT(step.times().verify, 0) << i;
       EXPECT_EQ(step.times().exchange > 0, ranks > 1) << i;
     }
-    backend.forget_replayed();
   });
 }
 

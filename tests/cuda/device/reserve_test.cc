@@ -125,6 +125,7 @@ void expect_no_step_takes_memory(Communicator& communicator, std::barrier<>& all
   constexpr int64_t kPositions = 256, kRows = 64, kSlots = 4;
   constexpr int64_t kPages = kSlots * kPositions / kPageTokens;
   CudaBackend backend(gpu_of_thread(communicator.rank()));
+  const ForgetReplayed forget_replayed(backend);
   Transformer target(test_checkpoint("tiny"), backend, communicator, kRows, kPositions);
   KvCache cache = target.make_kv_cache(kPages, kSlots);
   ModelDrafter drafter(test_checkpoint("tiny-draft"), backend, kPages, kSlots, kRows, {});
@@ -161,7 +162,6 @@ void expect_no_step_takes_memory(Communicator& communicator, std::barrier<>& all
     step.run(slots, work, 0, stream);
     EXPECT_EQ(free_together(), before) << sequences;
   }
-  backend.forget_replayed();  // the communicator ends after this
 }
 
 TEST(Reserve, NoStepTakesMemory) {

@@ -147,6 +147,13 @@ void hang_where_asked(int rank) {
   }
 }
 
+// NCCL waits for the end of every graph that has a collective of this communicator.
+void wait_for_graphs(const ncclComm& comm, const char* call) {
+  if (comm.captured.use_count() == 1) return;
+  std::fprintf(stderr, "emulator: %s waits for ever for graphs that are still there\n", call);
+  std::abort();
+}
+
 // body() as an operation of the stream; what it throws is remembered as an asynchronous error.
 template <class Body>
 ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
@@ -218,15 +225,10 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
   return ncclSuccess;
 }
 
-// What is enqueued is done first, as cudaFree would. NCCL then waits for the end of every graph
-// that has a collective of this communicator.
+// What is enqueued is done first, as cudaFree would.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   emu::run_everything();
-  if (comm->captured.use_count() > 1) {
-    std::fprintf(stderr,
-                 "emulator: ncclCommDestroy waits for ever for graphs that are still there\n");
-    std::abort();
-  }
+  wait_for_graphs(*comm, "ncclCommDestroy");
   comm->self = nullptr;
   return ncclSuccess;
 }
@@ -236,6 +238,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   comm->aborted = true;
   comm->aborted.notify_all();
   if (comm->threads) outrider::abort_thread_group(*comm->transport);
+  wait_for_graphs(*comm, "ncclCommAbort");
   comm->self = nullptr;
   return ncclSuccess;
 }
