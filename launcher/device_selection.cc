@@ -69,7 +69,7 @@ void add_device_flags(CLI::App& command, DeviceOptions& options) {
           "cpu, cuda, or auto (default): a GPU for each rank where there is one, else the CPU")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command.add_flag("--share-gpus", options.share_gpus,
-                   "Let several ranks use one GPU: slow, for tests of correctness");
+                   "Let several ranks of one host use one GPU: slow, for tests of correctness");
   command
       .add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
                   "Share of a GPU's memory that the ranks on it take, 0 … 1, with all of the KV "
@@ -126,7 +126,9 @@ LocalRank local_rank(const VisibleGpus& gpus, World& world) {
   for (const std::string& of_rank : world.all_gather_strings(absl::StrJoin(ids, ","))) {
     shown.push_back(absl::StrSplit(of_rank, ',', absl::SkipEmpty()));
   }
-  return local_rank(world.rank(), shown);
+  LocalRank local = local_rank(world.rank(), shown);
+  local.one_host = world.local_size() == world.size();
+  return local;
 }
 
 DeviceChoice choose_device(const DeviceOptions& options, LocalRank local, const VisibleGpus& gpus) {
@@ -141,6 +143,11 @@ DeviceChoice choose_device(const DeviceOptions& options, LocalRank local, const 
   if (!why_not.empty()) {
     if (options.device == Device::cuda) throw Error("--device cuda: " + why_not);
     return cpu(why_not);
+  }
+  if (options.share_gpus && !local.one_host) {
+    throw Error(
+        "--share-gpus: the ranks are on several hosts; expected all on one, since they reach each "
+        "other over its loopback interface alone");
   }
   const int gpu = local.rank % static_cast<int>(gpus.devices.size());
   const CudaDevice& device = gpus.devices[gpu];

@@ -46,6 +46,7 @@ VisibleGpus visible_gpus(const DeviceOptions& options);
 struct LocalRank {
   int rank = 0;
   int size = 1;
+  bool one_host = true;  // that all ranks of the job are on
 };
 
 // shown: by rank of the job, the CudaDevice::id of its GPUs. Throws Error where another rank is

@@ -64,6 +64,16 @@ TEST(DeviceSelection, FewerGpusThanRanksOfAHost) {
   EXPECT_EQ(ranks_on_gpu(1, 2, 2), 1);
 }
 
+TEST(DeviceSelection, RanksOfSeveralHostsShareNothing) {
+  DeviceOptions shared = asked_for(Device::automatic);
+  shared.share_gpus = true;
+  const LocalRank elsewhere = {.rank = 0, .size = 2, .one_host = false};
+  expect_one_line_error({"--share-gpus", "several hosts"},
+                        [&] { choose_device(shared, elsewhere, kTwoGpus); });
+  EXPECT_FALSE(choose_device(shared, elsewhere, kNoGpus).gpu);
+  EXPECT_EQ(choose_device({}, elsewhere, kTwoGpus).gpu, 0);
+}
+
 TEST(DeviceSelection, RanksShareWhatTheyAreShownAlike) {
   const auto expect = [](int rank, const std::vector<std::vector<std::string>>& shown, int place,
                          int size) {

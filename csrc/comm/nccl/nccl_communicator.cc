@@ -12,6 +12,7 @@
 #include "comm/exchange_cost.h"
 #include "comm/nccl/ordered_sum.h"
 #include "core/buffer.h"
+#include "core/host_name.h"
 #include "kernels/cuda/launch.h"
 
 namespace outrider {
@@ -190,8 +191,9 @@ std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const s
 
 void let_nccl_share_devices(int local_rank) {
   // Two ranks of one host and one GPU are refused; two hosts are not compared. Between hosts there
-  // are sockets alone.
-  setenv("NCCL_HOSTID", ("outrider-" + std::to_string(local_rank)).c_str(), 0);
+  // are sockets alone. An id that all ranks were given would make them one host again.
+  const std::string id = "outrider-" + host_name() + "-" + std::to_string(local_rank);
+  setenv("NCCL_HOSTID", id.c_str(), 1);
   setenv("NCCL_P2P_DISABLE", "1", 0);
   setenv("NCCL_SHM_DISABLE", "1", 0);
   setenv("NCCL_IB_DISABLE", "1", 0);

@@ -30,7 +30,8 @@ std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const s
                                                      Numerics numerics = Numerics::exact);
 
 // Before the first of these: several ranks of this host share a GPU, for which NCCL, slower by far,
-// has to believe that each is a host of its own. What the environment says already stays.
+// has to believe that each is a host of its own. All ranks are on this host. What the environment
+// says already, but for NCCL_HOSTID, stays.
 void let_nccl_share_devices(int local_rank);
 
 }  // namespace outrider

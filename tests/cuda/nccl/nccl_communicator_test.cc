@@ -4,9 +4,11 @@
 #include <cuda_runtime.h>
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <thread>
 
 #include "comm/exchange_cost.h"
+#include "core/host_name.h"
 #include "kernels/cuda/launch.h"
 #include "testing/gpus.h"
 #include "tests/comm/communicator_checks.h"
@@ -219,6 +221,15 @@ TEST(NcclRanks, OfOneGpuAreRefused) {
       EXPECT_THROW(make_nccl_communicator(rank, 2, id), Error);
     });
   }
+}
+
+// Whatever the environment says.
+TEST(Nccl, SharingMakesEachRankAHost) {
+  if (!emulated_gpus()) GTEST_SKIP() << "what it sets would hold for later tests";
+  setenv("NCCL_HOSTID", "all-ranks", 1);
+  let_nccl_share_devices(3);
+  EXPECT_EQ(std::getenv("NCCL_HOSTID"), "outrider-" + host_name() + "-3");
+  unsetenv("NCCL_HOSTID");
 }
 
 TEST(Nccl, NamesItsVersion) {
