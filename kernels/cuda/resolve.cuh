@@ -13,6 +13,7 @@ namespace outrider::cuda {
 
 constexpr int kRadixBits = 11;
 constexpr int kBuckets = 1 << kRadixBits;
+constexpr int kLogitsAhead = 4;  // that a thread loads together, before it counts the first
 
 // A row in global memory, looked at by all threads of the block together.
 struct BlockRow {
@@ -20,9 +21,28 @@ struct BlockRow {
   int64_t size;
 };
 
+// Masses in halves: shared memory adds 32 bits at a time; 64 are compared and swapped in a loop.
 struct Histogram {
-  unsigned long long masses[kBuckets];
+  uint32_t low[kBuckets];
+  uint32_t high[kBuckets];
   int counts[kBuckets];
+
+  __device__ void clear(int bucket) { low[bucket] = high[bucket] = counts[bucket] = 0; }
+
+  // Whatever the order, an overflow of the lower half is carried by the addition that made it.
+  __device__ void add(uint32_t bucket, uint64_t mass) {
+    atomicAdd(&counts[bucket], 1);
+    if (mass == 0) return;
+    const auto part = static_cast<uint32_t>(mass);
+    const uint32_t before = atomicAdd(&low[bucket], part);
+    const auto further = static_cast<uint32_t>(mass >> 32) + (before + part < before ? 1 : 0);
+    if (further != 0) atomicAdd(&high[bucket], further);
+  }
+
+  // Behind a barrier.
+  __device__ uint64_t mass(int bucket) const {
+    return static_cast<uint64_t>(high[bucket]) << 32 | low[bucket];
+  }
 };
 
 // The bucket in which a prefix that comes from above ends, or -1; `count` and `mass` become those
@@ -36,7 +56,7 @@ __device__ inline int find_bucket(const Histogram& histogram, int64_t max_count,
   unsigned long long group_mass = 0;
   for (int i = 0; i < kGroup; ++i) {
     group_count += histogram.counts[top - i];
-    group_mass += histogram.masses[top - i];
+    group_mass += histogram.mass(top - i);
   }
   const auto ends = [&](int64_t c, uint64_t m) {
     return count + c >= max_count || static_cast<double>(mass + m) >= max_mass;
@@ -50,9 +70,9 @@ __device__ inline int find_bucket(const Histogram& histogram, int64_t max_count,
       continue;
     }
     for (int bucket = kBuckets - 1 - group * kGroup;; --bucket) {
-      if (ends(histogram.counts[bucket], histogram.masses[bucket])) return bucket;
+      if (ends(histogram.counts[bucket], histogram.mass(bucket))) return bucket;
       count += histogram.counts[bucket];
-      mass += histogram.masses[bucket];
+      mass += histogram.mass(bucket);
     }
   }
   return -1;
@@ -88,17 +108,24 @@ __device__ inline Prefix find_prefix(const BlockRow& whole, const RowDistributio
   int num_equal = 0;                     // of the last bucket
   for (const int shift : {21, 10, 0}) {  // the last level sees one bit again
     for (int b = static_cast<int>(threadIdx.x); b < kBuckets; b += static_cast<int>(blockDim.x)) {
-      histogram.masses[b] = 0;
-      histogram.counts[b] = 0;
+      histogram.clear(b);
     }
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < whole.size; i += blockDim.x) {
-      const uint32_t key = static_cast<uint32_t>(order_key(whole.logits[i])) ^ 0x80000000u;
-      if (key < least || (key & fixed) != above) continue;
-      const float e = exp_f32((whole.logits[i] - row.max) / row.temperature);
-      const uint32_t bucket = key >> shift & (kBuckets - 1);
-      atomicAdd(&histogram.counts[bucket], 1);
-      atomicAdd(&histogram.masses[bucket], static_cast<unsigned long long>(mass_of(e)));
+    for (int64_t begin = threadIdx.x; begin < whole.size; begin += kLogitsAhead * blockDim.x) {
+      float logits[kLogitsAhead];
+#pragma unroll
+      for (int j = 0; j < kLogitsAhead; ++j) {
+        const int64_t i = begin + j * blockDim.x;
+        logits[j] = i < whole.size ? whole.logits[i] : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kLogitsAhead; ++j) {
+        if (begin + j * blockDim.x >= whole.size) break;
+        const uint32_t key = static_cast<uint32_t>(order_key(logits[j])) ^ 0x80000000u;
+        if (key < least || (key & fixed) != above) continue;
+        const float e = exp_f32((logits[j] - row.max) / row.temperature);
+        histogram.add(key >> shift & (kBuckets - 1), mass_of(e));
+      }
     }
     __syncthreads();
     if (threadIdx.x < kWarp) {
