@@ -7,8 +7,11 @@
 namespace outrider::cuda {
 
 constexpr int kMaxSplits = 16;     // of linear_splits
-constexpr int kStepsAhead = 4;     // whose loads are under way in each warp
 constexpr int kPartialPitch = 20;  // floats from row to row of a partial sum: no bank twice
+
+// Steps whose loads are under way in each warp: two blocks of a multiprocessor have the registers.
+template <int kTiles>
+constexpr int kStepsAhead = kTiles == 1 ? 4 : 2;
 
 template <int kTiles>
 struct StreamedStep {
@@ -64,29 +67,30 @@ struct LaneStream {
 template <int kTiles, bool kAligned>
 __device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
                             float (&sums)[kTiles][4]) {
-  StreamedStep<kTiles> loaded[kStepsAhead];
+  constexpr int kAhead = kStepsAhead<kTiles>;
+  StreamedStep<kTiles> loaded[kAhead];
 #pragma unroll
-  for (int i = 0; i < kStepsAhead; ++i) {
+  for (int i = 0; i < kAhead; ++i) {
     if (i < steps) stream.load(i, loaded[i]);
   }
 #pragma unroll 1
-  for (; steps > 0; steps -= kStepsAhead) {
+  for (; steps > 0; steps -= kAhead) {
 #pragma unroll
-    for (int i = 0; i < kStepsAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       if (i >= steps) break;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         multiply_step(sums[tile], loaded[i].w, loaded[i].x[tile]);
       }
-      if (i + kStepsAhead < steps) stream.load(i + kStepsAhead, loaded[i]);
+      if (i + kAhead < steps) stream.load(i + kAhead, loaded[i]);
     }
-    stream.advance(kStepsAhead);
+    stream.advance(kAhead);
   }
 }
 
 // Grid: panels by tiles of rows. Block: p.splits warps.
 template <int kRows, bool kAligned, class Epilogue>
-__global__ void __launch_bounds__(kMaxSplits* kWarp, kRows == 8 ? 2 : 1) stream_kernel(Product p) {
+__global__ void __launch_bounds__(kMaxSplits* kWarp, 2) stream_kernel(Product p) {
   constexpr int kTiles = kRows / kMmaRows;
   __shared__ float partial[kMaxSplits][kRows][kPartialPitch];
   const int split = threadIdx.x / kWarp;
