@@ -48,7 +48,9 @@ void launch_split(AttentionPass pass, cudaStream_t stream) {
   pass.rows_per_group = static_cast<int>(std::max<int64_t>(queries / shape.group_size, 1));
   const int64_t groups = divide_up(pass.rows, pass.rows_per_group) * shape.num_kv_heads *
                          divide_up(shape.group_size, pass.heads_per_group);
-  const int64_t shares = std::clamp<int64_t>(kBlocksWanted / groups, 1, pass.max_splits);
+  // Each row of a group may be of another sequence.
+  const int64_t most_splits = pass.max_splits * std::min<int64_t>(pass.rows, pass.rows_per_group);
+  const int64_t shares = std::clamp<int64_t>(kBlocksWanted / groups, 1, most_splits);
   const size_t shared_bytes = queries / kTileQueries * sizeof(QueryTile<kChunks>);
   const bool whole = shape.head_dim % kBlockElements == 0;
   launch(whole ? split_kernel<kChunks, true> : split_kernel<kChunks, false>, dim3(groups, shares),
