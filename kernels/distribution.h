@@ -79,33 +79,59 @@ struct Prefix {
   Candidate last{-kInfinity, INT32_MAX};
 };
 
-struct CandidateLists {
+// What every rank says of one row: here in arrays, below in messages.
+struct RowSummaries {
   const ShardSummary* summaries;
-  const Candidate* const* candidates;
+  const Candidate* const* lists;
   int ranks;
+
+  OUTRIDER_HOST_DEVICE const ShardSummary& summary(int rank) const { return summaries[rank]; }
+  OUTRIDER_HOST_DEVICE const Candidate* candidates(int rank) const { return lists[rank]; }
 };
 
-OUTRIDER_HOST_DEVICE inline Prefix find_prefix(const CandidateLists& lists,
-                                               const RowDistribution& row, float min_logit,
-                                               int64_t max_count, double max_mass) {
-  int32_t next[kMaxRanks] = {};
+// Read where it stands: copies of 64 ranks' would be some KiB of stack, which a GPU sets aside for
+// every thread that it has room for.
+struct RowMessages {
+  SummaryMessages all;
+  int64_t row;
+  int64_t slot;  // of its candidates
+  int ranks;
+
+  OUTRIDER_HOST_DEVICE RowMessages(const SummaryMessages& all, const VerifyRow& of, int64_t row)
+      : all(all),
+        row(row),
+        slot(of.candidates_slot > 0 ? of.candidates_slot : 0),
+        ranks(all.ranks) {}
+  OUTRIDER_HOST_DEVICE const ShardSummary& summary(int rank) const {
+    return all.of(rank).summaries()[row];
+  }
+  OUTRIDER_HOST_DEVICE const Candidate* candidates(int rank) const {
+    return all.of(rank).candidates() + slot * kCandidates;
+  }
+};
+
+template <typename Summaries>
+OUTRIDER_HOST_DEVICE Prefix find_prefix(const Summaries& all, const RowDistribution& row,
+                                        float min_logit, int64_t max_count, double max_mass) {
+  static_assert(kCandidates <= UINT8_MAX);
+  uint8_t next[kMaxRanks] = {};
   Prefix prefix;
-  for (int r = 0; r < lists.ranks; ++r) {
-    const ShardSummary& summary = lists.summaries[r];
+  for (int r = 0; r < all.ranks; ++r) {
+    const ShardSummary& summary = all.summary(r);
     if (summary.num_candidates == 0 && summary.shard_size > 0) prefix.complete = false;
   }
   if (!prefix.complete) return prefix;
   for (int64_t count = 0;;) {
     int best = -1;
-    for (int r = 0; r < lists.ranks; ++r) {
-      if (next[r] == lists.summaries[r].num_candidates) continue;
-      const Candidate& c = lists.candidates[r][next[r]];
-      const Candidate& b = best < 0 ? c : lists.candidates[best][next[best]];
+    for (int r = 0; r < all.ranks; ++r) {
+      if (next[r] == all.summary(r).num_candidates) continue;
+      const Candidate& c = all.candidates(r)[next[r]];
+      const Candidate& b = best < 0 ? c : all.candidates(best)[next[best]];
       if (best < 0 || c.logit > b.logit || (c.logit == b.logit && c.token < b.token)) best = r;
     }
-    if (best < 0 || lists.candidates[best][next[best]].logit < min_logit) return prefix;
-    const ShardSummary& summary = lists.summaries[best];
-    prefix.last = lists.candidates[best][next[best]++];
+    if (best < 0 || all.candidates(best)[next[best]].logit < min_logit) return prefix;
+    const ShardSummary& summary = all.summary(best);
+    prefix.last = all.candidates(best)[next[best]++];
     prefix.mass += mass_of(exp_f32((prefix.last.logit - row.max) / row.temperature));
     prefix.crossed = ++count >= max_count || static_cast<double>(prefix.mass) >= max_mass;
     if (prefix.crossed) return prefix;
@@ -150,10 +176,9 @@ OUTRIDER_HOST_DEVICE RowDistribution filter(const Tokens& tokens, int64_t vocab_
 // the union of the candidates does not hold what min_p, top_k and top_p keep, it is left
 // unresolved, with `sum` the mass of the whole row. The union is exact down to the best of the last
 // offers of those ranks that have more tokens than they offered.
-OUTRIDER_HOST_DEVICE inline RowDistribution combine_summaries(const ShardSummary* summaries,
-                                                              const Candidate* const* candidates,
-                                                              int ranks,
-                                                              const Processors& processors) {
+template <typename Summaries>
+OUTRIDER_HOST_DEVICE RowDistribution combine_row(const Summaries& all,
+                                                 const Processors& processors) {
   RowDistribution row{.sum = 1.0,
                       .max = -kInfinity,
                       .choice = -1,
@@ -165,8 +190,8 @@ OUTRIDER_HOST_DEVICE inline RowDistribution combine_summaries(const ShardSummary
                       .non_finite = 0,
                       .resolved = 1};
   int64_t vocab_size = 0;
-  for (int r = 0; r < ranks; ++r) {
-    const ShardSummary& s = summaries[r];
+  for (int r = 0; r < all.ranks; ++r) {
+    const ShardSummary& s = all.summary(r);
     vocab_size += s.shard_size;
     row.non_finite |= s.non_finite;
     row.draft_logit = std::max(row.draft_logit, s.draft_logit);
@@ -185,12 +210,20 @@ OUTRIDER_HOST_DEVICE inline RowDistribution combine_summaries(const ShardSummary
   row.cut_logit = -kInfinity;
   row.cut_token = INT32_MAX;
   row.sum = 0.0;
-  for (int r = 0; r < ranks; ++r) {
-    if (summaries[r].shard_size == 0) continue;
-    const double below = static_cast<double>(summaries[r].max) - row.max;
-    row.sum += summaries[r].sum_exp * exp_f64(below / row.temperature);
+  for (int r = 0; r < all.ranks; ++r) {
+    const ShardSummary& s = all.summary(r);
+    if (s.shard_size == 0) continue;
+    const double below = static_cast<double>(s.max) - row.max;
+    row.sum += s.sum_exp * exp_f64(below / row.temperature);
   }
-  return filter(CandidateLists{summaries, candidates, ranks}, vocab_size, row, processors);
+  return filter(all, vocab_size, row, processors);
+}
+
+OUTRIDER_HOST_DEVICE inline RowDistribution combine_summaries(const ShardSummary* summaries,
+                                                              const Candidate* const* candidates,
+                                                              int ranks,
+                                                              const Processors& processors) {
+  return combine_row(RowSummaries{summaries, candidates, ranks}, processors);
 }
 
 }  // namespace outrider

@@ -237,16 +237,14 @@ uint64_t combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t
   for (int r = 1; r < all.ranks; ++r) {
     if (all.of(r).digest() != all.of(0).digest()) disagreeing |= uint64_t{1} << r;
   }
-  ShardSummary summaries[kMaxRanks];
-  const Candidate* candidates[kMaxRanks];
   for (int64_t row = 0; row < num_rows; ++row) {
-    const int64_t slot = std::max(rows[row].candidates_slot, 0);
-    for (int r = 0; r < all.ranks; ++r) {
-      summaries[r] = all.of(r).summaries()[row];
-      candidates[r] = all.of(r).candidates() + slot * kCandidates;
-      if (summaries[r].draft_token != summaries[0].draft_token) disagreeing |= uint64_t{1} << r;
+    const RowMessages of_row(all, rows[row], row);
+    for (int r = 1; r < all.ranks; ++r) {
+      if (of_row.summary(r).draft_token != of_row.summary(0).draft_token) {
+        disagreeing |= uint64_t{1} << r;
+      }
     }
-    p[row] = combine_summaries(summaries, candidates, all.ranks, rows[row].processors);
+    p[row] = combine_row(of_row, rows[row].processors);
     if (!chooses_coupled(rows[row], p[row])) continue;
     choose(p[row], coupled_runner(all, rows[row], row, p[row], 0, 1));
   }

@@ -178,15 +178,11 @@ __global__ void combine(SummaryMessages all, const VerifyRow* rows, int64_t num_
     if (all.of(r).digest() != all.of(0).digest()) differing |= 1ull << r;
   }
   for (int64_t row = threadIdx.x; row < num_rows; row += blockDim.x) {
-    ShardSummary summaries[kMaxRanks];
-    const Candidate* candidates[kMaxRanks];
-    const int64_t slot = max(rows[row].candidates_slot, 0);
-    for (int r = 0; r < all.ranks; ++r) {
-      summaries[r] = all.of(r).summaries()[row];
-      candidates[r] = all.of(r).candidates() + slot * kCandidates;
-      if (summaries[r].draft_token != summaries[0].draft_token) differing |= 1ull << r;
+    const RowMessages of_row(all, rows[row], row);
+    for (int r = 1; r < all.ranks; ++r) {
+      if (of_row.summary(r).draft_token != of_row.summary(0).draft_token) differing |= 1ull << r;
     }
-    p[row] = combine_summaries(summaries, candidates, all.ranks, rows[row].processors);
+    p[row] = combine_row(of_row, rows[row].processors);
   }
   __syncthreads();  // p is there for all
   for (int64_t row = threadIdx.x / kWarp; row < num_rows; row += blockDim.x / kWarp) {
