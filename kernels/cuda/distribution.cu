@@ -102,10 +102,39 @@ __global__ void merge_chunks(const float* logits, int64_t shard_size, int32_t fi
       .draft_token = row.draft_token};
 }
 
+struct Crossing {
+  int bucket;
+  int above;  // in the buckets above it
+};
+
+// Where the best `wanted`, counted from the last bucket down, end. By one warp, 64 buckets a turn.
+__device__ void find_crossing(const int* counts, int wanted, Crossing& found) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  int above = 0;
+  for (int top = kBuckets - 1;; top -= 2 * kWarp) {
+    const int bucket = top - 2 * lane;
+    const int upper = counts[bucket], both = upper + counts[bucket - 1];
+    const int total = __reduce_add_sync(kAllLanes, both);
+    if (above + total < wanted) {
+      above += total;
+      continue;
+    }
+    int up_to = both;  // with the lanes before this one
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const int further = __shfl_up_sync(kAllLanes, up_to, distance);
+      if (lane >= distance) up_to += further;
+    }
+    const int before = above + up_to - both;
+    if (before < wanted && wanted <= before + upper) found = {bucket, before};
+    if (before + upper < wanted && wanted <= before + both) found = {bucket - 1, before + upper};
+    return;
+  }
+}
+
 // The smallest rank among a row's best `wanted` tokens, by radix selection. All threads call.
 __device__ unsigned long long select_rank(const float* logits, int64_t size, int wanted) {
   __shared__ int counts[kBuckets];
-  __shared__ int shared_bucket, shared_above;
+  __shared__ Crossing crossing;
   unsigned long long fixed = 0, prefix = 0;
   for (int shift = 64 - kRadixBits;; shift = max(shift - kRadixBits, 0)) {
     for (int b = static_cast<int>(threadIdx.x); b < kBuckets; b += static_cast<int>(blockDim.x)) {
@@ -118,16 +147,11 @@ __device__ unsigned long long select_rank(const float* logits, int64_t size, int
       atomicAdd(&counts[rank >> shift & (kBuckets - 1)], 1);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int above = 0, bucket = kBuckets - 1;
-      while (above + counts[bucket] < wanted) above += counts[bucket--];
-      shared_bucket = bucket;
-      shared_above = above;
-    }
+    if (threadIdx.x < kWarp) find_crossing(counts, wanted, crossing);
     __syncthreads();
-    const int bucket = shared_bucket;
-    const int left = counts[bucket] - (wanted - shared_above);  // of the bucket, not wanted
-    wanted -= shared_above;
+    const int bucket = crossing.bucket;
+    wanted -= crossing.above;
+    const int left = counts[bucket] - wanted;  // of the bucket, not wanted
     fixed |= static_cast<unsigned long long>(kBuckets - 1) << shift;
     prefix = (prefix & ~(static_cast<unsigned long long>(kBuckets - 1) << shift)) |
              static_cast<unsigned long long>(bucket) << shift;
