@@ -9,6 +9,7 @@
 #include "kernels/attention_types.h"
 #include "kernels/cuda/bf16.cuh"
 #include "kernels/cuda/block.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 
@@ -34,16 +35,14 @@ __device__ inline int value_index(int token, int i, int head_dim) {
 }
 
 // Elements i … i + 7 of the key at `token`, zeros beyond head_dim. kWhole: head_dim is a multiple
-// of
-// 16. page < 0: zeros.
+// of 16. page < 0: zeros.
 template <bool kWhole>
 __device__ uint4 load_key(const HeadPages& pages, int page, int token, int i) {
-  if (page < 0) return make_uint4(0, 0, 0, 0);
   const bf16* key = pages.k + page * pages.page_stride + token * pages.head_dim;
   if constexpr (kWhole) {
-    if (i >= pages.head_dim) return make_uint4(0, 0, 0, 0);
-    return *reinterpret_cast<const uint4*>(key + i);
+    return load_16_where(key + i, page >= 0 && i < pages.head_dim);
   } else {
+    if (page < 0) return make_uint4(0, 0, 0, 0);
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // head_dim is even
@@ -55,21 +54,18 @@ __device__ uint4 load_key(const HeadPages& pages, int page, int token, int i) {
   }
 }
 
-// This lane's part of a block of v, 16 elements at 16 positions of which the first `num_tokens` are
-// there: for each half of the elements the two words of a right operand. page < 0: zeros.
+// This lane's part of a block of v, 16 elements at 16 positions: for each half of the elements the
+// two words of a right operand. page < 0: zeros.
 template <bool kWhole>
-__device__ uint4 load_values(const HeadPages& pages, int page, int block, int num_tokens) {
-  if (page < 0 || block * kBlockElements >= pages.head_dim) return make_uint4(0, 0, 0, 0);
+__device__ uint4 load_values(const HeadPages& pages, int page, int block) {
   const int lane = threadIdx.x % kWarp;
   const bf16* values = pages.v + page * pages.page_stride;
-  uint32_t words[4];
+  const bool there = page >= 0 && block * kBlockElements < pages.head_dim;
   if constexpr (kWhole) {
-    const uint4 whole = reinterpret_cast<const uint4*>(values + block * 256)[lane];
-    words[0] = whole.x;
-    words[1] = whole.y;
-    words[2] = whole.z;
-    words[3] = whole.w;
+    return load_16_where(values + block * 256 + lane * kChunk, there);
   } else {
+    if (!there) return make_uint4(0, 0, 0, 0);
+    uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int i = block * kBlockElements + j / 2 * 8 + lane / 4;
@@ -79,16 +75,22 @@ __device__ uint4 load_values(const HeadPages& pages, int page, int block, int nu
       const bf16* value = values + token * pages.head_dim + i;
       words[j] = pair_of(value[0], value[pages.head_dim]);
     }
+    return make_uint4(words[0], words[1], words[2], words[3]);
   }
-  if (num_tokens < kTokens) {  // what lies behind was never written: weight zero is not enough
+}
+
+// Zeros for all but the first `num_tokens` of a block's positions: what lies behind was never
+// written, and weight zero is not enough.
+__device__ inline void mask_values(uint4& values, int num_tokens) {
+  if (num_tokens >= kTokens) return;
+  const int lane = threadIdx.x % kWarp;
+  uint32_t* const words[4] = {&values.x, &values.y, &values.z, &values.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int token = lane % 4 * 2 + j % 2 * 8;
-      if (token >= num_tokens) words[j] = 0;
-      if (token + 1 >= num_tokens) words[j] &= 0xffffu;
-    }
+  for (int j = 0; j < 4; ++j) {
+    const int token = lane % 4 * 2 + j % 2 * 8;
+    if (token >= num_tokens) *words[j] = 0;
+    if (token + 1 >= num_tokens) *words[j] &= 0xffffu;
   }
-  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 }  // namespace outrider::cuda

@@ -126,8 +126,11 @@ __device__ void load_all_values(const HeadPages& pages, int my_page, int block, 
 #pragma unroll
   for (int i = 0; i < kSplitPages; ++i) {
     const int page = __shfl_sync(kAllLanes, my_page, i);
-    values[i] = load_values<kWhole>(pages, page, block, num_tokens - i * kTokens);
+    values[i] = load_values<kWhole>(pages, page, block);
   }
+  if (num_tokens >= kSplitTokens) return;  // else behind all loads, so that none waits for another
+#pragma unroll
+  for (int i = 0; i < kSplitPages; ++i) mask_values(values[i], num_tokens - i * kTokens);
 }
 
 // One chain over head_dim, for this warp's positions; keys of `first` … are in registers.
@@ -292,12 +295,15 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
   const int my_page = entry * kTokens < num_tokens ? table[split * kSplitPages + entry] : -1;
   lay_out_queries(pass, group, tiles);
   __syncthreads();
+  constexpr bool kOnce = kChunks <= kHeld && kBlocks == 1;  // keys and values stay in registers
+  uint4 keys[kHeld][kWarpGroups];
+  uint4 values[kSplitPages];
   for (int tile = 0; tile * kTileQueries < group.num_queries(); ++tile) {
     const LaneQueries queries(pass, group, tile);
-    uint4 keys[kHeld][kWarpGroups];
-    uint4 values[kSplitPages];
-    load_keys<kHeld, kWhole>(pages, my_page, 0, keys);
-    load_all_values<kWhole>(pages, my_page, warp, num_tokens, values);
+    if (!kOnce || tile == 0) {
+      load_keys<kHeld, kWhole>(pages, my_page, 0, keys);
+      load_all_values<kWhole>(pages, my_page, warp, num_tokens, values);
+    }
     float scores[kWarpGroups][4] = {};
     if (warp * kWarpTokens < num_tokens) {  // what nobody sees is not worth a score
       score<kChunks, kHeld>(tiles[tile], 0, keys, scores);

@@ -104,6 +104,29 @@ __device__ inline uint4 load_streaming_16(const void* global) {
 #endif
 }
 
+// 16 bytes, aligned to 16, or zeros where !there, when `global` is not read. By a predicate: a
+// select behind the load would wait for it, and the next load for the select.
+__device__ inline uint4 load_16_where(const void* global, bool there) {
+#ifdef OUTRIDER_EMULATED
+  return there ? emu::load_global_16(global) : make_uint4(0, 0, 0, 0);
+#else
+  uint4 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+      : "l"(global), "r"(there ? 1u : 0u));
+  return value;
+#endif
+}
+
 // The block's dynamic shared memory, aligned to 128 bytes: what was asked for at the launch.
 template <class T>
 __device__ inline T* dynamic_shared() {
