@@ -30,11 +30,13 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+STACK = re.compile(r"(\d+) bytes cumulative stack size")
 
 
 class Figures(NamedTuple):
     registers: int
     shared_bytes: int  # static; dynamic shared memory is the launch's
+    stack_bytes: int  # a thread, with what the kernel calls
     spilled_bytes: int  # stored and loaded again
 
 
@@ -48,8 +50,9 @@ def parse(output: str) -> dict[tuple[str, str], Figures]:
         elif spills := SPILLS.search(line):
             spilled = int(spills[1]) + int(spills[2])
         elif kernel and (used := USED.search(line)):
-            shared = SHARED.search(line)
-            figures[kernel] = Figures(int(used[1]), int(shared[1]) if shared else 0, spilled)
+            shared, stack = SHARED.search(line), STACK.search(line)
+            figures[kernel] = Figures(int(used[1]), int(shared[1]) if shared else 0,
+                                      int(stack[1]) if stack else 0, spilled)
             kernel = None
     return figures
 
@@ -88,16 +91,19 @@ def table_of(nvcc: str, version: str, jobs: int) -> str:
     lines = [
         "# Registers of the CUDA kernels", "",
         f"What ptxas of CUDA {version} says: registers a thread, and spilled bytes where there are any;",
-        "static shared memory a block on sm_90a. Made by `tools/ptxas_table.py`, which needs no GPU.",
-        "", "| file | kernel | shared bytes | " + " | ".join(f"sm_{a}" for a in ARCHITECTURES) + " |",
-        "| --- | --- | ---: |" + " ---: |" * len(ARCHITECTURES),
+        "static shared memory a block on sm_90a; the most stack a thread, which CUDA sets aside for every",
+        "thread that a GPU has room for. Made by `tools/ptxas_table.py`, which needs no GPU.", "",
+        "| file | kernel | shared bytes | stack bytes | " +
+        " | ".join(f"sm_{a}" for a in ARCHITECTURES) + " |",
+        "| --- | --- | ---: | ---: |" + " ---: |" * len(ARCHITECTURES),
     ]
     for source, figures in zip(sources, results):
         mangled = sorted({kernel for kernel, _ in figures})
         for name, kernel in sorted(zip(short_names(mangled), mangled)) if mangled else []:
             row = [figures.get((kernel, a)) for a in ARCHITECTURES]
             shared = figures[kernel, "90a"].shared_bytes
-            lines.append(f"| {source.name} | `{name}` | {shared} | " +
+            stack = max(f.stack_bytes for f in row if f)
+            lines.append(f"| {source.name} | `{name}` | {shared} | {stack} | " +
                          " | ".join(cell(f) for f in row) + " |")
     return "\n".join(lines) + "\n"
 
