@@ -147,7 +147,7 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
   const int rank = split_over_ != nullptr ? split_over_->rank() : 0;
   const int size = split_over_ != nullptr ? split_over_->size() : 1;
   backend.packed_memory();  // others'
-  const Range ffn = split_range(config_.intermediate_size, rank, size);
+  const Range ffn = split_ffn(config_.intermediate_size, rank, size);
   gate_up_ = reader.pack_gate_up(
       {reader.rows("gate_proj.weight", ffn), reader.rows("up_proj.weight", ffn)});
   down_ = reader.pack({reader.columns("down_proj.weight", ffn)});

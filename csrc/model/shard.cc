@@ -11,6 +11,12 @@ Range split_range(int64_t total, int rank, int size) {
   return {total * rank / size, total * (rank + 1) / size};
 }
 
+Range split_ffn(int64_t columns, int rank, int size) {
+  const int64_t unit = columns % 8 == 0 && columns / 8 >= size ? 8 : 1;
+  const Range units = split_range(columns / unit, rank, size);
+  return {units.begin * unit, units.end * unit};
+}
+
 Shard Shard::of(const ModelConfig& config, int rank, int size) {
   CHECK(0 <= rank && rank < size);
   const auto require = [size](int64_t parts, const char* what) {
@@ -32,7 +38,7 @@ Shard Shard::of(const ModelConfig& config, int rank, int size) {
   const int64_t group_size = config.num_heads / config.num_kv_heads;
   shard.kv_heads = {shard.heads.begin / group_size,
                     (shard.heads.end + group_size - 1) / group_size};
-  shard.intermediate = split_range(config.intermediate_size, rank, size);
+  shard.intermediate = split_ffn(config.intermediate_size, rank, size);
   shard.vocab = split_range(config.vocab_size, rank, size);
   shard.head = scored > 0 ? Range{0, scored} : shard.vocab;
   shard.attention.num_heads = shard.heads.size();

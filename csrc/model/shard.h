@@ -17,6 +17,9 @@ struct Range {
 
 // Part `rank` of [0, total) cut into `size` parts that differ by at most one.
 Range split_range(int64_t total, int rank, int size);
+// The same of FFN columns, cut between eights where they divide into enough: rows of activations
+// then begin at multiples of 16 bytes on every rank.
+Range split_ffn(int64_t columns, int rank, int size);
 
 // Query heads are split as evenly as they can be; a rank holds the KV heads that its query heads
 // read, so a KV head whose group is cut (or that has more ranks than one to serve) stands on each

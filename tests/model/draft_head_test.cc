@@ -191,7 +191,7 @@ TEST_P(DraftHeadTest, ARowDoesNotDependOnTheOthersAndIsThatOfEveryRank) {
 TEST_P(DraftHeadTest, IsSplitOverRanksThatAreNear) {
   const int64_t hidden = 64, ffn = 96, ids = 171;
   const int64_t on_each = 3 * hidden + 2 * hidden * hidden;
-  const int64_t most_of_rank = (ffn + GetParam() - 1) / GetParam() * 3 * hidden +
+  const int64_t most_of_rank = (ffn / 8 + GetParam() - 1) / GetParam() * 8 * 3 * hidden +
                                (ids + GetParam() - 1) / GetParam() * hidden;
   on_ranks(
       [&](RankHead& rank) { EXPECT_LE(rank.head().weight_bytes(), 2 * (on_each + most_of_rank)); });

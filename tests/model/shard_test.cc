@@ -39,6 +39,32 @@ TEST(SplitRange, CoversWithPartsThatDifferByAtMostOne) {
   }
 }
 
+TEST(SplitFfn, CutsBetweenEights) {
+  for (const int64_t columns : {1536, 8192, 14336, 64}) {
+    for (int size = 1; size <= 8; ++size) {
+      int64_t end = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        const Range part = split_ffn(columns, rank, size);
+        EXPECT_EQ(part.begin, end);
+        EXPECT_EQ(part.begin % 8, 0);
+        EXPECT_GE(part.size(), columns / 8 / size * 8);
+        EXPECT_LE(part.size(), (columns / 8 + size - 1) / size * 8);
+        end = part.end;
+      }
+      EXPECT_EQ(end, columns);
+    }
+  }
+}
+
+TEST(SplitFfn, LeavesNoRankEmpty) {
+  for (const int64_t columns : {193, 48}) {  // no multiple of 8, and fewer eights than ranks
+    for (int rank = 0; rank < 7; ++rank) {
+      const Range part = split_ffn(columns, rank, 7), plain = split_range(columns, rank, 7);
+      EXPECT_EQ(std::pair(part.begin, part.end), std::pair(plain.begin, plain.end));
+    }
+  }
+}
+
 // Over any number of ranks: each query head, FFN column and token stands on one rank; the KV head
 // that AttentionShape says a query head reads is the one it reads in the whole model; and a rank
 // holds no KV head that none of its query heads reads.
