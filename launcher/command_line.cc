@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -20,8 +21,9 @@ namespace outrider {
 namespace {
 
 // Before any other check of a flag for a number, and before CLI11 reads it: CLI11 takes an empty
-// text for 0, or for a flag that was not given, 010 for 8, -1 for the greatest seed, and its words
-// for what it cannot read say neither what is wrong nor what is expected.
+// text for 0, or for a flag that was not given, 010 for 8, -1 for the greatest seed, NaN for what
+// is in every range, and its words for what it cannot read say neither what is wrong nor what is
+// expected.
 template <typename T>
 void read_whole(CLI::Option& option, const std::string& expected) {
   option.transform(CLI::Validator(
@@ -48,8 +50,8 @@ void check_numbers(CLI::Option& option) {
     option.transform(CLI::Validator(
         [](std::string& text) {
           double number;
-          return absl::SimpleAtod(text, &number) ? std::string()
-                                                 : "is \"" + text + "\"; expected a number";
+          const bool finite = absl::SimpleAtod(text, &number) && std::isfinite(number);
+          return finite ? std::string() : "is \"" + text + "\"; expected a number";
         },
         ""));
   }

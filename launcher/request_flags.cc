@@ -7,6 +7,7 @@
 #include <absl/strings/string_view.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 
 #include "spec/drafter_kind.h"
 
@@ -43,7 +44,7 @@ void RequestFlags::read_logit_bias(const std::vector<std::string>& texts) {
     int32_t token;
     float bias;
     if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &token) ||
-        !absl::SimpleAtof(parts[1], &bias)) {
+        !absl::SimpleAtof(parts[1], &bias) || !std::isfinite(bias)) {
       throw CLI::ValidationError("--logit-bias",
                                  "is " + text + "; expected a token id and a number, as 123:-5");
     }

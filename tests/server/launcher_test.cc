@@ -243,10 +243,5 @@ TEST(RequestFlags, TokenIdsAddUp) {
   EXPECT_EQ(std::vector<int32_t>(emitted.begin(), emitted.end()), (std::vector<int32_t>{10, 11}));
 }
 
-TEST(RequestFlags, ANanReachesTheServer) {
-  EXPECT_NE(request_of({"--temperature", "nan", "x"}).sampling_params().temperature(),
-            request_of({"--temperature", "nan", "x"}).sampling_params().temperature());
-}
-
 }  // namespace
 }  // namespace outrider

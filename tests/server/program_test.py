@@ -76,6 +76,14 @@ class CommandLine(unittest.TestCase):
         for number in ('abc', '', '0,5'):
             self.refuses(['generate', '--temperature', number, 'x'],
                          f'--temperature: is "{number}"; expected a number\n')
+        plan, theory = ['plan', '--model', 'x'], ['theory', '--alpha', '0.5']
+        for command, flag in ((['generate', 'x'], '--temperature'), (theory[:1], '--alpha'),
+                              (theory, '--c'), (theory, '--operations'), (plan, '--alpha'),
+                              (plan, '--exchange-us'), (plan, '--gpu-memory-utilization'),
+                              (['serve', '--model', 'x'], '--gpu-memory-utilization')):
+            for number in ('nan', '-inf', '1e999'):
+                self.refuses([*command, flag, number],
+                             f'{flag}: is "{number}"; expected a number\n')
         for command in (['generate', 'x'], ['loadtest']):
             for seed in ('-1', '1.5', '18446744073709551616'):
                 self.refuses([*command, '--seed', seed], f'--seed: is "{seed}"; expected a whole '
