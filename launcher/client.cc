@@ -1,6 +1,7 @@
 // See client.h.
 #include "launcher/client.h"
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/client_interceptor.h>
@@ -11,6 +12,7 @@
 #include <chrono>
 #include <future>
 #include <iterator>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,6 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using HealthStub = grpc::TemplatedGenericStub<v1::HealthCheckRequest, v1::HealthCheckResponse>;
 
+constexpr int kMostPort = 65535;
 constexpr double kHealthTimeoutS = 5;  // of one question, where many may be asked
 constexpr int kMaxAnswerBytes = 64 << 20;
 // What an attempt to connect may take, until the server's first frame: longer than a busy machine
@@ -80,20 +83,44 @@ std::shared_ptr<grpc::ChannelCredentials> credentials(const TlsFiles& files) {
                                .pem_cert_chain = std::move(material.cert)});
 }
 
-// The host of HOST, HOST:PORT, IPV6 and [IPV6]:PORT.
-std::string host_of(const std::string& address) {
-  if (address[0] == '[') return address.substr(1, address.find(']') - 1);
-  const bool is_ipv6 = std::count(address.begin(), address.end(), ':') > 1;
-  return is_ipv6 ? address : address.substr(0, address.find(':'));
+struct HostAndPort {
+  std::string host;
+  std::optional<std::string> port;  // as it was written
+};
+
+// HOST, HOST:PORT, IPV6, [IPV6] or [IPV6]:PORT, taken apart.
+HostAndPort parts_of(const std::string& address) {
+  const bool bare_ipv6 = address[0] != '[' && std::count(address.begin(), address.end(), ':') > 1;
+  if (bare_ipv6) return {address, std::nullopt};
+  const size_t colon = address.find(':', address[0] == '[' ? address.find(']') : 0);
+  std::string host = address.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  if (colon == std::string::npos) return {host, std::nullopt};
+  return {host, address.substr(colon + 1)};
+}
+
+// gRPC would take a port modulo 65536.
+CLI::Validator right_port() {
+  return {[](const std::string& address) {
+            const auto port = parts_of(address).port;
+            int number = 0;
+            const bool right =
+                !port || (absl::SimpleAtoi(*port, &number) && number >= 1 && number <= kMostPort);
+            return right ? std::string()
+                         : absl::StrCat("is \"", address, "\"; expected a port from 1 to ",
+                                        kMostPort, " behind the host");
+          },
+          ""};
 }
 
 }  // namespace
 
 void ServerAddress::add_to(CLI::App& command) {
   command.add_option("--address", address, "HOST or HOST:PORT (default 127.0.0.1)")
-      ->check(not_empty("HOST or HOST:PORT"));
+      ->check(not_empty("HOST or HOST:PORT"))
+      ->check(right_port());
   command.add_option("--port", port, "Where the address names none (default 50051)")
-      ->check(CLI::Range(1, 65535));
+      ->check(CLI::Range(1, kMostPort));
   const CLI::Validator file = not_empty("a file");
   command
       .add_option("--tls-ca", tls.ca,
@@ -108,12 +135,8 @@ void ServerAddress::add_to(CLI::App& command) {
 }
 
 std::string ServerAddress::target() const {
-  const bool is_bare_ipv6 =
-      address[0] != '[' && std::count(address.begin(), address.end(), ':') > 1;
-  if (is_bare_ipv6) return "[" + address + "]:" + std::to_string(port);
-  const size_t host_end = address[0] == '[' ? address.find(']') : 0;
-  const bool has_port = address.find(':', host_end) != std::string::npos;
-  return has_port ? address : address + ":" + std::to_string(port);
+  const HostAndPort parts = parts_of(address);
+  return parts.port ? address : host_and_port(parts.host, port);
 }
 
 std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
@@ -127,7 +150,7 @@ std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
   arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
   std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
   if (!server.auth_token_file.empty()) {
-    if (server.tls.ca.empty() && !is_loopback(host_of(server.address))) {
+    if (server.tls.ca.empty() && !is_loopback(parts_of(server.address).host)) {
       spdlog::warn("without --tls-ca the token travels to {} in the clear", server.address);
     }
     interceptors.push_back(

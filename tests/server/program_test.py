@@ -101,6 +101,9 @@ class CommandLine(unittest.TestCase):
         self.refuses(['launch', '--ranks', '2', '--', 'serve', '--model', 'x', '--tls-cert', '',
                       '--tls-key', ''], '--tls-cert: is empty; expected a file\n')
         self.refuses(['health', '--address', ''], '--address: is empty; expected HOST')
+        for address in ('127.0.0.1:99999', '[::1]:65536', 'localhost:0', 'localhost:', 'host:x'):
+            self.refuses(['health', '--address', address],
+                         f'--address: is "{address}"; expected a port from 1 to 65535')
         self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
         for flag in ('--color', '--colour'):
             self.refuses(['generate', flag, 'sometimes', 'x'], '--color', 'always')
