@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "launcher/command_line.h"
 #include "launcher/number_checks.h"
 #include "model/checkpoint_hash.h"
 #include "model/draft_head.h"
@@ -34,16 +35,25 @@ LookaheadPolicy read_lookahead(const std::string& text) {
 }  // namespace
 
 void add_model_flags(CLI::App& command, EngineOptions& options) {
-  command.add_option("--model", options.model, "A Hugging Face directory")->required();
-  command.add_option_function<std::string>(
-      "--draft", [&options](const std::string& path) { options.draft = path; },
-      "A draft model's directory, with the model's vocabulary");
-  command.add_option_function<std::string>(
-      "--draft-head", [&options](const std::string& path) { options.draft_head = path; },
-      "The directory of a draft head made for this model");
-  command.add_option_function<std::string>(
-      "--draft-counts", [&options](const std::string& path) { options.draft_counts = path; },
-      "A file of token counts: the drafters bigram and unigram");
+  const CLI::Validator directory = not_empty("a directory");
+  command.add_option("--model", options.model, "A Hugging Face directory")
+      ->required()
+      ->check(directory);
+  command
+      .add_option_function<std::string>(
+          "--draft", [&options](const std::string& path) { options.draft = path; },
+          "A draft model's directory, with the model's vocabulary")
+      ->check(directory);
+  command
+      .add_option_function<std::string>(
+          "--draft-head", [&options](const std::string& path) { options.draft_head = path; },
+          "The directory of a draft head made for this model")
+      ->check(directory);
+  command
+      .add_option_function<std::string>(
+          "--draft-counts", [&options](const std::string& path) { options.draft_counts = path; },
+          "A file of token counts: the drafters bigram and unigram")
+      ->check(not_empty("a file"));
   command
       .add_option("--prefill-chunk", options.prefill_chunk,
                   "Most prompt tokens in one step (default 256)")

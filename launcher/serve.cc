@@ -290,6 +290,7 @@ void follow(const Process& process, int rank, ControlClient& control) {
 
 int serve_alone(ServeOptions options, StopSignals& signals) {
   const auto server = listen(options.server);
+  check_files(options.engine, 1);
   const std::string draft = options.default_drafts.choose(options.engine);
   if (!draft.empty()) spdlog::info("{}", draft);
   const RankDevice device =

@@ -17,7 +17,6 @@ namespace outrider {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{1} << 20;
-constexpr char kModelType[] = "outrider_draft_head";
 
 Buffer floats(Backend& backend, int64_t rows, int64_t width) {
   return backend.allocate(sizeof(float) * rows * width);
@@ -79,7 +78,7 @@ bool mentions(const std::filesystem::path& path, const std::string& target_hash)
   if (!std::filesystem::is_regular_file(path, unreadable)) return false;
   std::ifstream file(path, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  return bytes.find(kModelType) != std::string::npos &&
+  return bytes.find(kDraftHeadType) != std::string::npos &&
          bytes.find(target_hash) != std::string::npos;
 }
 
@@ -89,8 +88,8 @@ DraftHeadConfig DraftHeadConfig::load(const std::filesystem::path& directory) {
   const auto path = directory / "config.json";
   const nlohmann::json file = load_json_object(path, kMaxFileBytes);
   const JsonNode root(file, path);
-  if (root["model_type"].string() != kModelType) {
-    root["model_type"].refuse(quote(kModelType) + " (a draft model goes to --draft)");
+  if (root["model_type"].string() != kDraftHeadType) {
+    root["model_type"].refuse(quote(kDraftHeadType) + " (a draft model goes to --draft)");
   }
   DraftHeadConfig config;
   config.vocab_size = root["vocab_size"].integer(1, kMaxVocabSize);

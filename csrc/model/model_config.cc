@@ -239,6 +239,9 @@ ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
   }
   const nlohmann::json file = load_json_object(path, kMaxFileBytes);
   const JsonNode root(file, path);
+  if (root.get("model_type").value() == kDraftHeadType) {
+    root["model_type"].refuse("a model's (a draft head goes to --draft-head)");
+  }
   ModelConfig config = read_config(root);
   read_token_ids(root, directory, config);
   return config;

@@ -28,6 +28,7 @@ enum class Positions { rotary, learned };  // learned: a row of a table is added
 constexpr int64_t kMaxVocabSize = int64_t{1} << 20;  // verification sums masses in fixed point
 constexpr int64_t kMaxHiddenSize = int64_t{1} << 17;
 constexpr int64_t kMaxIntermediateSize = int64_t{1} << 20;
+constexpr const char* kDraftHeadType = "outrider_draft_head";  // model_type of what is no model
 
 struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM"

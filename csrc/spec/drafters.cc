@@ -53,6 +53,11 @@ void check_same_vocabulary(const std::filesystem::path& directory, const Tokeniz
                 std::to_string(draft.vocab_size) + ", expected the target's, " +
                 std::to_string(target.vocab_size));
   }
+  if (!std::filesystem::exists(directory / "tokenizer.json")) {
+    throw Error(directory.string() +
+                ": holds no tokenizer.json; expected a whole checkpoint (tools/complete_draft.py "
+                "makes one of a draft without what it shares with its target)");
+  }
   const Tokenizer other = Tokenizer::load(directory);
   for (int32_t id = 0; id < std::min(tokenizer.vocab_size(), other.vocab_size()); ++id) {
     if (other.token(id) != tokenizer.token(id) ||
@@ -102,8 +107,8 @@ void check_drafter_files(const DrafterFiles& files, const ModelConfig& target,
   if (files.counts) CountTables::load(*files.counts, target.vocab_size);
   if (!files.model) return;
   const ModelConfig draft = ModelConfig::load(*files.model);
-  check_tensors(Checkpoint(*files.model), draft);
   check_same_vocabulary(*files.model, tokenizer, target, draft);
+  check_tensors(Checkpoint(*files.model), draft);
 }
 
 void check_head_files(const std::filesystem::path& head, const std::filesystem::path& target,

@@ -24,6 +24,7 @@ from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Lines, Server
                      free_port, outrider)
 
 FETCH_MODEL = Path(__file__).parents[2] / 'tools/fetch_model.py'
+HEAD = Path(CHECKPOINT).with_name('tiny-head')
 IDLE_S = 3  # how long an idle job is watched
 
 
@@ -91,9 +92,14 @@ class CommandLine(unittest.TestCase):
         for command, flag in ((['generate', 'x'], '--timeout'), (['generate', 'x'], '--wait-for-ready'),
                               (['health'], '--timeout')):
             self.refuses([*command, flag, '-1'], f'{flag}: -1 is not a number from', '1e+07')
+        for flag in ('--draft', '--draft-head'):
+            self.refuses(['serve', '--model', 'x', flag, ''],
+                         f'{flag}: is empty; expected a directory\n')
+        self.refuses(['serve', '--model', ''], '--model: is empty; expected a directory\n')
         for command, flags in (
                 (['serve', '--model', 'x'], ('--tls-cert', '--tls-key', '--tls-client-ca',
-                                             '--auth-token-file', '--trace', '--config')),
+                                             '--auth-token-file', '--trace', '--config',
+                                             '--draft-counts')),
                 (['generate', 'x'], ('--tls-ca', '--tls-cert', '--tls-key', '--auth-token-file')),
                 (['loadtest'], ('--trace', '--prompts', '--json', '--html', '--samples'))):
             for flag in flags:
@@ -187,7 +193,7 @@ class CommandLine(unittest.TestCase):
                     ('[generate]\nport = 1979-05-27\n', 2, 'port is no text')):
                 write(text)
                 self.refuses(arguments, f'--config {file.name}: line {line}: {why}')
-            for key in ('tls_cert', 'tls_key', 'tls_client_ca', 'auth_token_file'):
+            for key in ('tls_cert', 'tls_key', 'tls_client_ca', 'auth_token_file', 'draft_counts'):
                 write(f'[serve]\nmodel = "x"\n{key} = ""\n')
                 self.refuses(['serve', '--config', file.name],
                              f'--{key.replace("_", "-")}: is empty; expected a file\n')
@@ -246,11 +252,21 @@ class CommandLine(unittest.TestCase):
                                       capture_output=True, timeout=LIMIT_S,
                                       stdin=subprocess.DEVNULL)
             with (socket.create_server(('127.0.0.1', 0)) as taken,
-                  tempfile.TemporaryDirectory() as broken):
+                  tempfile.TemporaryDirectory() as broken,
+                  tempfile.TemporaryDirectory() as trained):
                 port = str(taken.getsockname()[1])
                 shutil.copytree(CHECKPOINT, broken, dirs_exist_ok=True)
                 Path(broken, 'tokenizer.json').write_text('{"model": 3}')
+                shutil.copytree(CHECKPOINT, trained, dirs_exist_ok=True)
+                Path(trained, 'tokenizer.json').unlink()
+                right = ['--model', CHECKPOINT, '--port', '0']
                 for result, part in (
+                        (serve(*right, '--draft', '/no/such/draft'), '/no/such/draft'),
+                        (serve(*right, '--draft', str(HEAD)), 'goes to --draft-head'),
+                        (serve(*right, '--draft', trained), 'tools/complete_draft.py'),
+                        (serve(*right, '--draft-counts', '/no/such'), '/no/such'),
+                        (serve(*right, '--draft-counts', __file__), __file__),
+                        (serve(*right, '--draft-head', CHECKPOINT), 'goes to --draft)'),
                         (serve('--model', broken, '--port', '0'), 'tokenizer.json'),
                         (serve('--model', CHECKPOINT, '--port', port), f'127.0.0.1:{port}'),
                         (serve('--model', '/no/such/model', '--port', '0'), '/no/such/model'),
@@ -264,6 +280,7 @@ class CommandLine(unittest.TestCase):
                              if line.startswith('outrider: ')]
                     self.assertEqual(len(lines), 1, result.stderr)
                     self.assertIn(part, lines[0])
+                    self.assertNotIn('loading', result.stderr)
 
     def test_serves_other_machines_where_that_is_asked_for(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -304,16 +321,14 @@ class CommandLine(unittest.TestCase):
 class DefaultDraft(unittest.TestCase):
     """The draft head that a directory keeps for the model is taken where no flag says who drafts."""
 
-    HEAD = Path(CHECKPOINT).with_name('tiny-head')
-
     def setUp(self):
         self.drafts = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.config = json.loads((self.HEAD / 'config.json').read_text())
+        self.config = json.loads((HEAD / 'config.json').read_text())
         report = outrider('inspect', CHECKPOINT).stdout
         self.config['target'] = re.search(r'^hash +(\S+)$', report, re.MULTILINE)[1]
-        shutil.copytree(self.HEAD, self.drafts / 'mine')
+        shutil.copytree(HEAD, self.drafts / 'mine')
         self.write('mine', self.config)
-        shutil.copytree(self.HEAD, self.drafts / 'other')
+        shutil.copytree(HEAD, self.drafts / 'other')
         self.write('other', {**self.config, 'target': '0123456789abcdef', 'hidden_size': 7})
 
     def write(self, name, config):
@@ -335,7 +350,7 @@ class DefaultDraft(unittest.TestCase):
             self.assertEqual(log.count(taken), 1, log)
         for options, expected in ((['--drafter', 'ngram'], 'ngram'),
                                   (['--draft', CHECKPOINT], 'model'),
-                                  (['--draft-head', str(self.HEAD)], 'head')):
+                                  (['--draft-head', str(HEAD)], 'head')):
             drafter, log = self.drafter_and_log(*options)
             self.assertEqual(drafter, expected)
             self.assertNotIn('this model', log)
