@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 
+#include "model/utf8.h"
 #include "spec/drafter_kind.h"
 
 namespace outrider {
@@ -25,6 +26,17 @@ std::vector<int32_t> read_ids(const std::string& flag, const std::vector<std::st
     }
   }
   return ids;
+}
+
+// What goes into a message of the schema; Protobuf and gRPC say of other bytes neither where nor
+// why.
+CLI::Validator utf8() {
+  return {[](const std::string& text) {
+            return is_valid_utf8(text)
+                       ? std::string()
+                       : std::string("holds bytes that are not UTF-8; expected text");
+          },
+          ""};
 }
 
 }  // namespace
@@ -56,11 +68,11 @@ void RequestFlags::read_logit_bias(const std::vector<std::string>& texts) {
 }
 
 void RequestFlags::add_to(CLI::App& command) {
-  auto* prompt = command.add_option("prompt", prompt_, "What to answer");
+  auto* prompt = command.add_option("prompt", prompt_, "What to answer")->check(utf8());
   add_ids_to(command, "--input-ids", input_ids_,
              "Token ids instead of a prompt, with commas: 1,2,3")
       ->excludes(prompt);
-  command.add_option("--request-id", request_id_, "Your name for this request");
+  command.add_option("--request-id", request_id_, "Your name for this request")->check(utf8());
   add_ids_to(command, "--emitted-token-ids", emitted_token_ids_,
              "Tokens of the answer that are there already, to go on behind: 1,2,3");
   add_parameters_to(command);
@@ -112,7 +124,8 @@ void RequestFlags::add_choice_to(CLI::App& command) {
   command.add_option("--min-tokens", min_tokens_,
                      "No end-of-sequence or stop token before so many (default 0)");
   command.add_option("--stop", stop_, "End before this text; may be given again")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->check(utf8());
   add_ids_to(command, "--stop-token-ids", stop_token_ids_, "End with one of these tokens: 1,2,3");
   command.add_flag("--ignore-eos", ignore_eos_, "Go on past the end-of-sequence token");
 
@@ -120,7 +133,8 @@ void RequestFlags::add_choice_to(CLI::App& command) {
       .add_option("--mode", mode_,
                   "How to speculate: rejection (default), coupled (default with --seed) or off")
       ->check(CLI::IsMember({"rejection", "coupled", "off"}));
-  command.add_option("--drafter", drafter_, "Who drafts: " + absl::StrJoin(drafter_names(), ", "));
+  command.add_option("--drafter", drafter_, "Who drafts: " + absl::StrJoin(drafter_names(), ", "))
+      ->check(utf8());
   command.add_option("--num-speculative-tokens", num_speculative_tokens_,
                      "Draft exactly so many tokens a step, 0 … 15");
   command.add_option("--tpot-slo", tpot_slo_ms_,

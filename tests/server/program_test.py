@@ -110,6 +110,11 @@ class CommandLine(unittest.TestCase):
         for address in ('127.0.0.1:99999', '[::1]:65536', 'localhost:0', 'localhost:', 'host:x'):
             self.refuses(['health', '--address', address],
                          f'--address: is "{address}"; expected a port from 1 to 65535')
+        for flag, *arguments in (('prompt', b'\xff'), ('--stop', '--stop', b'a\xc3', 'x'),
+                                 ('--request-id', '--request-id', b'\x80', 'x'),
+                                 ('--drafter', '--drafter', b'\xff', 'x')):
+            self.refuses(['generate', *arguments],
+                         f'{flag}: holds bytes that are not UTF-8; expected text\n')
         self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
         for flag in ('--color', '--colour'):
             self.refuses(['generate', flag, 'sometimes', 'x'], '--color', 'always')
