@@ -4,6 +4,7 @@
 #include <absl/strings/str_format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -68,7 +69,7 @@ std::string report(const TheoryOptions& options, double alpha, double c) {
     const TheoryRow r = row(options, alpha, k, c);
     text += absl::StrFormat("%4d%15.3f%10.3f%12.3f\n", k, r.tokens, r.speedup, r.operations);
   }
-  const int most = options.tokens.empty() ? options.max_tokens : kMostTokens;
+  const int most = std::max(options.max_tokens, std::ranges::max(options.rows()));
   const int best = best_num_draft_tokens(alpha, c, most);
   return text + absl::StrFormat("best K of 0 to %d: %d, %.3f times as fast\n", most, best,
                                 expected_speedup(alpha, best, c));

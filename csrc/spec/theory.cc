@@ -17,10 +17,15 @@ double expected_speedup(double alpha, int num_draft_tokens, double c, double tar
   return expected_tokens(alpha, num_draft_tokens) / (target_cost + num_draft_tokens * c);
 }
 
+// While one token more pays: behind one that does not, none does, since each is accepted less often
+// than the one before. What it adds is compared, not the speed-ups, which are equal but for
+// rounding where c = 0.
 int best_num_draft_tokens(double alpha, double c, int max) {
   int best = 0;
-  for (int k = 1; k <= max; ++k) {
-    if (expected_speedup(alpha, k, c) > expected_speedup(alpha, best, c)) best = k;
+  double accepted = alpha;  // the token behind `best` of them
+  while (best < max && accepted * (1 + best * c) > c * expected_tokens(alpha, best)) {
+    ++best;
+    accepted *= alpha;
   }
   return best;
 }

@@ -13,7 +13,8 @@ double expected_tokens(double alpha, int num_draft_tokens);
 // rows over one of one row; 1 where rows are free.
 double expected_speedup(double alpha, int num_draft_tokens, double c, double target_cost = 1);
 
-// The K of 0 … max with the largest expected_speedup, the smallest of equals.
+// The K of 0 … max with the largest expected_speedup, the smallest of equals. Where c = 0 every
+// token pays that may be accepted: max, but for alpha = 0.
 int best_num_draft_tokens(double alpha, double c, int max);
 
 // Times as many arithmetic operations as plain decoding: (K c + K + 1) / expected_tokens (theorem

@@ -54,6 +54,8 @@ class CommandLine(unittest.TestCase):
         report = outrider('theory', '--alpha', '0.8', '--c', '0.05', '--max-k', '9').stdout
         self.assertIn('\n   5          3.689     2.951       1.694\n', report)
         self.assertIn('best K of 0 to 9: 8, 3.092 times as fast\n', report)
+        for k, best in (('4', 'best K of 0 to 15: 15,'), ('4,20', 'best K of 0 to 20: 20,')):
+            self.assertIn(best, outrider('theory', '--alpha', '0.8', '--k', k).stdout)
 
     def test_wrong_flags_name_the_nearest(self):
         self.refuses(['generate', '--tempreature', '1', 'x'], '--tempreature', '--temperature')

@@ -98,7 +98,18 @@ TEST(Theory, DearRowsSlowDown) {
   EXPECT_NEAR(expected_speedup(0.5, 3, 0.01, 1.25), 1.875 / 1.28, 1e-12);
 }
 
-TEST(Theory, BestIsFoundBySearch) {
+TEST(Theory, BestHasTheLargestSpeedup) {
+  for (const double alpha : {0.05, 0.3, 0.5, 0.8, 0.95, 1.0}) {
+    for (const double c : {0.01, 0.05, 0.2, 0.5, 1.0}) {
+      const double speedup = expected_speedup(alpha, best_num_draft_tokens(alpha, c, 64), c);
+      for (int k = 0; k <= 64; ++k) {
+        EXPECT_LE(expected_speedup(alpha, k, c), speedup * (1 + 1e-12)) << alpha << ", " << c;
+      }
+    }
+  }
+}
+
+TEST(Theory, BestOfExamples) {
   EXPECT_EQ(best_num_draft_tokens(0.5, 0.01, 64), 5);
   EXPECT_EQ(best_num_draft_tokens(0.5, 0.05, 64), 3);
   EXPECT_EQ(best_num_draft_tokens(0.8, 0.05, 64), 8);
@@ -106,6 +117,9 @@ TEST(Theory, BestIsFoundBySearch) {
   EXPECT_EQ(best_num_draft_tokens(0.9, 0.01, 64), 24);
   EXPECT_EQ(best_num_draft_tokens(0.9, 0.01, 15), 15);
   EXPECT_EQ(best_num_draft_tokens(1, 0.5, 64), 64);
+  // The speed-ups of K = 53 and beyond are 2 but for rounding; each is larger than the last.
+  EXPECT_EQ(best_num_draft_tokens(0.5, 0, 64), 64);
+  EXPECT_EQ(best_num_draft_tokens(0.1, 0, 15), 15);
   // A draft as dear as its tokens are rarely right brings nothing.
   EXPECT_EQ(best_num_draft_tokens(0.05, 0.1, 64), 0);
   EXPECT_EQ(best_num_draft_tokens(0.3, 0.3, 64), 0);
