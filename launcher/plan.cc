@@ -57,7 +57,9 @@ void add_plan_command(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, kMaxDraftTokens + 1));
   command->add_option("--sequences", options->sequences, "Answers made at once (default 1)")
       ->check(CLI::Range(1, 4096));
-  command->add_option("--context", options->context, "Tokens of each in the cache (default 1024)")
+  command
+      ->add_option("--context", options->context,
+                   "Tokens of each in the cache (default 1024, or what the model has room for)")
       ->check(CLI::Range(0, 1 << 20));
   command->add_flag("--sampled", options->sampled, "Sampled, not greedy: one exchange more");
   command

@@ -18,6 +18,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMega = 1e6, kGiga = 1e9, kMilli = 1e-3;
 constexpr double kGiB = int64_t{1} << 30;
+constexpr int64_t kDefaultContext = 1024;
 
 ModelConfig load(const std::string& path) {
   return std::filesystem::is_directory(path) ? ModelConfig::load(path)
@@ -42,7 +43,7 @@ int64_t parameters(const ModelConfig& config) {
 StepShape step_shape(const ServingPlan& plan, int num_draft_tokens) {
   const PlanOptions& options = plan.options;
   return {options.sequences,
-          options.context,
+          *options.context,
           num_draft_tokens,
           options.sampled,
           options.server.max_positions,
@@ -75,7 +76,7 @@ PlannedPass target_pass(const ServingPlan& plan, int64_t rows) {
 void plan_memory(ServingPlan& plan) {
   const PlanOptions& options = plan.options;
   // As serving does, the rows of a step behind the context have pages too.
-  const int64_t positions = options.context + kMaxDraftTokens + 1;
+  const int64_t positions = *options.context + kMaxDraftTokens + 1;
   plan.kv_tokens_wanted =
       options.sequences * ((positions + kPageTokens - 1) / kPageTokens) * kPageTokens;
   for (int rank = 0; rank < options.ranks; ++rank) {
@@ -227,10 +228,12 @@ ServingPlan make_plan(const PlanOptions& options) {
   const int64_t most_rows =
       std::max<int64_t>(*std::max_element(options.rows.begin(), options.rows.end()),
                         options.num_speculative_tokens + 1);
-  if (options.context + most_rows > max_positions) {
-    throw Error("--context is " + std::to_string(options.context) + "; expected at most " +
-                std::to_string(max_positions - most_rows) + ", with " + std::to_string(most_rows) +
-                " rows behind it");
+  const int64_t room = max_positions - most_rows;
+  int64_t& context = plan.options.context.emplace(
+      options.context.value_or(std::clamp<int64_t>(room, 0, kDefaultContext)));
+  if (context > room) {
+    throw Error("--context is " + std::to_string(context) + "; expected at most " +
+                std::to_string(room) + ", with " + std::to_string(most_rows) + " rows behind it");
   }
 
   plan_memory(plan);
@@ -263,7 +266,7 @@ std::string plan_as_text(const ServingPlan& plan) {
       options.ranks, gpu.name, gpu.memory_bytes / kGiB, gpu.bandwidth / kGiga,
       gpu.bf16_flops / 1e12, gpu.link_name, gpu.link / kGiga, gpu.source);
   text += absl::StrFormat("step     %d sequence%s of %d tokens, %s, numerics %s\n",
-                          options.sequences, options.sequences == 1 ? "" : "s", options.context,
+                          options.sequences, options.sequences == 1 ? "" : "s", *options.context,
                           options.sampled ? "sampled" : "greedy",
                           numerics_name(options.server.numerics));
   return text + memory_text(plan) + passes_text(plan) + prediction_text(plan);
@@ -287,7 +290,7 @@ std::string plan_as_json(const ServingPlan& plan) {
                  {"link_bandwidth", plan.gpu.link},
                  {"source", plan.gpu.source}}},
                {"sequences", options.sequences},
-               {"context", options.context},
+               {"context", *options.context},
                {"sampled", options.sampled},
                {"numerics", numerics_name(options.server.numerics)},
                {"memory",

@@ -18,7 +18,7 @@ struct PlanOptions {
   std::string device = "H200";
   std::vector<int64_t> rows = {1, 2, 5, 8, 16};  // of each sequence
   int64_t sequences = 1;
-  int64_t context = 1024;
+  std::optional<int64_t> context;  // unset: 1024, or less where the model has no room for it
   bool sampled = false;
   double alpha = 0.7;
   int num_speculative_tokens = 4;

@@ -107,6 +107,10 @@ TEST(Plan, AGpt2) {
   EXPECT_EQ(planned(options)["passes"][0]["exchanges"], 1 + 2 * 48 + 1);
   options.context = 1024;
   expect_one_line_error({"--context is 1024", "expected at most 1019"}, [&] { planned(options); });
+  options.context.reset();
+  EXPECT_EQ(planned(options)["context"], 1019);  // with 5 rows behind it
+  options.server.max_positions = 3;
+  expect_one_line_error({"--context is 0", "expected at most -2"}, [&] { planned(options); });
 }
 
 TEST(Plan, RanksShareWeightsAndExchangeSums) {
