@@ -100,8 +100,8 @@ void add_drafter_flag(CLI::App& command, EngineOptions& options) {
       .add_option_function<std::string>(
           "--drafter",
           [&options](const std::string& name) { options.drafter = drafter_from_name(name); },
-          "Who drafts where a request names nobody (default: head with --draft-head or a head "
-          "of --default-drafts, model with --draft, else prompt_lookup)")
+          "Who drafts where a request names nobody (default: head where there is a draft head, "
+          "model with --draft, else prompt_lookup)")
       ->check(CLI::IsMember(drafter_names()));
 }
 

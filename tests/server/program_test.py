@@ -46,6 +46,9 @@ class CommandLine(unittest.TestCase):
             result = outrider(command, '--help')
             self.assertEqual(result.returncode, 0)
             self.assertIn('--help', result.stdout)
+        measured = outrider('bench', 'serve', '--help').stdout
+        self.assertIn('--drafter', measured)
+        self.assertNotIn('--default-drafts', measured)
 
     def test_theory(self):
         # (1 - 0.8^6) / (1 - 0.8) = 3.68928, over 1 + 5 * 0.05
