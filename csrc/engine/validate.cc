@@ -232,8 +232,7 @@ absl::Status validate_lenience(const Request& request) {
   if (speculation.mode == VerifyMode::coupled || verify_mode(request) == VerifyMode::coupled) {
     return unexpected(
         "speculation.lenience", lenience,
-        "1 (exact) or unset where speculation.mode is coupled, which a seed makes the "
-        "default");
+        "1 (exact) or unset where speculation.mode is coupled (the default beside a seed)");
   }
   return absl::OkStatus();
 }
