@@ -67,7 +67,9 @@ void add_generate_command(CLI::App& app, Action& action) {
   options->request.add_to(*command);
   options->format.add_to(*command);
   const CLI::Validator seconds = number_within(0, 1e7);
-  command->add_option("--timeout", options->timeout_s, "Give up after so many seconds")
+  command
+      ->add_option("--timeout", options->timeout_s,
+                   "Give up after so many seconds (default 0: no limit)")
       ->check(seconds);
   command
       ->add_option("--wait-for-ready", options->wait_for_ready_s,
