@@ -147,9 +147,10 @@ void add_batching_flags(CLI::App& command, EngineOptions& options) {
 void log_progress(EngineOptions& options) {
   options.progress = [last = std::map<std::string, int>()](const std::string& what,
                                                            double done) mutable {
+    if (done == 0) spdlog::info("{}", what);
     const int quarter = static_cast<int>(std::floor(done * 4));
     if (std::exchange(last[what], quarter) != quarter && quarter > 0) {
-      spdlog::info("loading {}: {} %", what, quarter * 25);
+      spdlog::info("{}: {} %", what, quarter * 25);
     }
   };
 }

@@ -38,7 +38,7 @@ void add_policy_flags(CLI::App& command, EngineOptions& options);
 // answers share steps and the cache.
 void add_batching_flags(CLI::App& command, EngineOptions& options);
 
-// Logs a line for each quarter of the loading.
+// Logs a line for each quarter of the loading, and one where measuring begins.
 void log_progress(EngineOptions& options);
 
 // The directory's own name, whatever way it was written.

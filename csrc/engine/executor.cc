@@ -88,7 +88,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
       stream_(backend.make_stream()),
       tokenizer_(Tokenizer::load(options_.model)),
       target_(options_.model, backend, communicator, options_.max_rows, options_.max_positions,
-              progress_of(options_, "model")),
+              progress_of(options_, "loading model")),
       max_positions_(longest_context(target_.config(), options_.max_positions)),
       cache_(target_.make_kv_cache(num_kv_pages(options_, target_.config(), num_ranks_),
                                    options_.max_sequences)),
@@ -97,7 +97,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
       drafters_(options_.drafter_files(),
                 {options_.model, model_hash_, target_.config(), tokenizer_},
                 {cache_.num_pages(), options_.max_sequences, options_.max_rows}, backend,
-                communicator, progress_of(options_, "draft")),
+                communicator, progress_of(options_, "loading draft")),
       step_(backend, communicator, target_, cache_, options_.max_sequences, options_.max_rows),
       slots_(options_.max_sequences),
       token_digests_(options_.max_sequences, 0) {
@@ -105,6 +105,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
   for (SequenceState& slot : slots_) slot.tokens.reserve(max_positions_ + kMaxDraftTokens + 1);
   work_.reserve(slots_.size());
   if (options_.prefill_beside == 0 || options_.lookahead.kind == LookaheadPolicy::Kind::adaptive) {
+    if (options_.progress) options_.progress("measuring steps", 0);
     const FloatEnvironment float_environment;
     tables_.target = measure_step_costs();
     for (const DrafterKind kind : drafters()) {

@@ -41,7 +41,7 @@ struct EngineOptions {
   int64_t kv_cache_tokens = 0;  // positions of the KV cache; 0: what 1 GiB a rank holds
   bool prefix_cache = true;     // prompts that begin alike share pages
   std::function<void(const std::string& what, double done)>
-      progress;  // loading, 0 … 1; may be empty
+      progress;  // of the start, such as "loading model", 0 (it begins) … 1; may be empty
 
   DrafterFiles drafter_files() const {
     return {.model = draft, .head = draft_head, .counts = draft_counts};

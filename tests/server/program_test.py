@@ -496,11 +496,11 @@ class Ends(unittest.TestCase):
                 self.assertEqual(server.wait_for_end(), 0, server.log)
                 self.assertTrue(server.port_is_free())
 
-    def test_interrupted_while_it_loads(self):
-        """On the real model, whose loading takes long enough."""
+    def test_interrupted_while_it_loads_and_measures(self):
+        """On the real model, where both take long enough."""
         model = subprocess.run([sys.executable, FETCH_MODEL], stdout=subprocess.PIPE, text=True,
                                timeout=LIMIT_S, check=True).stdout.strip()
-        for words in ('loading model: 25 %', 'loading model: 100 %'):
+        for words in ('loading model: 25 %', 'measuring steps'):
             command = ['launch', '--ranks', '2', '--', 'serve', '--model', model, '--port', '0']
             with subprocess.Popen([PROGRAM, *command], stderr=subprocess.PIPE, text=True) as launch:
                 output = Lines(launch.stderr)
