@@ -26,7 +26,7 @@ class Programs:
         """log: takes what programs said that failed, and what servers said."""
         self.device, self.work, self.log = device, work, log
         self.libraries: list[Library] = []  # which a bundle has not, of this machine
-        self.seconds_to_end = 0.0  # of the last server
+        self.seconds_to_end = None  # of the last server
         root = bundle if bundle is not None else build
         programs = root / "programs" if bundle is not None else build / "bin"
         self.tests = programs if bundle is not None else programs / "tests"
