@@ -83,7 +83,7 @@ void add_speculation(const Completion& completion, v1::SpeculationStats& proto) 
   proto.set_numerics_fingerprint(completion.numerics_fingerprint);
   proto.set_predicted_speedup(stats.speedup.predicted(stats.alpha()));
   proto.set_measured_speedup(stats.speedup.measured());
-  proto.set_draft_cost(stats.draft_cost);
+  proto.set_draft_cost(stats.mean_draft_cost());
   const auto& steps = stats.speedup.steps;
   proto.mutable_steps_by_lookahead()->Add(steps.begin(), steps.end());
   if (stats.tpot_slo_ms > 0) proto.set_tpot_slo_ms(stats.tpot_slo_ms);

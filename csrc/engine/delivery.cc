@@ -139,10 +139,6 @@ void Delivery::complete(Answer& answer, FinishReason reason, EngineClock::time_p
                         .total_ms = ms_between(answer.received, at),
                         .ttft_ms = any ? ms_between(answer.received, answer.first_token) : 0};
   SpeculationStats& stats = completion.speculation;
-  if (stats.num_draft_tokens > 0) {  // copies are free
-    stats.draft_cost *= 1 - static_cast<double>(stats.num_copied_draft_tokens) /
-                                static_cast<double>(stats.num_draft_tokens);
-  }
   stats.tpot_slo_missed =
       stats.tpot_slo_ms > 0 && gaps > 0 && completion.timings.decode_ms > stats.tpot_slo_ms * gaps;
   answer.over = true;

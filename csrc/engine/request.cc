@@ -30,6 +30,12 @@ double SpeculationStats::alpha() const {
   return alpha_rows == 0 ? 0 : alpha_sum / static_cast<double>(alpha_rows);
 }
 
+double SpeculationStats::mean_draft_cost() const {
+  if (num_draft_tokens == 0) return draft_cost;
+  const auto num_drawn = static_cast<double>(num_draft_tokens - num_copied_draft_tokens);
+  return draft_cost * num_drawn / static_cast<double>(num_draft_tokens);
+}
+
 double SpeculationStats::lenience_shift() const {
   return alpha_rows == 0 ? 0 : shift_sum / static_cast<double>(alpha_rows);
 }

@@ -110,13 +110,14 @@ struct SpeculationStats {
   double shift_sum = 0;
   int64_t alpha_rows = 0;
   SpeedupRecord speedup;
-  double draft_cost = 0;   // c: a round of the drafter for one sequence, in plain steps
+  double draft_cost = 0;   // a round of the drafter for one sequence, in plain steps
   double tpot_slo_ms = 0;  // the objective; 0: none
   bool tpot_slo_missed = false;
 
   double mean_acceptance_length() const;  // emitted tokens a decode step
   double draft_acceptance_rate() const;   // accepted over drafted; 0 where nothing was drafted
   double alpha() const;                   // measured over verified rows; 0 where there were none
+  double mean_draft_cost() const;         // c: of a drafted token, where copies are free
   double lenience_shift() const;  // of their distributions' total variation; 0 where not known
 };
 
@@ -125,7 +126,7 @@ struct DrafterReport {
   int64_t num_drafts = 0;  // steps of a sequence that drafted at least one token
   int64_t num_draft_tokens = 0, num_accepted_draft_tokens = 0;
   double alpha = 0;
-  double draft_cost = 0;  // as above, drawn greedily
+  double draft_cost = 0;  // of a round, drawn greedily
   double predicted_speedup = 1, measured_speedup = 1;
   double budget_ms = 0;  // that it may lose yet
 };

@@ -308,9 +308,15 @@ TEST(SpeculationStats, Rates) {
   stats.num_accepted_draft_tokens = 4;
   stats.alpha_sum = 2.5;
   stats.alpha_rows = 5;
+  stats.draft_cost = 0.3;
   EXPECT_DOUBLE_EQ(stats.mean_acceptance_length(), 7.0 / 3.0);
   EXPECT_DOUBLE_EQ(stats.draft_acceptance_rate(), 4.0 / 6.0);
   EXPECT_DOUBLE_EQ(stats.alpha(), 0.5);
+  EXPECT_DOUBLE_EQ(stats.mean_draft_cost(), 0.3);
+  stats.num_copied_draft_tokens = 2;
+  EXPECT_DOUBLE_EQ(stats.mean_draft_cost(), 0.2);
+  stats.num_copied_draft_tokens = 6;
+  EXPECT_EQ(stats.mean_draft_cost(), 0);
 }
 
 TEST(DrafterName, ModelIsWhatWasTrainedForTheTarget) {
