@@ -48,7 +48,7 @@ int64_t LogitEditor::bytes(int64_t vocab_size, int64_t num_slots, int64_t max_li
 void LogitEditor::admit(int64_t slot, const LogitRules& rules, std::span<const int32_t> tokens,
                         int64_t num_prompt_tokens) {
   Slot& s = slots_[slot];
-  s.edits = s.fresh = rules.any();
+  s.edits = s.fresh = rules.matter_from(0);
   if (!s.edits) return;
   CHECK(static_cast<int64_t>(rules.listed.size()) <= max_listed_);
   s.rules = rules;

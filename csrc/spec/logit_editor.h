@@ -31,16 +31,12 @@ struct LogitRules {
   // Biased, or ending the answer where there are min_tokens; each token once.
   std::vector<ListedToken> listed;
 
-  bool any() const {
-    return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0 ||
-           !listed.empty();
-  }
-  // Whether they change any logit behind num_output tokens of output, and from there on.
+  // Whether they change any logit behind num_output tokens of output, or later on.
   bool matter_from(int64_t num_output) const {
-    return num_output < min_tokens || repetition_penalty != 1 || frequency_penalty != 0 ||
-           presence_penalty != 0 ||
-           std::any_of(listed.begin(), listed.end(),
-                       [](const ListedToken& l) { return l.bias != 0; });
+    return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0 ||
+           std::any_of(listed.begin(), listed.end(), [&](const ListedToken& l) {
+             return l.bias != 0 || (l.ends != 0 && num_output < min_tokens);
+           });
   }
   // How many of the proposed tokens, from the front, may come behind num_output tokens of output: a
   // copy drafter proposes none that is masked, or as good as banned.
