@@ -223,21 +223,6 @@ TEST(LookaheadPlanner, PredictsWhatItMeasures) {
   EXPECT_NEAR(report.measured_speedup, server.plain_ms / server.total_ms, 0.05);
 }
 
-// Of a step it says what it would have said before: nothing that the step itself taught.
-TEST(LookaheadPlanner, PredictsBeforeItMeasures) {
-  LookaheadPlanner planner(adaptive(), tables());
-  planner.add(1, {.drafter = kRandom});
-  const std::vector<LookaheadOutcome> outcomes = {{.id = 1, .position = 1, .num_emitted = 1}};
-  DecodeShape plain;
-  plain.add(tables().target, 1, kRandom, Drawing::greedy, 0);
-  const double expected = StepPricing(tables()).step_ms(plain);
-  TimedStep timed = planner.observe(outcomes, {}, {3 * expected, 0});
-  EXPECT_DOUBLE_EQ(timed.expected_ms, expected);
-  EXPECT_DOUBLE_EQ(timed.ms, 3 * expected);
-  timed = planner.observe(outcomes, {}, {3 * expected, 0});
-  EXPECT_GT(timed.expected_ms, expected);
-}
-
 TEST(LookaheadPlanner, ExactRequestsAreNobodysToJudge) {
   SimulatedServer server(adaptive(), tables(), tables(), 2, never(), true);
   for (int i = 0; i < 1000; ++i) server.step();

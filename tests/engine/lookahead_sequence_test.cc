@@ -237,6 +237,40 @@ TEST_F(OneSequence, AProposalIsOfItsOwnStep) {
   EXPECT_EQ(planner.propose(kId, second, 2), (std::vector<int32_t>{3, 1}));
 }
 
+// Of a step it says what it would have said before: nothing that the step itself taught.
+TEST_F(OneSequence, PredictsBeforeItMeasures) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, {.drafter = kModel});
+  const LookaheadOutcome plain_step{.id = kId, .position = 1, .num_emitted = 1};
+  DecodeShape plain;
+  plain.add(tables().target, 1, kModel, Drawing::greedy, 0);
+  const double expected = StepPricing(tables()).step_ms(plain);
+  TimedStep timed = planner.observe(std::span(&plain_step, 1), {}, {3 * expected, 0});
+  EXPECT_DOUBLE_EQ(timed.expected_ms, expected);
+  EXPECT_DOUBLE_EQ(timed.ms, 3 * expected);
+  timed = planner.observe(std::span(&plain_step, 1), {}, {3 * expected, 0});
+  EXPECT_GT(timed.expected_ms, expected);
+}
+
+// Who was granted a hopeless drafter's try, and got no rows for it, does not keep it from others.
+TEST_F(OneSequence, ATryThatIsNotFedIsAnothers) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, {.drafter = kModel});
+  run(planner, {1}, 500, false);
+  planner.add(kId + 1, {.drafter = kModel});
+  const auto granted = [&](int64_t id) {
+    for (int i = 0; i < 300; ++i) {
+      if (planner.may_catch_up({.id = id, .rows = 50, .tokens_left = 500})) return true;
+      observe(planner, 0, 0, 10, 0);
+    }
+    return false;
+  };
+  EXPECT_TRUE(granted(kId));
+  EXPECT_FALSE(planner.may_catch_up({.id = kId + 1, .rows = 50, .tokens_left = 500}));
+  observe(planner, 0, 0, 10, 0);  // no rows were left
+  EXPECT_TRUE(granted(kId + 1));
+}
+
 TEST_F(OneSequence, ADrafterInDisgraceIsNotFed) {
   LookaheadPlanner planner(adaptive(), tables());
   planner.add(kId, {.drafter = kModel});
