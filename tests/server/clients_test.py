@@ -5,6 +5,7 @@
 PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory.
 """
 
+import contextlib
 import json
 import os
 import pty
@@ -16,7 +17,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from pathlib import Path
 
@@ -30,6 +30,21 @@ DRAFTED = r', alpha \d\.\d\d, \d+\.\d\d times as fast as without drafts'
 
 def without_colours(text):
     return re.sub(ESCAPE + r'\[\d+m', '', text)
+
+
+def is_connected(pid, port):
+    """Whether that process has a TCP connection to that port of this machine's."""
+    sockets = set()
+    for fd in Path(f'/proc/{pid}/fd').iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(os.readlink(fd))
+    tables = Path(f'/proc/{pid}/net').glob('tcp*')  # gRPC's sockets are of IPv6 where there is one
+    lines = [line.split() for table in tables for line in table.read_text().splitlines()]
+    for _, _, remote, state, *_, inode in (line[:10] for line in lines):
+        established = state == '01' and int(remote.partition(':')[2], 16) == port
+        if established and f'socket:[{inode}]' in sockets:
+            return True
+    return False
 
 
 class WaitForReady(unittest.TestCase):
@@ -69,7 +84,8 @@ class WaitForReady(unittest.TestCase):
                 waiting = subprocess.Popen(
                     [*generate, '--max-tokens', '3', '--wait-for-ready', str(LIMIT_S), 'Hi'],
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                time.sleep(0.2)  # it has asked by now
+                while not is_connected(waiting.pid, port):
+                    self.assertIsNone(waiting.poll())
                 self.assertIsNone(running.poll(), 'the drain was too short to be seen')
                 self.assertIsNone(waiting.poll())
                 running.stdout.read()
