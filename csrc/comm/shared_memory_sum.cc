@@ -4,10 +4,16 @@
 #include "comm/shared_memory_sum.h"
 
 #include <immintrin.h>
+#include <linux/futex.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <climits>
 #include <cstring>
 
 #include "comm/ordered_sum.h"
@@ -17,13 +23,34 @@ namespace outrider {
 namespace {
 
 constexpr int64_t kPieceElements = 16384;  // that go at a time
-constexpr int kSpins = 1000;               // some 50 µs before the core is offered to others
+constexpr int kSpins = 1000;               // some 20 to 50 µs
+// Who gives away the core for as long as this has neighbours. So many waits sleep from then on.
+constexpr std::chrono::microseconds kSlice{500};
+constexpr int kSleepyWaits = 1000;
+
+// Of a word that processes share; std::atomic::wait is for the threads of one.
+void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
+  syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);
+}
+
+// How often this thread was ready to run and another ran in its place. (The clock alone would count
+// a host that stops the whole virtual machine.)
+int64_t times_displaced() {
+  rusage usage;
+  CHECK(getrusage(RUSAGE_THREAD, &usage) == 0);
+  return usage.ru_nivcsw;
+}
 
 }  // namespace
 
 struct SharedMemorySum::Arrival {
-  std::atomic<uint64_t> round;
-  static_assert(std::atomic<uint64_t>::is_always_lock_free);
+  std::atomic<uint32_t> round;     // the last one that the rank has arrived at, modulo 2^32
+  std::atomic<uint32_t> sleepers;  // others that sleep until it arrives
+  static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+  bool is_at(uint32_t expected) const {
+    return static_cast<int32_t>(round.load(std::memory_order_acquire) - expected) >= 0;
+  }
 };
 
 size_t SharedMemorySum::bytes(int ranks) {
@@ -48,21 +75,40 @@ void SharedMemorySum::sum_piece(float* x, int64_t n) {
   ++round_;
   float* parts = parts_ + round_ % 2 * ranks_ * kPieceElements;  // [ranks, n]
   std::memcpy(parts + rank_ * n, x, n * sizeof(float));
-  arrivals_[rank_].round.store(round_, std::memory_order_release);
+  Arrival& mine = arrivals_[rank_];
+  mine.round.store(round_);
+  if (mine.sleepers.load() != 0) futex(mine.round, FUTEX_WAKE, INT_MAX);
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank != rank_) await(arrivals_[rank]);
   }
   ordered_sum(parts, ranks_, n, x);
 }
 
-void SharedMemorySum::await(const Arrival& other) const {
-  for (int spins = 0; other.round.load(std::memory_order_acquire) < round_; ++spins) {
-    if (spins < kSpins) {
-      _mm_pause();
-    } else {
-      sched_yield();
-    }
+// Offering the core again and again is quickest where nobody wants it. Where somebody does, each of
+// a step's many sums gives away a slice of time, so there who waits sleeps.
+void SharedMemorySum::await(Arrival& other) {
+  using Clock = std::chrono::steady_clock;
+  for (int spins = 0; spins < kSpins; ++spins) {
+    if (other.is_at(round_)) return;
+    _mm_pause();
   }
+  while (sleepy_waits_ == 0) {
+    const int64_t displaced = times_displaced();
+    const Clock::time_point offered = Clock::now();
+    sched_yield();
+    const bool took_long = Clock::now() - offered > kSlice;
+    if (took_long && times_displaced() > displaced) sleepy_waits_ = kSleepyWaits;
+    if (other.is_at(round_)) return;
+  }
+  --sleepy_waits_;
+  // In one order for all: whoever arrives sees the sleeper, or the sleeper the arrival.
+  ++other.sleepers;
+  while (true) {
+    const uint32_t seen = other.round.load();
+    if (static_cast<int32_t>(seen - round_) >= 0) break;
+    futex(other.round, FUTEX_WAIT, seen);
+  }
+  --other.sleepers;
 }
 
 }  // namespace outrider

@@ -22,12 +22,13 @@ class SharedMemorySum {
   struct alignas(64) Arrival;
 
   void sum_piece(float* x, int64_t n);
-  void await(const Arrival& other) const;
+  void await(Arrival& other);
 
   Arrival* arrivals_;  // [ranks]
   float* parts_;       // [2][ranks, kPieceElements]
   int rank_, ranks_;
-  uint64_t round_ = 0;
+  uint32_t round_ = 0;
+  int sleepy_waits_ = 0;  // left, since others want the cores
 };
 
 }  // namespace outrider

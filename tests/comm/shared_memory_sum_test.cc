@@ -1,7 +1,10 @@
 #include "comm/shared_memory_sum.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -46,6 +49,44 @@ TEST(SharedMemorySum, AddsInRankOrderRoundAfterRound) {
     work(0);
     for (std::thread& other : others) other.join();
   }
+}
+
+int64_t times_slept() {
+  rusage usage;
+  EXPECT_EQ(getrusage(RUSAGE_THREAD, &usage), 0);
+  return usage.ru_nvcsw;  // switches that the thread asked for: sched_yield() is none of these
+}
+
+// Where others compute on the same cores, a rank that only offered its own would give away a slice
+// of time in each round.
+TEST(SharedMemorySum, SleepsBesideOthersWhoWantTheCores) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point patience = Clock::now() + std::chrono::seconds(20);
+  std::atomic<bool> done = false;
+  std::vector<std::jthread> others;
+  for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
+    others.emplace_back([&] {
+      while (!done) continue;
+    });
+  }
+  const Buffer memory = allocate_host(SharedMemorySum::bytes(2));
+  std::atomic<int> num_asleep = 0;
+  const auto work = [&](int rank) {
+    SharedMemorySum shared(memory.data(), rank, 2);
+    const int64_t slept_before = times_slept();
+    for (int round = 0;; ++round) {
+      const bool slept = times_slept() > slept_before;
+      float x[2] = {part_of(rank, round, 0), slept || Clock::now() > patience ? 1.0f : 0.0f};
+      shared.sum(x, 2);
+      EXPECT_EQ(x[0], part_of(0, round, 0) + part_of(1, round, 0)) << "round " << round;
+      if (x[1] == 0) continue;  // the same for both
+      num_asleep += slept ? 1 : 0;
+      return;
+    }
+  };
+  { const std::jthread one(work, 1), zero(work, 0); }
+  done = true;
+  EXPECT_GT(num_asleep, 0);
 }
 
 }  // namespace
