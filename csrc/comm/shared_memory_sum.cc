@@ -47,10 +47,6 @@ struct SharedMemorySum::Arrival {
   std::atomic<uint32_t> round;     // the last one that the rank has arrived at, modulo 2^32
   std::atomic<uint32_t> sleepers;  // others that sleep until it arrives
   static_assert(std::atomic<uint32_t>::is_always_lock_free);
-
-  bool is_at(uint32_t expected) const {
-    return static_cast<int32_t>(round.load(std::memory_order_acquire) - expected) >= 0;
-  }
 };
 
 size_t SharedMemorySum::bytes(int ranks) {
@@ -88,8 +84,9 @@ void SharedMemorySum::sum_piece(float* x, int64_t n) {
 // a step's many sums gives away a slice of time, so there who waits sleeps.
 void SharedMemorySum::await(Arrival& other) {
   using Clock = std::chrono::steady_clock;
+  const uint32_t before = round_ - 1;  // at which it has arrived, since the last sum is made
   for (int spins = 0; spins < kSpins; ++spins) {
-    if (other.is_at(round_)) return;
+    if (other.round != before) return;
     _mm_pause();
   }
   while (sleepy_waits_ == 0) {
@@ -98,16 +95,12 @@ void SharedMemorySum::await(Arrival& other) {
     sched_yield();
     const bool took_long = Clock::now() - offered > kSlice;
     if (took_long && times_displaced() > displaced) sleepy_waits_ = kSleepyWaits;
-    if (other.is_at(round_)) return;
+    if (other.round != before) return;
   }
   --sleepy_waits_;
   // In one order for all: whoever arrives sees the sleeper, or the sleeper the arrival.
   ++other.sleepers;
-  while (true) {
-    const uint32_t seen = other.round.load();
-    if (static_cast<int32_t>(seen - round_) >= 0) break;
-    futex(other.round, FUTEX_WAIT, seen);
-  }
+  while (other.round == before) futex(other.round, FUTEX_WAIT, before);
   --other.sleepers;
 }
 
