@@ -29,7 +29,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Iterator
 
 import numpy as np
 import torch
@@ -39,13 +38,12 @@ from complete_draft import DraftError, complete
 from distill_data import Renderer, Shards, frequent_tokens, generate
 from distill_head import WEIGHTS, DraftHead, load_head, save_head
 from distill_llama import Llama, RecipeError, load_target, save_trained
+from distill_measures import expected_speedup, lookup_acceptance, shares
 from distill_prompts import KINDS, SHARES
 
 CHECKPOINT_SECONDS = 60
 DEPTH_DISCOUNT = 0.8  # weight in the loss of a head's guess over that of the one before it
 LOSS_ROWS = {"cpu": 512, "cuda": 8192}  # positions whose logits are held at once
-MAX_DRAFT_TOKENS = 15
-LOOKUP_TOKENS = 4  # of prompt lookup's longest match
 
 
 def write_whole(path: Path, write) -> None:
@@ -383,46 +381,6 @@ class Trainer:
                 return
             loss = self.train_step()
             seen += arguments.batch * self.train.length
-
-
-def shares(sums: np.ndarray, counts: np.ndarray) -> dict[str, float | None]:
-    """By kind and over all; None where nothing was counted."""
-    values = {"all": (sums.sum(), counts.sum())} | dict(zip(KINDS, zip(sums, counts)))
-    return {name: float(a / n) if n > 0 else None for name, (a, n) in values.items()}
-
-
-def expected_speedup(alpha: float | None, cost: float) -> dict | None:
-    """The best K and its speed-up over plain decoding: (1 - alpha^(K + 1)) / (1 - alpha) tokens in
-    the time of 1 + K c target passes (Leviathan et al. 2023, theorem 3.8)."""
-    if alpha is None:
-        return None
-    speedup = {k: sum(alpha**i for i in range(k + 1)) / (1 + k * cost)
-               for k in range(MAX_DRAFT_TOKENS + 1)}
-    best = max(speedup, key=speedup.get)
-    return {"K": best, "speedup": speedup[best]}
-
-
-def lookup_acceptance(shards: list[dict[str, np.ndarray]]) -> dict[str, float | None]:
-    """What prompt lookup would have guessed right of the greedy text: the baseline of alpha."""
-    sums, counts = np.zeros(len(KINDS)), np.zeros(len(KINDS))
-    for shard in shards:
-        for row in np.flatnonzero(shard["temperature"] == 0.0):
-            tokens, generated = shard["tokens"][row].tolist(), shard["generated"][row]
-            for i, guess in lookup_guesses(tokens):
-                if generated[i]:
-                    sums[shard["kind"][row]] += guess == tokens[i]
-                    counts[shard["kind"][row]] += 1
-    return shares(sums, counts)
-
-
-def lookup_guesses(tokens: list[int]) -> Iterator[tuple[int, int | None]]:
-    """For each position what followed the latest earlier occurrence of the longest run of tokens
-    (LOOKUP_TOKENS at most) that ends before it."""
-    following: dict[tuple[int, ...], int] = {}
-    for i in range(1, len(tokens)):
-        runs = [tuple(tokens[i - n:i]) for n in range(min(LOOKUP_TOKENS, i), 0, -1)]
-        yield i, next((following[run] for run in runs if run in following), None)
-        following |= {run: tokens[i] for run in runs}
 
 
 def run_train(arguments: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import time
 import traceback
@@ -87,17 +88,14 @@ def run_stage(body, budget_seconds: float, take) -> tuple[str, str | None]:
         finally:
             os._exit(0)
     os.close(write_end)
-    os.set_blocking(read_end, False)
     deadline = time.monotonic() + budget_seconds
     status, reason, pending = "failed", "the stage ended without a word", b""
     over = False
     while not over:
-        try:
+        if select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
             data = os.read(read_end, 1 << 16)
             over = data == b""
             pending += data
-        except BlockingIOError:
-            time.sleep(0.05)
         *lines, pending = pending.split(b"\n")
         for line in lines:
             kind, name, value = json.loads(line)
@@ -106,7 +104,7 @@ def run_stage(body, budget_seconds: float, take) -> tuple[str, str | None]:
                 over = True
             else:
                 take(kind, name, value)
-        if not over and time.monotonic() > deadline:
+        if not over and time.monotonic() >= deadline:
             status, reason = "overran", f"ended after its {budget_seconds:g} s"
             over = True
     end_session(pid)

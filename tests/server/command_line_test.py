@@ -16,21 +16,13 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
-from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Server,  # noqa: E402
-                     free_port, outrider)
+from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Refusals,  # noqa: E402
+                     Server, free_port, outrider)
 
 HEAD = Path(CHECKPOINT).with_name('tiny-head')
 
 
-class CommandLine(unittest.TestCase):
-    def refuses(self, arguments, *parts, code=2, **options):
-        result = outrider(*arguments, **options)
-        self.assertEqual(result.returncode, code, result.stderr)
-        self.assertEqual(result.stdout, '')
-        self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
-        for part in parts:
-            self.assertIn(part, result.stderr)
-
+class CommandLine(Refusals, unittest.TestCase):
     def test_version(self):
         self.assertRegex(outrider('version').stdout, r'^outrider \d+\.\d+\.\d+\n$')
         self.assertEqual(outrider('--version').stdout, outrider('version').stdout)

@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
-from program import GREEDY, LIMIT_S, PROGRAM, Server, outrider  # noqa: E402
+from program import GREEDY, LIMIT_S, PROGRAM, Refusals, Server, outrider  # noqa: E402
 
 PROMPTS = [f'{name} said' + ' once more' * times for name, times in
            (('Ada', 0), ('Bert', 2), ('Cleo', 10), ('Dora', 1), ('Emil', 60))]
@@ -24,7 +24,7 @@ def percentile(samples, per_mille):
     return sorted(samples)[-(-len(samples) * per_mille // 1000) - 1]
 
 
-class Loadtest(unittest.TestCase):
+class Loadtest(Refusals, unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.directory = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
@@ -212,14 +212,6 @@ class Loadtest(unittest.TestCase):
         self.assertEqual(report['errors'], 0, report['first_error_by_code'])
         self.assertEqual(report['settings']['prompts'], 'built-in')
         self.assertEqual(len({s['prompt'] for s in samples}), report['settings']['num_prompts'])
-
-    def refuses(self, arguments, *parts, code=2):
-        result = outrider(*arguments)
-        self.assertEqual(result.returncode, code, result.stderr)
-        self.assertEqual(result.stdout, '')
-        self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
-        for part in parts:
-            self.assertIn(part, result.stderr)
 
     def test_wrong_flags(self):
         self.assertEqual(outrider('loadtest', '--help').returncode, 0)

@@ -31,6 +31,19 @@ def outrider(*arguments, **options):
                           stdin=subprocess.DEVNULL, **options)
 
 
+class Refusals:
+    """For test cases."""
+
+    def refuses(self, arguments, *parts, code=2, **options):
+        """outrider(*arguments) says in one line why not, and `parts` among it."""
+        result = outrider(*arguments, **options)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, '')
+        self.assertEqual(result.stderr.count('\n'), 1, result.stderr)
+        for part in parts:
+            self.assertIn(part, result.stderr)
+
+
 def free_port():
     """One for a server that is named before it is there, and can have it again at every restart:
     the system gives those of its own range to whoever connects."""
