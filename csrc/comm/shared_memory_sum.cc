@@ -24,9 +24,11 @@ namespace {
 
 constexpr int64_t kPieceElements = 16384;  // that go at a time
 constexpr int kSpins = 1000;               // some 20 to 50 µs
-// Who gives away the core for as long as this has neighbours. So many waits sleep from then on.
+// A wait that gives away the core for as long as this has neighbours. Where that goes for more than
+// an eighth of the waits, for a while, so many of the next ones sleep. (A client beside the server
+// takes a core now and then, and costs less than sleeping would.)
 constexpr std::chrono::microseconds kSlice{500};
-constexpr int kSleepyWaits = 1000;
+constexpr int kPerCrowdedWait = 8, kCrowded = 256, kSleepyWaits = 8000;
 
 // Of a word that processes share; std::atomic::wait is for the threads of one.
 void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
@@ -85,6 +87,7 @@ void SharedMemorySum::sum_piece(float* x, int64_t n) {
 void SharedMemorySum::await(Arrival& other) {
   using Clock = std::chrono::steady_clock;
   const uint32_t before = round_ - 1;  // at which it has arrived, since the last sum is made
+  if (sleepy_waits_ == 0 && crowded_ > 0) --crowded_;
   for (int spins = 0; spins < kSpins; ++spins) {
     if (other.round != before) return;
     _mm_pause();
@@ -94,7 +97,10 @@ void SharedMemorySum::await(Arrival& other) {
     const Clock::time_point offered = Clock::now();
     sched_yield();
     const bool took_long = Clock::now() - offered > kSlice;
-    if (took_long && times_displaced() > displaced) sleepy_waits_ = kSleepyWaits;
+    if (took_long && times_displaced() > displaced) {
+      crowded_ += kPerCrowdedWait;
+      if (crowded_ >= kCrowded) sleepy_waits_ = kSleepyWaits;
+    }
     if (other.round != before) return;
   }
   --sleepy_waits_;

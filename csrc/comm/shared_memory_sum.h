@@ -28,6 +28,7 @@ class SharedMemorySum {
   float* parts_;       // [2][ranks, kPieceElements]
   int rank_, ranks_;
   uint32_t round_ = 0;
+  int crowded_ = 0;       // more with each wait of late that gave away a slice of time
   int sleepy_waits_ = 0;  // left, since others want the cores
 };
 
