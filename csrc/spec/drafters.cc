@@ -59,7 +59,11 @@ void check_same_vocabulary(const std::filesystem::path& directory, const Tokeniz
                 "makes one of a draft without what it shares with its target)");
   }
   const Tokenizer other = Tokenizer::load(directory);
-  for (int32_t id = 0; id < std::min(tokenizer.vocab_size(), other.vocab_size()); ++id) {
+  if (other.vocab_size() < tokenizer.vocab_size()) {
+    throw Error(directory.string() + "/tokenizer.json: has " + std::to_string(other.vocab_size()) +
+                " tokens, expected the target's, " + std::to_string(tokenizer.vocab_size()));
+  }
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     if (other.token(id) != tokenizer.token(id) ||
         other.is_special(id) != tokenizer.is_special(id)) {
       throw Error(directory.string() + "/tokenizer.json: token " + std::to_string(id) + " is " +

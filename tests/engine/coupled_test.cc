@@ -76,7 +76,8 @@ std::vector<int32_t> prompt_of(int prompt, const Request& request) {
 // Plain, by candidates, and with a nucleus that candidates seldom cover, so that rows are gathered.
 Request seeded_request(const std::string& model, int prompt) {
   const int lengths[] = {1, 17, 40, 130};
-  Request request = greedy_request(lengths[prompt % 4], prompt, 12 + 5 * (prompt % 3), 0, "model");
+  const int num_tokens = prompt % 8 == 5 ? 64 : 12 + 5 * (prompt % 3);
+  Request request = greedy_request(lengths[prompt % 4], prompt, num_tokens, 0, "model");
   request.prompt = prompt_of(prompt, request);
   if (model == "tiny-v64") {
     for (int32_t& token : request.prompt) token %= 64;
@@ -95,7 +96,7 @@ Request with(Request request, const std::string& drafter, int k) {
 }
 
 // With every drafter and K = 0 … 8 (with three of them fewer K, but in the long form), with the
-// server's policy, and without any.
+// server's K, with its drafter too, and without any.
 std::vector<Request> every_way(const Request& request) {
   std::vector<Request> ways;
   for (const std::string drafter : kEveryDrafter) {
@@ -106,6 +107,7 @@ std::vector<Request> every_way(const Request& request) {
   ways.back().speculation.num_speculative_tokens.reset();
   ways.push_back(request);
   ways.back().speculation = {};
+  ways.push_back(ways.back());
   ways.back().speculation.off = true;
   return ways;
 }
@@ -165,25 +167,30 @@ void expect_some_accepted(const std::string& model, const Counts& counts) {
   EXPECT_LT(counts.accepted, counts.drafted);
 }
 
-// Sixteen at a time, and one at a time.
+// Beside sixteen others, of other prompts most of them, and alone.
 TEST_P(Coupled, OneOutputForEveryDrafterKAndCompany) {
   for (const std::string& model : shared_models()) {
     SCOPED_TRACE(model);
+    std::vector<std::vector<Request>> ways;  // [prompts]
+    for (int i = 0; i < num_prompts(); ++i) ways.push_back(every_way(seeded_request(model, i)));
     std::vector<Request> requests;
-    for (int i = 0; i < num_prompts(); ++i) {
-      for (const Request& way : every_way(seeded_request(model, i))) requests.push_back(way);
+    std::vector<int> prompts;  // [requests]
+    for (size_t way = 0; way < ways.front().size(); ++way) {
+      for (int i = 0; i < num_prompts(); ++i) {
+        requests.push_back(ways[i][way]);
+        prompts.push_back(i);
+      }
     }
-    const size_t ways = requests.size() / num_prompts();
     std::vector<std::set<Tokens>> outputs(num_prompts());
     Counts counts;
-    for (const int together : {16, 1}) {
+    for (const int together : {17, 1}) {
       EngineOptions options = options_of(model);
       options.max_sequences = together;
       options.prefix_cache = together > 1;
       options.prefill_chunk = together > 1 ? 7 : 64;
       const auto answers = run_requests(options, ranks(), requests);
-      for (int i = 0; i < num_prompts(); ++i) {
-        outputs[i].merge(distinct(answers, i * ways, (i + 1) * ways, &counts));
+      for (size_t i = 0; i < answers.size(); ++i) {
+        outputs[prompts[i]].merge(distinct(answers, i, i + 1, &counts));
       }
     }
     std::set<Tokens> different;

@@ -269,6 +269,8 @@ TEST(Engine, RefusesADraftWhoseTokensMeanOtherText) {
                  R"(token 10 is "\n", expected the target's, "\t")");
   expect_refused({{"<|endoftext|>", "<|end|>"}},
                  R"(token 0 is "<|end|>", expected the target's, "<|endoftext|>")");
+  expect_refused({{",\n      \"ju\": 511", ""}, {",\n      \"j u\"", ""}},
+                 "has 511 tokens, expected the target's, 512");
 }
 
 // A step gives its accepted drafts, then one token of the target's own.

@@ -286,44 +286,48 @@ void expect_same(const TokenLogprobs& made, const TokenLogprobs& read) {
   }
 }
 
-// They are the model's own, of drafted and of extra tokens alike, whoever drafts: those of the
-// prompt that quotes the answer.
+// They are the model's own, of drafted and of extra tokens alike, whoever drafts and however that
+// is verified: those of a prompt that quotes the answer.
 TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
   for (const int ranks : {1, 3}) {
-    for (const float temperature : {0.0f, 0.8f}) {
+    for (const auto mode : {VerifyMode::greedy, VerifyMode::coupled, VerifyMode::rejection}) {
+      SCOPED_TRACE(testing::Message() << ranks << " ranks, mode " << static_cast<int>(mode));
       std::vector<Request> requests = {with_everything(50, 2, 30, 0, "random")};
       for (const std::string drafter : kEveryDrafter) {
         requests.push_back(with_everything(50, 2, 30, 4, drafter));
       }
       for (Request& request : requests) {
-        request.sampling.temperature = temperature;
+        // Colder, or this draft's guesses would hardly ever be accepted.
+        const bool rejection = mode == VerifyMode::rejection;
+        request.sampling.temperature = mode == VerifyMode::greedy ? 0.0f : rejection ? 0.1f : 0.8f;
+        if (mode != VerifyMode::greedy) request.speculation.mode = mode;
         request.sampling.min_p = 0.02f;
         request.sampling.seed = 5;
         request.sampling.logprobs = 3;
       }
       const auto answers = run_requests(tiny_options(), ranks, requests);
-      const auto& plain = answers[0];
-      Request quote = greedy_request(50, 2, 1, 0, "random");
-      quote.prompt.insert(quote.prompt.end(), plain.token_ids.begin(), plain.token_ids.end());
-      quote.sampling.prompt_logprobs = 3;
-      const auto quoted = run_requests(tiny_options(), ranks, {quote})[0];
-      ASSERT_EQ(plain.logprobs.size(), plain.token_ids.size());
-      int unlikely = 0;
-      for (size_t i = 0; i < plain.logprobs.size(); ++i) {
-        EXPECT_EQ(plain.logprobs[i].token.token, plain.token_ids[i]);
-        unlikely += plain.token_ids[i] != plain.logprobs[i].top[0].token ? 1 : 0;
-      }
-      EXPECT_GT(unlikely, 0);  // the edits decided
-      int64_t accepted = 0;
+      std::vector<Request> quotes;
       for (const auto& answer : answers) {
+        Request& quote = quotes.emplace_back(greedy_request(50, 2, 1, 0, "random"));
+        quote.prompt.insert(quote.prompt.end(), answer.token_ids.begin(), answer.token_ids.end());
+        quote.sampling.prompt_logprobs = 3;
+      }
+      const auto quoted = run_requests(tiny_options(), ranks, quotes);
+      int unlikely = 0;
+      int64_t accepted = 0;
+      for (size_t a = 0; a < answers.size(); ++a) {
+        const auto& answer = answers[a];
         accepted += answer.completion->speculation.num_accepted_draft_tokens;
         SCOPED_TRACE(drafter_name(answer.completion->speculation.drafter));
-        ASSERT_EQ(answer.logprobs.size(), plain.logprobs.size());
+        ASSERT_EQ(answer.logprobs.size(), answer.token_ids.size());
         for (size_t i = 0; i < answer.logprobs.size(); ++i) {
+          EXPECT_EQ(answer.logprobs[i].token.token, answer.token_ids[i]);
+          unlikely += answer.token_ids[i] != answer.logprobs[i].top[0].token ? 1 : 0;
           expect_same(answer.logprobs[i],
-                      quoted.prompt_logprobs[requests[0].prompt.size() - 1 + i]);
+                      quoted[a].prompt_logprobs[requests[a].prompt.size() - 1 + i]);
         }
       }
+      EXPECT_GT(unlikely, 0);  // the edits decided
       EXPECT_GT(accepted, 0);
     }
   }
