@@ -99,16 +99,11 @@ std::string coloured(const v1::Chunk& chunk) {
   return out + text.substr(begin);
 }
 
-std::string summary(const v1::Complete& complete) {
-  const v1::SpeculationStats& s = complete.speculation();
-  const double seconds = complete.timings().total_ms() / 1e3;
-  std::string text = absl::StrFormat(
-      "accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step, drafter %s; %d tokens in "
-      "%.2f s (%.1f a second), the first after %.0f ms",
-      s.num_accepted_draft_tokens(), s.num_draft_tokens(), 100 * s.draft_acceptance_rate(),
-      s.mean_acceptance_length(), s.drafter(), complete.completion_tokens(), seconds,
-      seconds > 0 ? static_cast<double>(complete.completion_tokens()) / seconds : 0,
-      complete.timings().ttft_ms());
+namespace {
+
+// What drafting brought, what it cost, and whether it kept what it was asked to.
+std::string of_speculation(const v1::SpeculationStats& s) {
+  std::string text;
   if (s.num_draft_tokens() > 0) {
     text += absl::StrFormat(
         "; alpha %.2f, c %.3f: %.2f times as fast as without drafts, predicted %.2f", s.alpha(),
@@ -128,6 +123,21 @@ std::string summary(const v1::Complete& complete) {
   return text;
 }
 
+}  // namespace
+
+std::string summary(const v1::Complete& complete) {
+  const v1::SpeculationStats& s = complete.speculation();
+  const double seconds = complete.timings().total_ms() / 1e3;
+  return absl::StrFormat(
+             "accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step, drafter %s; %d "
+             "tokens in %.2f s (%.1f a second), the first after %.0f ms",
+             s.num_accepted_draft_tokens(), s.num_draft_tokens(), 100 * s.draft_acceptance_rate(),
+             s.mean_acceptance_length(), s.drafter(), complete.completion_tokens(), seconds,
+             seconds > 0 ? static_cast<double>(complete.completion_tokens()) / seconds : 0,
+             complete.timings().ttft_ms()) +
+         of_speculation(s);
+}
+
 std::string short_summary(const v1::Complete& complete) {
   const int64_t tokens = complete.completion_tokens();
   std::string text = absl::StrFormat("%d token%s", tokens, tokens == 1 ? "" : "s");
@@ -136,12 +146,8 @@ std::string short_summary(const v1::Complete& complete) {
                             complete.timings().decode_ms() / static_cast<double>(tokens - 1));
   }
   const v1::SpeculationStats& s = complete.speculation();
-  text += absl::StrFormat(", %.2f tokens a step", s.mean_acceptance_length());
-  if (s.num_draft_tokens() > 0) {
-    text += absl::StrFormat(", alpha %.2f, %.2f times as fast as without drafts", s.alpha(),
-                            s.measured_speedup());
-  }
-  return text;
+  return text + absl::StrFormat(", %.2f tokens a step", s.mean_acceptance_length()) +
+         of_speculation(s);
 }
 
 namespace {

@@ -25,7 +25,8 @@ from program import (CHECKPOINT, GREEDY, LIMIT_S, PROGRAM, Lines, Server,  # noq
                      free_port, outrider)
 
 ESCAPE = '\x1b'
-DRAFTED = r', alpha \d\.\d\d, \d+\.\d\d times as fast as without drafts'
+DRAFTED = (r'; alpha \d\.\d\d, c \d+\.\d{3}: \d+\.\d\d times as fast as without drafts, '
+           r'predicted \d+\.\d\d(; \d+ of the drafted tokens were copied)?')
 
 
 def without_colours(text):
@@ -301,6 +302,12 @@ class Chat(unittest.TestCase):
         self.assertRegex(coloured.stderr, DRAFTED)
         self.assertEqual(without_colours(coloured.stdout), plain.stdout)
         self.assertIn('refused draft', coloured.stderr)
+
+    def test_says_what_lenience_and_an_objective_came_to(self):
+        result = self.chat(['Hello'], '--drafter', 'random', '--num-speculative-tokens', '3',
+                           '--lenience', '0.5', '--tpot-slo', '0.001')
+        self.assertRegex(result.stderr, DRAFTED + r'; lenience 0\.5 moved the distribution by '
+                         r'\d\.\d{3}; the objective of 0\.001 ms a token was missed\n$')
 
     def test_an_error_is_one_line_and_the_conversation_goes_on(self):
         answer = self.chat(['Hello']).stdout
