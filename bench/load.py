@@ -1,5 +1,6 @@
 """Latency against load, with speculation and without: `outrider loadtest --compare` at one load
-after the other, and what docs/benchmarks/load.md says of it.
+after the other, and what docs/benchmarks/load.md says of it; and `outrider bench load`, the same in
+virtual time.
 
 A report is the `compare` of that command's JSON: arms[0] asks without drafts, arms[1] adaptively.
 `one_speed` is added to it, TPOT on a machine that is always as fast: {tpot_ms: the P99 of each arm,
@@ -13,8 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from cpu import bench
 from one_speed import Answers, read_trace
-from page import table
+from page import HEAD, isas, table
 
 ARMS = ('plain', 'adaptive')
 RUNS = ('K=0', 'K=adaptive')  # as loadtest calls them
@@ -106,18 +108,33 @@ def load_table(quantity, loads, reports):
 
 def verdict(reports):
     """At how many loads the goal is shown, and at how many that it is missed."""
-    lines = []
     of_reports = {name: [arm_ratio(report, what) for report in reports] for name, what in
                   (('TTFT', 'ttft_ms'), ('TPOT', 'tpot_ms'), ('End to end', 'e2e_ms'))}
     of_reports['TPOT at one speed'] = [report['one_speed']['ratio'] for report in reports]
-    for name, found in of_reports.items():
-        ratios = [ratio for ratio in found if ratio]
-        kept = sum(high <= GOAL for _, _, high in ratios)
-        missed = sum(low > GOAL for _, low, _ in ratios)
-        lines.append(f'- {name}: P99 with speculation at most {GOAL} of P99 without is shown at '
-                     f'{kept} of {len(reports)} loads, more than that at {missed}; neither at '
-                     f'{len(reports) - kept - missed}.\n')
-    return ''.join(lines)
+    return ''.join(map(counted, of_reports, of_reports.values()))
+
+
+def counted(name, found):
+    """found: the ratio of adaptive to plain at each load, as arm_ratio gives it."""
+    ratios = [ratio for ratio in found if ratio]
+    kept = sum(high <= GOAL for _, _, high in ratios)
+    missed = sum(low > GOAL for _, low, _ in ratios)
+    return (f'- {name}: P99 with speculation at most {GOAL} of P99 without is shown at {kept} of '
+            f'{len(found)} loads, more than that at {missed}; neither at '
+            f'{len(found) - kept - missed}.\n')
+
+
+def virtual_text(arguments):
+    """`outrider bench load` at all rates and numbers of users."""
+    loads = ['--rates', ','.join(f'{rate:g}' for rate in arguments.rates), '--users',
+             ','.join(map(str, arguments.users))]
+    result = bench(arguments, isas()[0], 'load', '--model', arguments.model, '--draft-head', HEAD,
+                   *loads)
+    ratios = {name: [(of['to_plain'], of['to_plain_low'], of['to_plain_high'])
+                     for of in result.report['benchmarks'] if of['name'].endswith(f'/{key}')]
+              for key, name in (('ttft', 'TTFT'), ('tpot', 'TPOT'), ('e2e', 'End to end'))}
+    return (f'```\n{result.command}\n```\n\n{result.said}\n\n'
+            + ''.join(map(counted, ratios, ratios.values())))
 
 
 def draw(panel, reports):

@@ -7,6 +7,7 @@
 #include "bench/comm_bench.h"
 #include "bench/decode_bench.h"
 #include "bench/device_op_bench.h"
+#include "bench/load_bench.h"
 #include "bench/op_bench.h"
 #include "bench/serve_bench.h"
 #include "bench/tokenizer_bench.h"
@@ -94,6 +95,20 @@ int bench_serve(const ServeBenchOptions& options, const BenchDeviceOptions& on) 
   JobControl control = open_control(world);
   const auto communicator = make_device_communicator(device.gpu, on.gpus, world, control);
   run_serve_bench(options, device, *communicator, control.server.get(), control.client.get());
+  return 0;
+}
+
+int bench_load(const LoadBenchOptions& options, const BenchDeviceOptions& on) {
+  if (!launched_by_mpi()) {
+    BenchDevice device = open_bench_device(on, nullptr);
+    run_load_bench(options, device, *make_lone_communicator(device.gpu));
+    return 0;
+  }
+  die_with_parent();
+  World world(nullptr, nullptr);
+  BenchDevice device = open_bench_device(on, &world);
+  JobControl control = open_control(world);
+  run_load_bench(options, device, *make_device_communicator(device.gpu, on.gpus, world, control));
   return 0;
 }
 
@@ -229,6 +244,66 @@ void add_serve_bench_command(CLI::App& bench, Action& action) {
   serve->callback([=, &action] { action = [=] { return bench_serve(*options, *on); }; });
 }
 
+constexpr char kPromptTokens[] = "--prompt-tokens", kMaxTokens[] = "--max-tokens",
+               kAlpha[] = "--alpha";
+
+template <typename T>
+CLI::Option* add_range(CLI::App& command, const char* flag, std::pair<T, T>& range,
+                       const std::string& what) {
+  return command.add_option(flag, range, what)->delimiter(',')->type_name("LOW,HIGH");
+}
+
+template <typename T>
+void check_range(const char* flag, const std::pair<T, T>& range) {
+  if (range.first > range.second) {
+    throw CLI::ValidationError(flag, "has a LOW above its HIGH; expected LOW,HIGH");
+  }
+}
+
+void add_load_bench_command(CLI::App& bench, Action& action) {
+  CLI::App* load = bench.add_subcommand(
+      "load",
+      "Latency under load in virtual time, by the server's own scheduler and planner and what its "
+      "steps take; under mpirun on all ranks");
+  auto options = std::make_shared<LoadBenchOptions>();
+  auto on = std::make_shared<BenchDeviceOptions>();
+  add_model_flags(*load, options->engine);
+  add_drafter_flag(*load, options->engine);
+  on->add_to(*load);
+  load->add_option("--rates", options->rates, "Requests a second, with commas")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  load->add_option("--users", options->users, "Who ask again when answered, with commas")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 16));
+  SimulatedLoad& drawn = options->load;
+  load->add_option("--requests", drawn.requests, "Of a round (default 2000)")
+      ->check(CLI::Range(100, 1 << 24));
+  load->add_option("--rounds", options->rounds, "Of each load (default 10)")
+      ->check(CLI::Range(2, 1 << 20));
+  add_range(*load, kPromptTokens, drawn.prompt_tokens, "Drawn between (default 16,96)")
+      ->check(CLI::Range(1, 1 << 20));
+  add_range(*load, kMaxTokens, drawn.tokens, "Of answers, drawn between (default 64,128)")
+      ->check(CLI::Range(2, 1 << 20));
+  add_range(*load, kAlpha, drawn.alpha,
+            "That a drafted token which is reached is accepted, drawn for each request between "
+            "(default 0.2,0.7)")
+      ->check(CLI::Range(0.0, 1.0));
+  load->add_option("--noise", options->noise,
+                   "Of a step's time: deviation of its logarithm (default 0.1)")
+      ->check(CLI::Range(0.0, 1.0));
+  load->add_option_function<std::string>(
+      "--json", [options](const std::string& path) { options->json = path; },
+      "A file for the results, as Google Benchmark writes them");
+  load->callback([=, &action] {
+    check_range(kPromptTokens, options->load.prompt_tokens);
+    check_range(kMaxTokens, options->load.tokens);
+    check_range(kAlpha, options->load.alpha);
+    if (options->rates.empty() && options->users.empty()) options->rates = {1, 2, 4, 6, 8};
+    action = [=] { return bench_load(*options, *on); };
+  });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, Action& action) {
@@ -239,6 +314,7 @@ void add_bench_command(CLI::App& app, Action& action) {
   add_decode_command(*command, action);
   add_comm_command(*command, action);
   add_serve_bench_command(*command, action);
+  add_load_bench_command(*command, action);
 
   CLI::App* tokenizer = command->add_subcommand("tokenizer", "How fast text becomes token ids");
   auto tokenizer_options = std::make_shared<TokenizerBenchOptions>();

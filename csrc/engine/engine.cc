@@ -22,6 +22,17 @@ constexpr double kPrefillMs = 1;
 constexpr size_t kMaxNonFinite = 3;
 constexpr uint64_t kNonFiniteSteps = 16;
 
+TokenLogprobs to_logprobs(const LogprobRow& row, int32_t token, float logit) {
+  const auto logprob = [&](float l) { return static_cast<float>(l - row.log_sum_exp); };
+  TokenLogprobs result{.token = {token, logprob(logit)}, .top = {}};
+  for (int i = 0; i < row.num_top; ++i) {
+    result.top.push_back({row.top[i].token, logprob(row.top[i].logit)});
+  }
+  return result;
+}
+
+}  // namespace
+
 SchedulerLimits scheduler_limits(const Executor& executor) {
   const EngineOptions& options = executor.options();
   return {.num_slots = options.max_sequences,
@@ -35,17 +46,6 @@ SchedulerLimits scheduler_limits(const Executor& executor) {
           .prefill_ms = kPrefillMs,
           .prefix_cache = options.prefix_cache};
 }
-
-TokenLogprobs to_logprobs(const LogprobRow& row, int32_t token, float logit) {
-  const auto logprob = [&](float l) { return static_cast<float>(l - row.log_sum_exp); };
-  TokenLogprobs result{.token = {token, logprob(logit)}, .top = {}};
-  for (int i = 0; i < row.num_top; ++i) {
-    result.top.push_back({row.top[i].token, logprob(row.top[i].logit)});
-  }
-  return result;
-}
-
-}  // namespace
 
 Engine::Engine(Executor& executor, ControlServer* control, StepObservers observers,
                Quarantine* quarantine)

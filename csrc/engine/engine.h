@@ -43,6 +43,9 @@ struct EngineStats {
   std::array<DrafterReport, kNumDrafterKinds> drafters;     // by DrafterKind
 };
 
+// What an engine's scheduler goes by.
+SchedulerLimits scheduler_limits(const Executor& executor);
+
 class Engine {
  public:
   // control: the connection to the other ranks; null where this rank is alone. quarantine: of the

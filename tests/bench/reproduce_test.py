@@ -85,6 +85,14 @@ class BadValues(unittest.TestCase):
         self.assertRegex(done.stderr, r'^reproduce: --drafter oracle: expected one that the server '
                                       r'has: .*\bprompt_lookup\b.*\n$')
 
+    def test_a_page_of_every_drafter_is_not_made_without_some(self):
+        done = reproduce('speculation', '--program', PROGRAM, '--model', CHECKPOINT, '--ranks', '1',
+                         PYTHONPATH=str(self.folder))
+        self.assertEqual((done.stdout, done.stderr, done.returncode),
+                         ('', "reproduce: --serve '': the server has no bigram, head, model, "
+                          'unigram; expected --draft, --draft-head and --draft-counts, or '
+                          '--drafter for one alone\n', 2))
+
     def test_the_commands_of_the_pages_have_none(self):
         lines = [line for page in (SOURCE / 'docs' / 'benchmarks').glob('*.md')
                  for line in page.read_text(encoding='utf-8').splitlines()

@@ -1,0 +1,220 @@
+#include "bench/simulated_load.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <queue>
+#include <random>
+#include <unordered_map>
+
+#include "core/error.h"
+
+namespace outrider {
+namespace {
+
+// Distributions of the standard library differ from one to the next.
+double uniform(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
+
+template <typename T>
+T uniform(std::mt19937_64& random, const std::pair<T, T>& range) {
+  const auto [low, high] = range;
+  if constexpr (std::is_integral_v<T>) {
+    return low + static_cast<T>(uniform(random) * static_cast<double>(high - low + 1));
+  } else {
+    return low + uniform(random) * (high - low);
+  }
+}
+
+double exponential(std::mt19937_64& random) { return -std::log1p(-uniform(random)); }
+
+double normal(std::mt19937_64& random) {
+  return std::sqrt(2 * exponential(random)) * std::cos(2 * M_PI * uniform(random));
+}
+
+struct Request {
+  int prompt_tokens, tokens;
+  double alpha;
+  double wait;  // arrivals at random: behind the one before, in means
+  uint64_t seed;
+};
+
+std::vector<Request> draw_requests(const SimulatedLoad& load, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Request> requests;
+  for (int i = 0; i < load.requests; ++i) {
+    Request& request = requests.emplace_back();
+    request.prompt_tokens = uniform(random, load.prompt_tokens);
+    request.tokens = uniform(random, load.tokens);
+    request.alpha = uniform(random, load.alpha);
+    request.wait = exponential(random);
+    request.seed = random();
+  }
+  return requests;
+}
+
+// All prompts are different, and made of zeros.
+SchedulerLimits without_prefixes(SchedulerLimits limits) {
+  limits.prefix_cache = false;
+  return limits;
+}
+
+class Simulation {
+ public:
+  Simulation(const SimulatedServer& server, const SimulatedLoad& load, bool speculates,
+             uint64_t seed)
+      : server_(server),
+        load_(load),
+        speculates_(speculates),
+        requests_(draw_requests(load, seed)),
+        answers_(requests_.size()),
+        truth_(server.tables),
+        scheduler_(without_prefixes(server.limits)),
+        planner_({}, server.tables),
+        noise_(~seed) {
+    CHECK((load.rate > 0) != (load.users > 0));
+    double at = 0;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (load.rate > 0) {
+        arrive(at += requests_[i].wait / load.rate);
+      } else if (i < static_cast<size_t>(load.users)) {
+        arrive(0);
+      }
+    }
+  }
+
+  std::vector<SimulatedAnswer> run() {
+    while (!running_.empty() || !arrivals_.empty()) {
+      if (running_.empty()) now_ = std::max(now_, arrivals_.top());
+      while (!arrivals_.empty() && arrivals_.top() <= now_) take();
+      step();
+    }
+    CHECK(num_taken_ == static_cast<int64_t>(requests_.size()));
+    return std::move(answers_);
+  }
+
+ private:
+  struct Running {
+    int left;
+    int64_t fed = 0;         // positions that the target has seen
+    bool has_state = false;  // has decoded: a draft head can go on from there
+    std::mt19937_64 random;
+  };
+
+  void arrive(double at) { arrivals_.push(at); }
+
+  // The next request, in their order.
+  void take() {
+    const double arrival = arrivals_.top();
+    arrivals_.pop();
+    const int64_t id = num_taken_++;
+    const Request& request = requests_[id];
+    answers_[id] = {.arrival = arrival, .tokens = request.tokens};
+    running_.emplace(id, Running{.left = request.tokens, .random = std::mt19937_64(request.seed)});
+    const DrafterKind drafter = speculates_ ? server_.drafter : DrafterKind::none;
+    planner_.add(id, {.drafter = drafter, .exact = !speculates_});
+    scheduler_.add({.id = id,
+                    .request = id,
+                    .order = arrival,
+                    .prompt = std::vector<int32_t>(request.prompt_tokens),
+                    .num_prompt_tokens = request.prompt_tokens,
+                    .max_length = request.prompt_tokens + request.tokens,
+                    .drafter = drafter,
+                    .lookahead = speculates_ ? kMaxDraftTokens : 0,
+                    .lookahead_is_exact = !speculates_,
+                    .max_draft_positions = std::numeric_limits<int64_t>::max()});
+  }
+
+  // What Engine::step does, but for the ranks.
+  void step() {
+    StepPlan plan = scheduler_.plan(&planner_);
+    for (const Admission& admission : plan.admitted) {
+      Running& sequence = running_.at(scheduler_.sequence_at(admission.slot));
+      sequence.fed = admission.num_cached;
+      sequence.has_state = false;
+    }
+    const StepCosts& costs = truth_.target();
+    DecodeShape shape;
+    double prompts_ms = 0;
+    for (PlannedWork& work : plan.work) {
+      const int64_t id = scheduler_.sequence_at(work.slot);
+      Running& sequence = running_.at(id);
+      prompts_ms += costs.context_ms(work.prefill_end - sequence.fed, sequence.fed);
+      sequence.fed = work.prefill_end;
+      if (!work.decode) continue;
+      if (server_.drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
+      const auto position = static_cast<int64_t>(scheduler_.tokens(id).size());
+      shape.add(costs, position, planner_.drafter_now(id), Drawing::greedy, work.num_draft_tokens);
+    }
+    const int64_t decode_rows = shape.sequences + shape.drafted_rows;
+    const int64_t prompt_rows = scheduler_.prefill_rows().target;
+    if (prompt_rows > 0) {
+      prompts_ms += costs.rows_ms(decode_rows + prompt_rows);
+      if (decode_rows > 0) prompts_ms -= costs.rows_ms(decode_rows);
+    }
+    double ms = truth_.step_ms(shape) + prompts_ms;
+    const double slow = std::exp(server_.noise * normal(noise_));
+    const double draft_ms = slow * truth_.draft_ms(shape);
+    ms = slow * ms + draft_ms;
+    now_ += ms / 1e3;
+
+    std::vector<LookaheadOutcome> outcomes;
+    for (const PlannedWork& work : plan.work) {
+      if (work.decode) outcomes.push_back(decode(work));
+    }
+    planner_.observe(outcomes, scheduler_.prefill_rows(), {ms, draft_ms});
+  }
+
+  LookaheadOutcome decode(const PlannedWork& work) {
+    const int64_t id = scheduler_.sequence_at(work.slot);
+    Running& sequence = running_.at(id);
+    SimulatedAnswer& answer = answers_[id];
+    sequence.has_state = true;
+    if (answer.first == 0) answer.first = now_;
+    const int drafted = work.num_draft_tokens;
+    int accepted = 0;
+    while (accepted < drafted && uniform(sequence.random) < requests_[id].alpha) ++accepted;
+    const LookaheadOutcome outcome = {
+        .id = id,
+        .position = static_cast<int64_t>(scheduler_.tokens(id).size()),
+        .drafts = {.num_drafted = drafted,
+                   .num_accepted = accepted,
+                   .alpha_sum = static_cast<double>(accepted),
+                   .alpha_rows = std::min(accepted + 1, drafted)},
+        .num_emitted = std::min(accepted + 1, sequence.left)};
+    scheduler_.commit(id, std::vector<int32_t>(outcome.num_emitted));
+    sequence.fed = outcome.position + outcome.num_emitted - 1;
+    sequence.left -= outcome.num_emitted;
+    if (sequence.left > 0) return outcome;
+    answer.end = now_;
+    scheduler_.remove(id);
+    planner_.remove(id);
+    running_.erase(id);
+    const auto asked = num_taken_ + static_cast<int64_t>(arrivals_.size());
+    if (load_.users > 0 && asked < load_.requests) arrive(now_);
+    return outcome;
+  }
+
+  const SimulatedServer& server_;
+  const SimulatedLoad& load_;
+  const bool speculates_;
+  const std::vector<Request> requests_;
+  std::vector<SimulatedAnswer> answers_;
+  const StepPricing truth_;
+  Scheduler scheduler_;
+  LookaheadPlanner planner_;
+  std::mt19937_64 noise_;
+  std::priority_queue<double, std::vector<double>, std::greater<>> arrivals_;
+  std::unordered_map<int64_t, Running> running_;  // or waiting for a slot
+  int64_t num_taken_ = 0;
+  double now_ = 0;
+};
+
+}  // namespace
+
+std::vector<SimulatedAnswer> simulate(const SimulatedServer& server, const SimulatedLoad& load,
+                                      bool speculates, uint64_t seed) {
+  return Simulation(server, load, speculates, seed).run();
+}
+
+}  // namespace outrider

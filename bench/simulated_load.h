@@ -1,0 +1,50 @@
+// Requests at a server of virtual time: its scheduler and its lookahead planner are the ones that
+// serve, what a step takes is told by cost tables, and which drafts are accepted is drawn.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "engine/lookahead_planner.h"
+#include "engine/scheduler.h"
+
+namespace outrider {
+
+struct SimulatedServer {
+  SchedulerLimits limits;
+  LookaheadTables tables;  // that it knows, and what steps truly take but for the noise
+  DrafterKind drafter = DrafterKind::head;
+  double noise = 0;  // of a step's time: standard deviation of its logarithm
+};
+
+struct SimulatedLoad {
+  // Either so many requests a second in the mean, at random times, or so many users who each ask
+  // again when answered.
+  double rate = 0;
+  int users = 0;
+
+  int requests = 0;
+  // Drawn uniformly for each request: tokens of its prompt and of its answer, and the probability
+  // with which a drafted token that is reached is accepted.
+  std::pair<int, int> prompt_tokens{1, 1}, tokens{1, 1};
+  std::pair<double, double> alpha{0, 0};
+};
+
+// Seconds.
+struct SimulatedAnswer {
+  double arrival = 0, first = 0, end = 0;
+  int tokens = 0;
+
+  double time_to_first() const { return first - arrival; }
+  double end_to_end() const { return end - arrival; }
+  double time_per_token() const { return (end - first) / (tokens - 1); }  // behind the first
+};
+
+// All answers, in the order of their arrival. The same seed gives the same requests at the same
+// times (to users: in the same order), and the same drafts of a request are accepted, whether
+// speculates (K left to the server) or not (K = 0).
+std::vector<SimulatedAnswer> simulate(const SimulatedServer& server, const SimulatedLoad& load,
+                                      bool speculates, uint64_t seed);
+
+}  // namespace outrider

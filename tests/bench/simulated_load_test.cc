@@ -1,0 +1,121 @@
+#include "bench/simulated_load.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace outrider {
+namespace {
+
+constexpr auto kHead = DrafterKind::head;
+
+// A step of one row takes 10 ms, a further row 0.2 up to eight, and 1 behind them; a round 0.5.
+SimulatedServer server() {
+  SimulatedServer server;
+  server.limits = {.num_slots = 64, .num_pages = 10'000, .max_rows = 512, .prefill_chunk = 256};
+  server.tables.target.steps = {{1, 10}, {8, 11.4}, {108, 111.4}};
+  server.tables.draft[static_cast<int>(kHead)].steps = {{1, 0.5}, {101, 10.5}};
+  server.limits.costs = server.tables.target;
+  server.limits.prefill_slowdown = 1.4;
+  server.limits.prefill_ms = 1;
+  return server;
+}
+
+SimulatedLoad load(int requests, std::pair<double, double> alpha) {
+  return {.requests = requests, .prompt_tokens{16, 64}, .tokens{32, 64}, .alpha = alpha};
+}
+
+SimulatedLoad at_rate(double rate, SimulatedLoad load) {
+  load.rate = rate;
+  return load;
+}
+
+SimulatedLoad of_users(int users, SimulatedLoad load) {
+  load.users = users;
+  return load;
+}
+
+TEST(SimulatedLoad, TakesWhatTheCostsSay) {
+  SimulatedLoad one = of_users(1, load(2, {0, 0}));
+  one.prompt_tokens = {5, 5};
+  one.tokens = {4, 4};
+  const auto answers = simulate(server(), one, false, 1);
+  ASSERT_EQ(answers.size(), 2);
+  // The prompt's five rows in one step, then a row each.
+  EXPECT_NEAR(answers[0].time_to_first(), 0.0108, 1e-9);
+  EXPECT_NEAR(answers[0].time_per_token(), 0.010, 1e-9);
+  EXPECT_NEAR(answers[0].end_to_end(), 0.0408, 1e-9);
+  EXPECT_EQ(answers[1].arrival, answers[0].end);
+  EXPECT_NEAR(answers[1].end_to_end(), 0.0408, 1e-9);
+}
+
+TEST(SimulatedLoad, ASeedGivesTheSameAgainAndBothArmsTheSameRequests) {
+  SimulatedServer noisy = server();
+  noisy.noise = 0.1;
+  const SimulatedLoad some = at_rate(2, load(200, {0.2, 0.8}));
+  const auto plain = simulate(noisy, some, false, 7), again = simulate(noisy, some, false, 7);
+  const auto adaptive = simulate(noisy, some, true, 7), other = simulate(noisy, some, false, 8);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_EQ(plain[i].end, again[i].end);
+    EXPECT_EQ(plain[i].arrival, adaptive[i].arrival);
+    EXPECT_EQ(plain[i].tokens, adaptive[i].tokens);
+  }
+  EXPECT_NE(plain[0].arrival, other[0].arrival);
+  EXPECT_NEAR(plain.back().arrival, 100, 30);
+}
+
+TEST(SimulatedLoad, NoMoreUsersThanThereAre) {
+  const auto answers = simulate(server(), of_users(5, load(100, {0.5, 0.5})), true, 1);
+  for (const SimulatedAnswer& at : answers) {
+    const auto waits = [&](const SimulatedAnswer& answer) {
+      return answer.arrival <= at.arrival && at.arrival < answer.end;
+    };
+    EXPECT_LE(std::count_if(answers.begin(), answers.end(), waits), 5);
+  }
+}
+
+TEST(SimulatedLoad, AcceptedDraftsAreTokens) {
+  const SimulatedLoad one = of_users(1, load(50, {1, 1}));
+  const auto plain = simulate(server(), one, false, 1), drafted = simulate(server(), one, true, 1);
+  EXPECT_LT(drafted.back().end, 0.5 * plain.back().end);
+}
+
+double p99(std::vector<double> values) {
+  const auto at = values.begin() + static_cast<int64_t>(0.99 * static_cast<double>(values.size()));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+// The promise, at every load, for good drafts and hopeless ones: drafting makes nobody wait. (Users
+// who are answered sooner ask again sooner, so that their prompts meet more often.)
+TEST(SimulatedLoad, SpeculationMakesNobodyWait) {
+  SimulatedServer noisy = server();
+  noisy.noise = 0.1;
+  std::vector<SimulatedLoad> loads;
+  for (const auto& alpha : {std::pair{0.0, 0.0}, {0.2, 0.7}}) {
+    const SimulatedLoad some = load(3000, alpha);
+    for (const double rate : {1, 3, 6, 9}) loads.push_back(at_rate(rate, some));
+    for (const int users : {2, 8, 24}) loads.push_back(of_users(users, some));
+  }
+  for (const SimulatedLoad& load : loads) {
+    std::vector<double> ttft[2], tpot[2], end[2];
+    for (const bool speculates : {false, true}) {
+      for (const SimulatedAnswer& answer : simulate(noisy, load, speculates, 1)) {
+        ttft[speculates].push_back(answer.time_to_first());
+        tpot[speculates].push_back(answer.time_per_token());
+        end[speculates].push_back(answer.end_to_end());
+      }
+    }
+    SCOPED_TRACE(testing::Message() << "rate " << load.rate << ", users " << load.users
+                                    << ", alpha up to " << load.alpha.second);
+    if (load.rate > 0) {
+      EXPECT_LE(p99(ttft[1]), 1.01 * p99(ttft[0])) << "TTFT";
+    }
+    EXPECT_LE(p99(tpot[1]), 1.01 * p99(tpot[0])) << "TPOT";
+    EXPECT_LE(p99(end[1]), 1.01 * p99(end[0])) << "end to end";
+  }
+}
+
+}  // namespace
+}  // namespace outrider
