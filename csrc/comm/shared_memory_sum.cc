@@ -92,14 +92,18 @@ void SharedMemorySum::await(Arrival& other) {
     if (other.round != before) return;
     _mm_pause();
   }
-  while (sleepy_waits_ == 0) {
+  for (bool counted = false; sleepy_waits_ == 0;) {
     const int64_t displaced = times_displaced();
     const Clock::time_point offered = Clock::now();
     sched_yield();
     const bool took_long = Clock::now() - offered > kSlice;
-    if (took_long && times_displaced() > displaced) {
+    if (!counted && took_long && times_displaced() > displaced) {
+      counted = true;
       crowded_ += kPerCrowdedWait;
-      if (crowded_ >= kCrowded) sleepy_waits_ = kSleepyWaits;
+      if (crowded_ >= kCrowded) {
+        crowded_ -= kPerCrowdedWait;  // one more of them, and the next ones sleep again
+        sleepy_waits_ = kSleepyWaits;
+      }
     }
     if (other.round != before) return;
   }
