@@ -14,9 +14,12 @@ constexpr double kMostOverrun = 4;
 
 }  // namespace
 
-LookaheadPlanner::Account LookaheadPlanner::account_of(
-    std::span<const LookaheadOutcome> outcomes) const {
+LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const LookaheadOutcome> outcomes,
+                                                       int64_t prompt_rows) const {
   Account account;
+  for (DecodeShape* shape : {&account.all, &account.base, &account.plain}) {
+    shape->prompt_rows = prompt_rows;
+  }
   const StepCosts& target = pricing_.target();
   int64_t num_adaptive_rows = 0;
   for (const LookaheadOutcome& outcome : outcomes) {
@@ -55,7 +58,7 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
                                     const PrefillRows& prefill, const StepDurations& durations) {
   TimedStep timed;
   if (pricing_.known()) {
-    const Account account = account_of(outcomes);
+    const Account account = account_of(outcomes, prefill.target);
     if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
       settle(account, prefill, durations);
       settle_waiting(outcomes, account);
@@ -100,10 +103,12 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
       prefill.draft == prefill.adaptive_draft) {
     overrun = std::min(durations.ms - base_ms, kMostOverrun * expected) / expected - 1;
   }
-  const double token_ms =
-      account.base.sequences == 0
-          ? 0
-          : base_ms / static_cast<double>(account.base.sequences + account.accepted_exact);
+  DecodeShape decoded = account.base;
+  decoded.prompt_rows = 0;
+  const double token_ms = decoded.sequences == 0
+                              ? 0
+                              : (pricing_.step_ms(decoded) + pricing_.draft_ms(decoded)) /
+                                    static_cast<double>(decoded.sequences + account.accepted_exact);
   // Who may copy and cannot, since copying has nothing left, earns for it.
   LossBudget& copying = of(DrafterKind::prompt_lookup).budget;
   if (account.may_copy > 0 && copying.is_spent()) {

@@ -17,6 +17,9 @@ constexpr int64_t kPlainFirst = 3;
 constexpr int kPlainPatience = 4;  // prompts may stand in the way
 // A drafter that is not worth its time is tried again after so many steps.
 constexpr int64_t kTryEvery = 64;
+// Beside prompts: K at most, and how much faster these have to get on.
+constexpr int kMostBesidePrompts = 4;
+constexpr double kLeastGain = 1.05;
 // By its tokens: what a budget is counted in, and what it costs at least, of a plain step.
 constexpr int kBudgetTokens = 4;
 constexpr double kLeastCost = 0.02;
@@ -56,9 +59,7 @@ void LookaheadPlanner::forget_removed() {
   removed_.clear();
 }
 
-// Beside prompts a step computes more than it reads, so that a drafted row is dear, and whoever
-// waits for its first token gains nothing by it.
-void LookaheadPlanner::choose(std::span<DecodeChoice> step, bool beside_prompts) {
+double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& prompts) {
   forget_removed();
   for (const DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
@@ -67,17 +68,79 @@ void LookaheadPlanner::choose(std::span<DecodeChoice> step, bool beside_prompts)
     sequence.proposed.clear();
   }
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
-    if (!beside_prompts) return choose_adaptively(step);
-    for (DecodeChoice& choice : step) {
-      if (!choice.exact) choice.num_draft_tokens = 0;
-    }
-    return;
+    if (prompts.waiting > 0) return choose_beside_prompts(step, prompts);
+    choose_adaptively(step);
+    return 0;
   }
-  if (policy_.kind == LookaheadPolicy::Kind::fixed) return;
+  if (policy_.kind == LookaheadPolicy::Kind::fixed) return 0;
   const int32_t k = policy_.from_table(static_cast<int>(step.size()));
   for (DecodeChoice& choice : step) {
     if (!choice.exact) choice.num_draft_tokens = std::min(choice.num_draft_tokens, k);
   }
+  return 0;
+}
+
+// Whoever waits for a first token gains nothing by drafts, but the time that they save. So they are
+// drafted for all or for none, and as many as let prompts get on fastest.
+double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
+                                               const PromptRows& prompts) {
+  for (Drafter& drafter : drafters_) drafter.tried = -1;
+  chosen_.clear();
+  for (DecodeChoice& choice : step) {
+    sequences_.at(choice.id).draft_class = 0;
+    chosen_.push_back(choice.exact ? 0 : std::exchange(choice.num_draft_tokens, 0));
+  }
+  // Drafts only delay prompts that are done with this step.
+  if (step.empty() || prompts.plain == std::min(prompts.waiting, prompts.most)) return 0;
+  BesidePrompts best{.gain = kLeastGain};
+  int best_k = 0;
+  for (int k = 1; k <= kMostBesidePrompts; ++k) {
+    const BesidePrompts found = beside_prompts(step, prompts, k);
+    if (found.gain <= best.gain) continue;
+    best = found;
+    best_k = k;
+  }
+  for (size_t i = 0; i < step.size(); ++i) {
+    if (!step[i].exact) step[i].num_draft_tokens = std::min(chosen_[i], best_k);
+  }
+  return best.prompt_ms;
+}
+
+// If all draft k, or as many as they may. The step may take as many times as long as without drafts
+// as the sequence that is helped least gets tokens.
+LookaheadPlanner::BesidePrompts LookaheadPlanner::beside_prompts(std::span<const DecodeChoice> step,
+                                                                 const PromptRows& prompts,
+                                                                 int k) const {
+  DecodeShape plain{.prompt_rows = prompts.plain}, drafting;
+  double tokens = std::numeric_limits<double>::infinity();  // of the sequence with the fewest
+  for (size_t i = 0; i < step.size(); ++i) {
+    const Sequence& sequence = sequences_.at(step[i].id);
+    const int exact = step[i].exact ? step[i].num_draft_tokens : 0;
+    const int drafted = exact + std::min(chosen_[i], k);
+    const bool may = !drafts_by_copying(sequence.drafter) &&
+                     of(sequence.drafter).budget.has_started() && sequence.terms.max_step_ms == 0;
+    if (drafted == 0 || (exact == 0 && !may)) return {};
+    tokens = std::min(tokens, 1 + accepted_of(hazard_of_sequence(sequence), drafted));
+    const auto position = static_cast<int64_t>(step[i].tokens.size());
+    plain.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, exact);
+    drafting.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, drafted);
+  }
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    const double added = pricing_.draft_ms(drafting, static_cast<DrafterKind>(d));
+    if (added > 0 && added > drafters_[d].left_ms()) return {};
+  }
+  const double plain_ms = pricing_.step_ms(plain) + pricing_.draft_ms(plain);
+  const double drafting_ms = pricing_.step_ms(drafting) + pricing_.draft_ms(drafting);
+  const double factor = pricing_.fit(plain.sequences).plain_factor();
+  const double prompt_ms = (tokens * plain_ms - drafting_ms) / factor;
+  if (prompt_ms <= 0) return {};
+  const StepCosts& costs = pricing_.target();
+  const int64_t others = drafting.sequences + drafting.drafted_rows;
+  const int64_t rows = costs.rows_within(
+      prompt_ms, others, 0, std::min(prompts.waiting, prompts.most - drafting.drafted_rows));
+  const double ms = drafting_ms + factor * costs.added_ms(others, rows, 0);
+  return {.gain = static_cast<double>(rows) / ms / (static_cast<double>(prompts.plain) / plain_ms),
+          .prompt_ms = prompt_ms};
 }
 
 void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {

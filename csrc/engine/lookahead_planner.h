@@ -52,7 +52,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   // Still known to the next observe().
   void remove(int64_t id) { removed_.push_back(id); }
 
-  void choose(std::span<DecodeChoice> step, bool beside_prompts) override;
+  double choose(std::span<DecodeChoice> step, const PromptRows& prompts) override;
   bool may_catch_up(const CatchUp& catch_up) override;
   double slowness(int64_t sequences) const override {
     return pricing_.fit(sequences).plain_factor();
@@ -125,6 +125,13 @@ class LookaheadPlanner final : public LookaheadChooser {
   void forget_removed();
 
   void choose_adaptively(std::span<DecodeChoice> step);
+  struct BesidePrompts {
+    double gain = 0;       // how many times as fast as without drafts prompts get on
+    double prompt_ms = 0;  // as choose() returns it
+  };
+  double choose_beside_prompts(std::span<DecodeChoice> step, const PromptRows& prompts);
+  BesidePrompts beside_prompts(std::span<const DecodeChoice> step, const PromptRows& prompts,
+                               int k) const;
   bool wants_plain_step(int64_t sequences);
   void fill_costs(const DecodeShape& base, int64_t most_drafted);
   void set_budgets(const DecodeShape& base);
@@ -133,7 +140,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   Hazard hazard_of_sequence(const Sequence& sequence) const;
   void try_others(std::span<DecodeChoice> step, int64_t num_drafted, const LookaheadChoice& choice);
 
-  Account account_of(std::span<const LookaheadOutcome> outcomes) const;
+  Account account_of(std::span<const LookaheadOutcome> outcomes, int64_t prompt_rows) const;
   void settle_waiting(std::span<const LookaheadOutcome> outcomes, const Account& account);
   void learn(std::span<const LookaheadOutcome> outcomes);
   void settle(const Account& account, const PrefillRows& prefill, const StepDurations& durations);
@@ -150,7 +157,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   LookaheadSearch search_;
   LookaheadCosts costs_;
   std::vector<LookaheadSequence> candidates_;  // [sequences of the step]
-  std::vector<int> chosen_;                    // [candidates]
+  std::vector<int> chosen_;                    // [candidates]; beside prompts: at most
 };
 
 }  // namespace outrider

@@ -144,19 +144,27 @@ void Scheduler::plan_decodes() {
   rows_.all += others_wait;
 }
 
-// Whether the step will have rows of prompts: of those that run, or of one that waits and has room.
-// One whose prompt is in the prefix cache only decodes.
-bool Scheduler::feeds_prompts() const {
-  for (const ScheduledSequence* s : running_) {
-    if (s->target.num_cached < s->length() - 1) return true;
-  }
+// Of those that run, or that wait and have room. One whose prompt is in the prefix cache only
+// decodes.
+PromptRows Scheduler::prompt_rows_beside(int64_t decode_rows) const {
+  PromptRows rows{.most = std::min(limits_.prefill_chunk, limits_.max_rows - decode_rows)};
+  for (const ScheduledSequence* s : running_)
+    rows.waiting += s->length() - 1 - s->target.num_cached;
   size_t slots = free_slots_.size();
   for (const ScheduledSequence* s : waiting_) {
-    if (slots-- == 0 || !has_room(*s)) return false;
+    if (rows.waiting > rows.most || slots-- == 0 || !has_room(*s)) break;
     const int64_t found = target_pool_.find_prefix(s->shareable(), salt_of(*s)).pages;
-    if (found * kPageTokens < s->length() - 1) return true;
+    rows.waiting += std::max<int64_t>(0, s->length() - 1 - found * kPageTokens);
   }
-  return false;
+  rows.plain = std::min(rows.waiting, rows.most);
+  if (limits_.prefill_beside > 0) {
+    rows.plain = rows.most = std::min(rows.plain, limits_.prefill_beside);
+  } else if (limits_.costs.known() && rows.plain > 0) {
+    const double ms = (limits_.prefill_slowdown - 1) * limits_.costs.decode_ms(decode_rows);
+    rows.plain = std::max<int64_t>(
+        1, limits_.costs.rows_within(std::max(ms, limits_.prefill_ms), decode_rows, 0, rows.plain));
+  }
+  return rows;
 }
 
 void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
@@ -167,7 +175,8 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
                         .tokens = s->tokens,
                         .num_draft_tokens = static_cast<int32_t>(s->lookahead_now())});
   }
-  chooser_->choose(choices_, feeds_prompts());
+  rows_.prefill_ms_by_drafts =
+      chooser_->choose(choices_, prompt_rows_beside(static_cast<int64_t>(ready.size())));
   for (size_t i = 0; i < ready.size(); ++i) {
     const int32_t k = choices_[i].num_draft_tokens;
     CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now()));
@@ -267,7 +276,7 @@ void Scheduler::limit_prefill() {
     ms += limits_.costs.context_ms(1 + s->work.num_draft_tokens, s->target.num_cached);
   }
   const double slowness = chooser_ != nullptr ? chooser_->slowness(sequences) : 1;
-  rows_.prefill_ms = (limits_.prefill_slowdown - 1) * ms;
+  rows_.prefill_ms = std::max((limits_.prefill_slowdown - 1) * ms, rows_.prefill_ms_by_drafts);
   const double least_ms = kObjectiveShare * rows_.prefill_ms;
   for (const ScheduledSequence* s : running_) {
     const double most_ms = s->spec.max_step_ms / slowness;

@@ -77,14 +77,21 @@ struct CatchUp {
   int64_t tokens_left = 0;  // that the sequence may yet emit
 };
 
+// Rows of prompts of a step that is to decode too.
+struct PromptRows {
+  int64_t waiting = 0;  // that there are to compute
+  int64_t plain = 0;    // of them, that the step has if nothing is drafted
+  int64_t most = 0;     // that it may have whatever time they take
+};
+
 // Who decides what the sequences draft whose K is not exact.
 class LookaheadChooser {
  public:
   virtual ~LookaheadChooser() = default;
   // Once for all that are ready when a step's decodes are planned. What comes later to a step
-  // drafts nothing. Rows or pages may leave them less. beside_prompts: the step has rows of prompts
-  // too.
-  virtual void choose(std::span<DecodeChoice> step, bool beside_prompts) = 0;
+  // drafts nothing. Rows or pages may leave them less. Returns how long prompts may take beside
+  // what is drafted, in milliseconds of SchedulerLimits::costs; 0: as long as without.
+  virtual double choose(std::span<DecodeChoice> step, const PromptRows& prompts) = 0;
   // Whether a drafter's cache is worth its rows now.
   virtual bool may_catch_up(const CatchUp& catch_up) = 0;
   // How many times as long steps of so many sequences take as SchedulerLimits::costs say.
@@ -145,7 +152,8 @@ class Scheduler {
     int64_t prompt_logits = 0;
     // What the prefill rows may yet add to a step in which somebody decodes.
     double prefill_ms = 0;
-    bool by_costs = false;  // whether that is a limit
+    double prefill_ms_by_drafts = 0;  // as LookaheadChooser::choose gives it
+    bool by_costs = false;            // whether that is a limit
     bool any_prefill = false;
     PrefillRows taken;
   };
@@ -157,7 +165,7 @@ class Scheduler {
   // The parts of plan(), in this order.
   void publish(ScheduledSequence& s);
   void plan_decodes();
-  bool feeds_prompts() const;
+  PromptRows prompt_rows_beside(int64_t decode_rows) const;
   void choose_lookahead(std::span<ScheduledSequence* const> ready);
   bool may_catch_up(const ScheduledSequence& s) const;
   void limit_prefill();

@@ -39,20 +39,26 @@ const CostFit& StepPricing::fit(int64_t sequences) const {
 }
 
 double StepPricing::plain_table_ms(const DecodeShape& shape) const {
-  return shape.sequences == 0 ? 0 : target().decode_ms(shape.sequences) + shape.context_ms;
+  if (shape.sequences == 0) return shape.prompt_rows == 0 ? 0 : target().rows_ms(shape.prompt_rows);
+  double ms = target().decode_ms(shape.sequences) + shape.context_ms;
+  if (shape.prompt_rows > 0) ms += target().added_ms(shape.sequences, shape.prompt_rows, 0);
+  return ms;
 }
 
 double StepPricing::added_table_ms(const DecodeShape& shape) const {
   if (shape.drafted_rows == 0) return 0;
-  const double rows_ms = target().decode_ms(shape.sequences + shape.drafted_rows) -
-                         target().decode_ms(shape.sequences);
+  const int64_t others = shape.sequences + shape.prompt_rows;
+  const double rows_ms =
+      target().decode_ms(others + shape.drafted_rows) - target().decode_ms(others);
   const double least = kLeastRow * target().rows_ms(1) * static_cast<double>(shape.drafted_rows);
   return std::max(rows_ms, least) + shape.drafted_context_ms;
 }
 
 double StepPricing::step_ms(const DecodeShape& shape) const {
   const CostFit& fit = this->fit(shape.sequences);
-  return (fit.plain_factor() + fit.share(shape.drafted_rows)) * plain_table_ms(shape) +
+  // What so many drafted rows take beyond the table is known of steps without prompts.
+  const double share = shape.prompt_rows == 0 ? fit.share(shape.drafted_rows) : 0;
+  return (fit.plain_factor() + share) * plain_table_ms(shape) +
          fit.added_factor() * added_table_ms(shape);
 }
 

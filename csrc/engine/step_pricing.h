@@ -27,10 +27,11 @@ struct LookaheadTables {
   std::array<std::array<double, kNumDrawings>, kNumDrafterKinds> drawing_ms{};
 };
 
-// The decode rows of a step.
+// The decode rows of a step, and how many rows of prompts it has beside them.
 struct DecodeShape {
   int64_t sequences = 0;
   int64_t drafted_rows = 0;
+  int64_t prompt_rows = 0;
   // That the table has for the sequences' contexts, and for those of the drafted rows.
   double context_ms = 0, drafted_context_ms = 0;
   // [drafter][i]: sequences that draft at least i + 1 tokens.

@@ -42,7 +42,7 @@ class SimulatedServer {
                          .tokens = tokens_[i],
                          .num_draft_tokens = is_exact(id) ? 4 : kMaxDraftTokens});
     }
-    planner.choose(choices, false);
+    planner.choose(choices, {});
     std::vector<LookaheadOutcome> outcomes;
     DecodeShape shape, plain;
     for (const DecodeChoice& choice : choices) {
@@ -239,7 +239,7 @@ TEST(LookaheadPlanner, WhatOneIsGrantedAnotherIsNot) {
   for (int i = 0; i < 100 && !drafted; ++i) {
     std::vector<DecodeChoice> one = {
         {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens}};
-    planner.choose(one, false);
+    planner.choose(one, {});
     const int k = one[0].num_draft_tokens;
     drafted = k > 0;
     if (drafted) {
@@ -259,35 +259,74 @@ TEST(LookaheadPlanner, WhatOneIsGrantedAnotherIsNot) {
   EXPECT_TRUE(drafted);
 }
 
-// A prompt gains nothing by them. Whoever named a K gets it all the same.
-TEST(LookaheadPlanner, NothingIsChosenBesidePrompts) {
-  LookaheadPlanner planner(adaptive(), tables());
-  planner.add(1, {.drafter = kModel});
-  planner.add(2, {.drafter = kModel, .exact = true});
-  const std::vector<int32_t> tokens = {1};
-  int alone = 0, beside = 0;
-  for (int i = 0; i < 100; ++i) {
-    const bool beside_prompts = i % 2 == 0;
-    std::vector<DecodeChoice> both = {
-        {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens},
-        {.id = 2, .exact = true, .tokens = tokens, .num_draft_tokens = 4}};
-    planner.choose(both, beside_prompts);
-    EXPECT_EQ(both[1].num_draft_tokens, 4);
-    const int k = both[0].num_draft_tokens;
-    (beside_prompts ? beside : alone) += k;
-    const std::vector<LookaheadOutcome> outcomes = {
-        {.id = 1,
-         .position = 1,
-         .drafts = {.num_drafted = k, .num_accepted = k},
-         .num_emitted = k + 1},
-        {.id = 2,
-         .position = 1,
-         .drafts = {.num_drafted = 4, .num_accepted = 4},
-         .num_emitted = 5}};
-    planner.observe(outcomes, {.target = beside_prompts ? 64 : 0}, {11 + 1.2 * k, 1.0 * k});
+// Two sequences, whose drafts are accepted or not, beside prompts in every second step.
+struct BesidePrompts {
+  PromptRows prompts{.waiting = 1000, .plain = 20, .most = 256};
+  bool accepted = true;
+  bool one_names_its_k = false;
+  double objective_ms = 0;
+  int alone = 0, beside = 0;  // tokens drafted
+  double bought_ms = 0;       // that prompts may take, in the last step beside them
+
+  void run() {
+    LookaheadPlanner planner(adaptive(), tables());
+    planner.add(1, {.drafter = kModel, .max_step_ms = objective_ms});
+    planner.add(2, {.drafter = kModel, .exact = one_names_its_k});
+    const std::vector<int32_t> tokens = {1};
+    for (int i = 0; i < 400; ++i) {
+      const bool prompted = i % 2 == 1;
+      std::vector<DecodeChoice> both = {
+          {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens},
+          {.id = 2,
+           .exact = one_names_its_k,
+           .tokens = tokens,
+           .num_draft_tokens = one_names_its_k ? 4 : kMaxDraftTokens}};
+      const double ms = planner.choose(both, prompted ? prompts : PromptRows{});
+      if (prompted) bought_ms = ms;
+      if (!prompted) EXPECT_EQ(ms, 0);
+      if (one_names_its_k) EXPECT_EQ(both[1].num_draft_tokens, 4);
+      (prompted ? beside : alone) += both[0].num_draft_tokens;
+      std::vector<LookaheadOutcome> outcomes;
+      DecodeShape shape;
+      for (const DecodeChoice& choice : both) {
+        const int k = choice.num_draft_tokens, kept = accepted ? k : 0;
+        shape.add(tables().target, 1, kModel, Drawing::greedy, k);
+        outcomes.push_back({.id = choice.id,
+                            .position = 1,
+                            .drafts = {.num_drafted = k, .num_accepted = kept},
+                            .num_emitted = kept + 1});
+      }
+      const StepPricing real(tables());
+      const double draft_ms = real.draft_ms(shape);
+      planner.observe(outcomes, {.target = prompted ? prompts.plain : 0},
+                      {real.step_ms(shape) + draft_ms, draft_ms});
+    }
   }
-  EXPECT_EQ(beside, 0);
-  EXPECT_GT(alone, 100);
+};
+
+// Steps that are longer, but emit more, have more time for prompts: 4 ms without drafts.
+TEST(LookaheadPlanner, DraftsBesidePromptsWhereTheseGetOnFaster) {
+  BesidePrompts good;
+  good.run();
+  EXPECT_GT(good.beside, 100);
+  EXPECT_GT(good.bought_ms, 8);
+  BesidePrompts with_another{.one_names_its_k = true};
+  with_another.run();
+  EXPECT_GT(with_another.beside, 100);
+}
+
+TEST(LookaheadPlanner, NothingIsDraftedBesidePromptsThatGainNothingByIt) {
+  std::vector<BesidePrompts> cases(4);
+  cases[0].accepted = false;
+  cases[1].prompts.waiting = 20;  // done with this step
+  cases[2].prompts.most = 20;     // as many as there may be
+  cases[3].objective_ms = 50;
+  for (BesidePrompts& of : cases) {
+    of.run();
+    EXPECT_LE(of.beside, of.accepted ? 0 : 10);  // until it is known
+    EXPECT_EQ(of.bought_ms, 0);
+    EXPECT_GT(of.alone, 0);
+  }
 }
 
 TEST(LookaheadPlanner, AnObjectiveThatCannotBeMetHidesNoOther) {
@@ -301,7 +340,7 @@ TEST(LookaheadPlanner, AnObjectiveThatCannotBeMetHidesNoOther) {
     for (const int64_t id : {1, 2}) {
       both.push_back({.id = id, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens});
     }
-    planner.choose(both, false);
+    planner.choose(both, {});
     std::vector<LookaheadOutcome> outcomes;
     int rows = 0, rounds = 0;
     for (const DecodeChoice& choice : both) {
@@ -366,7 +405,7 @@ struct SharedSteps {
         choices.push_back(
             {.id = answer.id, .tokens = context, .num_draft_tokens = kMaxDraftTokens});
       }
-      planner.choose(choices, false);
+      planner.choose(choices, {});
       std::vector<LookaheadOutcome> outcomes;
       int rows = 0, rounds = 0;
       for (int i = 0; i < n; ++i) {
@@ -434,7 +473,7 @@ TEST(LookaheadPlanner, WhoNamesAKHoldsNobodyBack) {
     std::vector<DecodeChoice> both = {
         {.id = 1, .tokens = context, .num_draft_tokens = kMaxDraftTokens},
         {.id = 2, .exact = true, .tokens = context}};
-    planner.choose(both, false);
+    planner.choose(both, {});
     const int k = both[0].num_draft_tokens;
     drafting += k > 0;
     const std::vector<LookaheadOutcome> outcomes = {
@@ -470,7 +509,7 @@ TEST(LookaheadPlanner, AHopelessSequenceInGoodCompanyIsSeldomDraftedFor) {
     for (const int64_t id : {1, 2}) {
       both.push_back({.id = id, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens});
     }
-    planner.choose(both, false);
+    planner.choose(both, {});
     std::vector<LookaheadOutcome> outcomes;
     double ms = 10, draft_ms = 0;
     for (const DecodeChoice& choice : both) {

@@ -15,7 +15,7 @@ class OneSequence : public ::testing::Test {
 
   int choose(LookaheadPlanner& planner, const std::vector<int32_t>& tokens, int most) {
     std::vector<DecodeChoice> one = {{.id = kId, .tokens = tokens, .num_draft_tokens = most}};
-    planner.choose(one, false);
+    planner.choose(one, {});
     return one[0].num_draft_tokens;
   }
   void observe(LookaheadPlanner& planner, int drafted, int accepted, double ms, double draft_ms,
@@ -301,7 +301,7 @@ TEST_F(OneSequence, AnAnswerMayEndInTheStep) {
   planner.add(kId + 1, {.drafter = kRandom});
   const std::vector<int32_t> tokens = {1};
   std::vector<DecodeChoice> one = {{.id = kId + 1, .tokens = tokens, .num_draft_tokens = 4}};
-  planner.choose(one, false);
+  planner.choose(one, {});
 }
 
 TEST_F(OneSequence, ASpikeIsNotTheDraftersFault) {

@@ -327,7 +327,9 @@ TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
                       quoted[a].prompt_logprobs[requests[a].prompt.size() - 1 + i]);
         }
       }
-      EXPECT_GT(unlikely, 0);  // the edits decided
+      if (mode == VerifyMode::greedy) {
+        EXPECT_GT(unlikely, 0);  // the edits decided
+      }
       EXPECT_GT(accepted, 0);
     }
   }

@@ -61,14 +61,16 @@ TEST(Scheduler, LeavesAFewPositionsToTheDrafterItself) {
 
 // Drafts as many as it may, and keeps what it was told.
 struct RecordingChooser final : LookaheadChooser {
-  void choose(std::span<DecodeChoice> step, bool beside_prompts) override {
-    if (!step.empty()) told.push_back(beside_prompts);
+  double choose(std::span<DecodeChoice> step, const PromptRows& prompts) override {
+    if (!step.empty()) told.push_back(prompts.waiting > 0);
+    latest = prompts;
+    return prompt_ms;
   }
   bool may_catch_up(const CatchUp&) override { return true; }
   double slowness(int64_t) const override { return slow; }
 
-  double slow = 1;
-
+  double slow = 1, prompt_ms = 0;
+  PromptRows latest;
   std::vector<bool> told;  // of each step in which somebody decodes
 };
 
@@ -95,6 +97,28 @@ TEST(Scheduler, AnObjectiveBoundsPrefillOnASlowerMachine) {
   EXPECT_EQ(rows_beside(1.25, 100), 8);
   EXPECT_EQ(rows_beside(0.75, 12), 6);
   EXPECT_EQ(rows_beside(2, 15), 8);  // it cannot be met
+}
+
+TEST(Scheduler, PromptsMayTakeWhatDraftsBuyThem) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 110}}};
+  limits.prefill_slowdown = 1.8;
+  Scheduler scheduler(limits);
+  RecordingChooser chooser;
+  scheduler.add(spec(1, 1));
+  commit_all(scheduler, scheduler.plan(&chooser));
+  scheduler.add(spec(2, 500));
+  int64_t fed = 0;
+  for (const auto& [bought_ms, rows] : {std::pair{0.0, 8}, {20.0, 20}, {3.0, 8}, {1000.0, 128}}) {
+    chooser.prompt_ms = bought_ms;
+    const StepPlan plan = scheduler.plan(&chooser);
+    EXPECT_EQ(chooser.latest.waiting, 499 - fed);
+    EXPECT_EQ(chooser.latest.plain, 8);
+    EXPECT_EQ(chooser.latest.most, 128);
+    EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, fed + rows) << bought_ms;
+    fed += rows;
+    commit_all(scheduler, plan);
+  }
 }
 
 void decode_until(Scheduler& scheduler, RecordingChooser& chooser, size_t steps) {
