@@ -127,11 +127,13 @@ def counted(name, found):
 def virtual_text(arguments):
     """`outrider bench load` at all rates and numbers of users."""
     loads = ['--rates', ','.join(f'{rate:g}' for rate in arguments.rates), '--users',
-             ','.join(map(str, arguments.users))]
+             ','.join(map(str, arguments.users)), '--requests', str(arguments.requests),
+             '--rounds', str(arguments.rounds)]
     result = bench(arguments, isas()[0], 'load', '--model', arguments.model, '--draft-head', HEAD,
                    *loads)
-    ratios = {name: [(of['to_plain'], of['to_plain_low'], of['to_plain_high'])
-                     for of in result.report['benchmarks'] if of['name'].endswith(f'/{key}')]
+    ratios = {name: [(of['p99_to_plain'], of['p99_to_plain_low'], of['p99_to_plain_high'])
+                     for of in result.report['benchmarks']
+                     if of['name'].endswith(f'/adaptive/{key}')]
               for key, name in (('ttft', 'TTFT'), ('tpot', 'TPOT'), ('e2e', 'End to end'))}
     return (f'```\n{result.command}\n```\n\n{result.said}\n\n'
             + ''.join(map(counted, ratios, ratios.values())))

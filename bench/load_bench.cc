@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
-#include <random>
+#include <iterator>
 #include <string>
-#include <utility>
 
 #include "bench/bench_report.h"
+#include "bench/statistics.h"
 #include "core/error.h"
 #include "core/float_environment.h"
 #include "engine/engine.h"
@@ -17,92 +16,67 @@ namespace outrider {
 namespace {
 
 constexpr double kWarmUp = 0.05;  // of a round's requests, which are not counted
-constexpr int kDraws = 400;       // of rounds, for an interval
 
-using Quantity = double (SimulatedAnswer::*)() const;
-constexpr std::array<Quantity, 3> kQuantities = {&SimulatedAnswer::time_to_first,
-                                                 &SimulatedAnswer::time_per_token,
-                                                 &SimulatedAnswer::end_to_end};
-constexpr const char* kNames[] = {"ttft", "tpot", "e2e"};
-
-// [rounds], each of one quantity of its answers.
-using Rounds = std::vector<std::vector<double>>;
-
-double percentile(std::vector<double> values, double p) {
-  const auto rank = static_cast<int64_t>(std::ceil(p * static_cast<double>(values.size())));
-  const auto at = values.begin() + std::max<int64_t>(rank - 1, 0);
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
-}
-
-std::vector<double> joined(const Rounds& rounds, const std::vector<size_t>& which) {
-  std::vector<double> all;
-  for (const size_t i : which) all.insert(all.end(), rounds[i].begin(), rounds[i].end());
-  return all;
-}
-
-struct Ratio {
-  double value, low, high;  // and the 95 % interval
+struct Quantity {
+  const char* name;
+  double (SimulatedAnswer::*of)() const;  // seconds
 };
-
-// Of the P99s of all rounds; the interval is a bootstrap's over rounds, which the arms share.
-Ratio p99_ratio(const Rounds& adaptive, const Rounds& plain) {
-  const auto ratio = [&](const std::vector<size_t>& which) {
-    return percentile(joined(adaptive, which), 0.99) / percentile(joined(plain, which), 0.99);
-  };
-  std::vector<size_t> which(plain.size());
-  for (size_t i = 0; i < which.size(); ++i) which[i] = i;
-  const double value = ratio(which);
-  std::mt19937_64 random(1);
-  std::vector<double> drawn;
-  for (int draw = 0; draw < kDraws; ++draw) {
-    for (size_t& i : which) i = random() % plain.size();
-    drawn.push_back(ratio(which));
-  }
-  return {value, percentile(drawn, 0.025), percentile(drawn, 0.975)};
-}
+constexpr Quantity kQuantities[] = {{"ttft", &SimulatedAnswer::time_to_first},
+                                    {"tpot", &SimulatedAnswer::time_per_token},
+                                    {"e2e", &SimulatedAnswer::end_to_end}};
+constexpr size_t kNumQuantities = std::size(kQuantities);
 
 struct Arm {
-  std::array<Rounds, kQuantities.size()> rounds;
+  std::array<Samples, kNumQuantities> samples;  // by round
   double tokens = 0, seconds = 0;
 
-  void add(const std::vector<SimulatedAnswer>& answers) {
-    const auto first = static_cast<int64_t>(kWarmUp * static_cast<double>(answers.size()));
+  void add(const std::vector<SimulatedAnswer>& answers, int round) {
     double end = 0;
-    for (const SimulatedAnswer& answer : answers) {
-      tokens += answer.tokens;
-      end = std::max(end, answer.end);
-    }
-    seconds += end;
-    for (size_t q = 0; q < kQuantities.size(); ++q) {
-      std::vector<double>& values = rounds[q].emplace_back();
-      for (auto answer = answers.begin() + first; answer != answers.end(); ++answer) {
-        values.push_back(((*answer).*kQuantities[q])());
+    for (size_t i = 0; i < answers.size(); ++i) {
+      tokens += answers[i].tokens;
+      end = std::max(end, answers[i].end);
+      if (static_cast<double>(i) < kWarmUp * static_cast<double>(answers.size())) continue;
+      for (size_t q = 0; q < kNumQuantities; ++q) {
+        samples[q].add((answers[i].*kQuantities[q].of)(), round);
       }
     }
-  }
-
-  double ms(size_t quantity, double p) const {
-    std::vector<double> all;
-    for (const auto& round : rounds[quantity]) all.insert(all.end(), round.begin(), round.end());
-    return 1e3 * percentile(std::move(all), p);
+    seconds += end;
   }
 };
 
 std::string title(const SimulatedLoad& load) {
   char text[32];
-  std::snprintf(text, sizeof text, load.users > 0 ? "%.0f users" : "%g/s",
+  std::snprintf(text, sizeof text, load.users > 0 ? "users:%g" : "rate:%g",
                 load.users > 0 ? load.users : load.rate);
   return text;
 }
 
-void check_room(const LoadBenchOptions& options, const Executor& executor) {
+void check(const LoadBenchOptions& options, const Executor& executor) {
   const int64_t longest = options.load.prompt_tokens.second + options.load.tokens.second;
   if (longest > executor.max_positions()) {
     throw Error("bench load: a prompt and its answer have " + std::to_string(longest) +
                 " tokens at most; expected no more than the model's " +
                 std::to_string(executor.max_positions()));
   }
+  const DrafterKind drafter = executor.default_drafter();
+  if (!can_simulate(drafter)) {
+    throw Error("bench load: --drafter is " + drafter_name(drafter) +
+                "; expected one that has no cache and copies nothing, as head (--draft-head)");
+  }
+  const auto most = static_cast<int>(kWarmUp * options.load.requests);
+  for (const int users : options.users) {
+    if (users > most) {
+      throw Error("bench load: --users is " + std::to_string(users) + "; expected at most " +
+                  std::to_string(most) + ", a twentieth of --requests, which warms up");
+    }
+  }
+}
+
+std::string cell(const Ratios& ratios) {
+  char text[64];
+  std::snprintf(text, sizeof text, " %.3f (%.3f, %.3f) |", ratios.p99, ratios.ci95->low.p99,
+                ratios.ci95->high.p99);
+  return text;
 }
 
 }  // namespace
@@ -113,7 +87,7 @@ void run_load_bench(const LoadBenchOptions& options, BenchDevice& device,
   set_float_environment();
   const Executor executor(options.engine, *device.backend, communicator);
   if (communicator.rank() != 0) return;
-  check_room(options, executor);
+  check(options, executor);
   const SimulatedServer server = {.limits = scheduler_limits(executor),
                                   .tables = executor.tables(),
                                   .drafter = executor.default_drafter(),
@@ -138,29 +112,35 @@ void run_load_bench(const LoadBenchOptions& options, BenchDevice& device,
     std::array<Arm, 2> arms;
     for (int round = 0; round < options.rounds; ++round) {
       for (const bool speculates : {false, true}) {
-        arms[speculates].add(simulate(server, load, speculates, round + 1));
+        arms[speculates].add(simulate(server, load, speculates, round + 1), round);
       }
     }
     for (const bool speculates : {false, true}) {
       const Arm& arm = arms[speculates];
-      std::printf("| %s | %s | %.1f | %.1f | %.1f | %.2f | %.2f | %.1f |", title(load).c_str(),
-                  speculates ? "adaptive" : "plain", arm.tokens / arm.seconds, arm.ms(0, 0.5),
-                  arm.ms(0, 0.99), arm.ms(1, 0.5), arm.ms(1, 0.99), arm.ms(2, 0.99));
-      for (size_t q = 0; q < kQuantities.size(); ++q) {
+      const std::string name = speculates ? "adaptive" : "plain";
+      std::array<Summary, kNumQuantities> of;
+      std::string ratios;
+      for (size_t q = 0; q < kNumQuantities; ++q) {
+        of[q] = summarise(arm.samples[q], 0);
+        Measurement& measured = all.emplace_back();
+        measured = {.name = "load/" + title(load) + "/" + name + "/" + kQuantities[q].name,
+                    .seconds = of[q].p50,
+                    .samples = of[q].count,
+                    .counters = {{"p99_us", 1e6 * of[q].p99},
+                                 {"tokens_per_second", arm.tokens / arm.seconds}}};
         if (!speculates) {
-          std::printf("  |");
+          ratios += "  |";
           continue;
         }
-        const Ratio ratio = p99_ratio(arm.rounds[q], arms[false].rounds[q]);
-        std::printf(" %.3f (%.3f, %.3f) |", ratio.value, ratio.low, ratio.high);
-        all.push_back({.name = "load/" + title(load) + "/" + kNames[q],
-                       .seconds = arm.ms(q, 0.99) / 1e3,
-                       .samples = static_cast<int64_t>(options.rounds) * load.requests,
-                       .counters = {{"to_plain", ratio.value},
-                                    {"to_plain_low", ratio.low},
-                                    {"to_plain_high", ratio.high}}});
+        const Ratios ratio = *compare(arm.samples[q], arms[false].samples[q], 0);
+        ratios += cell(ratio);
+        measured.counters["p99_to_plain"] = ratio.p99;
+        measured.counters["p99_to_plain_low"] = ratio.ci95->low.p99;
+        measured.counters["p99_to_plain_high"] = ratio.ci95->high.p99;
       }
-      std::printf("\n");
+      std::printf("| %s | %s | %.1f | %.1f | %.1f | %.2f | %.2f | %.1f |%s\n", title(load).c_str(),
+                  name.c_str(), arm.tokens / arm.seconds, 1e3 * of[0].p50, 1e3 * of[0].p99,
+                  1e3 * of[1].p50, 1e3 * of[1].p99, 1e3 * of[2].p99, ratios.c_str());
       std::fflush(stdout);
     }
   }

@@ -20,12 +20,13 @@ struct LoadBenchOptions {
   std::vector<int> users;     // at once, who ask again when answered
   SimulatedLoad load{.requests = 2000, .prompt_tokens{16, 96}, .tokens{64, 128}, .alpha{0.2, 0.7}};
   double noise = 0.1;  // SimulatedServer::noise
-  int rounds = 10;     // of each load, with requests of their own
+  int rounds = 10;     // of each load, with requests of their own; kLeastUnits at least
   std::optional<std::filesystem::path> json;
 };
 
-// Every rank of the job calls it. Rank 0 prints a Markdown table. Throws Error for a bad
-// checkpoint, and for requests that the model has no room for.
+// Every rank of the job calls it. Rank 0 prints a Markdown table. Throws Error for a bad checkpoint,
+// requests that the model has no room for, a drafter that cannot be simulated, and more users than
+// warm up.
 void run_load_bench(const LoadBenchOptions& options, BenchDevice& device,
                     Communicator& communicator);
 

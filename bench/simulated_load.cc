@@ -8,28 +8,18 @@
 #include <random>
 #include <unordered_map>
 
+#include "bench/random.h"
 #include "core/error.h"
 
 namespace outrider {
 namespace {
 
-// Distributions of the standard library differ from one to the next.
-double uniform(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
-
-template <typename T>
-T uniform(std::mt19937_64& random, const std::pair<T, T>& range) {
-  const auto [low, high] = range;
-  if constexpr (std::is_integral_v<T>) {
-    return low + static_cast<T>(uniform(random) * static_cast<double>(high - low + 1));
-  } else {
-    return low + uniform(random) * (high - low);
-  }
+double between(std::mt19937_64& random, const std::pair<double, double>& range) {
+  return range.first + uniform(random) * (range.second - range.first);
 }
 
-double exponential(std::mt19937_64& random) { return -std::log1p(-uniform(random)); }
-
-double normal(std::mt19937_64& random) {
-  return std::sqrt(2 * exponential(random)) * std::cos(2 * M_PI * uniform(random));
+int between(std::mt19937_64& random, const std::pair<int, int>& range) {
+  return range.first + static_cast<int>(below(random, range.second - range.first + 1));
 }
 
 struct Request {
@@ -40,15 +30,17 @@ struct Request {
 };
 
 std::vector<Request> draw_requests(const SimulatedLoad& load, uint64_t seed) {
-  std::mt19937_64 random(seed);
+  std::mt19937_64 arrivals = make_generator(seed, RandomPurpose::arrivals);
+  std::mt19937_64 lengths = make_generator(seed, RandomPurpose::lengths);
+  std::mt19937_64 drafts = make_generator(seed, RandomPurpose::seeds);
   std::vector<Request> requests;
   for (int i = 0; i < load.requests; ++i) {
     Request& request = requests.emplace_back();
-    request.prompt_tokens = uniform(random, load.prompt_tokens);
-    request.tokens = uniform(random, load.tokens);
-    request.alpha = uniform(random, load.alpha);
-    request.wait = exponential(random);
-    request.seed = random();
+    request.prompt_tokens = between(lengths, load.prompt_tokens);
+    request.tokens = between(lengths, load.tokens);
+    request.wait = -std::log1p(-uniform(arrivals));
+    request.alpha = between(drafts, load.alpha);
+    request.seed = drafts();
   }
   return requests;
 }
@@ -71,8 +63,10 @@ class Simulation {
         truth_(server.tables),
         scheduler_(without_prefixes(server.limits)),
         planner_({}, server.tables),
-        noise_(~seed) {
+        noise_(make_generator(seed, RandomPurpose::noise)) {
     CHECK((load.rate > 0) != (load.users > 0));
+    // A cache of the drafter's, and what it would copy of made-up prompts, are not simulated.
+    CHECK(can_simulate(server.drafter));
     double at = 0;
     for (size_t i = 0; i < requests_.size(); ++i) {
       if (load.rate > 0) {
@@ -135,24 +129,19 @@ class Simulation {
     }
     const StepCosts& costs = truth_.target();
     DecodeShape shape;
-    double prompts_ms = 0;
+    double contexts_ms = 0;  // of prompts
     for (PlannedWork& work : plan.work) {
       const int64_t id = scheduler_.sequence_at(work.slot);
       Running& sequence = running_.at(id);
-      prompts_ms += costs.context_ms(work.prefill_end - sequence.fed, sequence.fed);
+      contexts_ms += costs.context_ms(work.prefill_end - sequence.fed, sequence.fed);
       sequence.fed = work.prefill_end;
       if (!work.decode) continue;
       if (server_.drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
       const auto position = static_cast<int64_t>(scheduler_.tokens(id).size());
       shape.add(costs, position, planner_.drafter_now(id), Drawing::greedy, work.num_draft_tokens);
     }
-    const int64_t decode_rows = shape.sequences + shape.drafted_rows;
-    const int64_t prompt_rows = scheduler_.prefill_rows().target;
-    if (prompt_rows > 0) {
-      prompts_ms += costs.rows_ms(decode_rows + prompt_rows);
-      if (decode_rows > 0) prompts_ms -= costs.rows_ms(decode_rows);
-    }
-    double ms = truth_.step_ms(shape) + prompts_ms;
+    shape.prompt_rows = scheduler_.prefill_rows().target;
+    double ms = truth_.step_ms(shape) + contexts_ms;
     const double slow = std::exp(server_.noise * normal(noise_));
     const double draft_ms = slow * truth_.draft_ms(shape);
     ms = slow * ms + draft_ms;
@@ -211,6 +200,10 @@ class Simulation {
 };
 
 }  // namespace
+
+bool can_simulate(DrafterKind drafter) {
+  return drafter != DrafterKind::model && !drafts_by_copying(drafter);
+}
 
 std::vector<SimulatedAnswer> simulate(const SimulatedServer& server, const SimulatedLoad& load,
                                       bool speculates, uint64_t seed) {

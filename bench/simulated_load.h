@@ -41,9 +41,11 @@ struct SimulatedAnswer {
   double time_per_token() const { return (end - first) / (tokens - 1); }  // behind the first
 };
 
-// All answers, in the order of their arrival. The same seed gives the same requests at the same
-// times (to users: in the same order), and the same drafts of a request are accepted, whether
-// speculates (K left to the server) or not (K = 0).
+// Whether it needs no more than its costs: no cache, nothing to copy from.
+bool can_simulate(DrafterKind drafter);
+
+// All answers, in the order of their arrival. speculates: K is left to the server; else it is 0.
+// The same seed gives the same requests to both, at the same times (of users: in the same order).
 std::vector<SimulatedAnswer> simulate(const SimulatedServer& server, const SimulatedLoad& load,
                                       bool speculates, uint64_t seed);
 

@@ -10,6 +10,7 @@
 #include "bench/load_bench.h"
 #include "bench/op_bench.h"
 #include "bench/serve_bench.h"
+#include "bench/statistics.h"
 #include "bench/tokenizer_bench.h"
 #include "comm/job_control.h"
 #include "comm/nccl/nccl_communicator.h"
@@ -18,6 +19,8 @@
 #include "launcher/command_line.h"
 #include "launcher/device_selection.h"
 #include "launcher/engine_flags.h"
+#include "launcher/loadtest/sweep.h"
+#include "launcher/number_checks.h"
 #include "launcher/stop_signals.h"
 
 namespace outrider {
@@ -53,18 +56,27 @@ BenchDevice open_bench_device(BenchDeviceOptions options, World* world) {
   return device;
 }
 
-int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on) {
+// run(device, communicator, control), on every rank of the job; alone where there is none.
+template <typename Run>
+int on_all_ranks(const BenchDeviceOptions& on, const Run& run) {
   if (!launched_by_mpi()) {
     BenchDevice device = open_bench_device(on, nullptr);
-    run_decode_bench(options, device, *make_lone_communicator(device.gpu));
+    JobControl alone;
+    run(device, *make_lone_communicator(device.gpu), alone);
     return 0;
   }
   die_with_parent();
   World world(nullptr, nullptr);
   BenchDevice device = open_bench_device(on, &world);
   JobControl control = open_control(world);
-  run_decode_bench(options, device, *make_device_communicator(device.gpu, on.gpus, world, control));
+  run(device, *make_device_communicator(device.gpu, on.gpus, world, control), control);
   return 0;
+}
+
+int bench_decode(const DecodeBenchOptions& options, const BenchDeviceOptions& on) {
+  return on_all_ranks(on, [&](BenchDevice& device, Communicator& ranks, JobControl&) {
+    run_decode_bench(options, device, ranks);
+  });
 }
 
 int bench_comm(const CommBenchOptions& options, const BenchDeviceOptions& on) {
@@ -84,32 +96,15 @@ int bench_comm(const CommBenchOptions& options, const BenchDeviceOptions& on) {
 }
 
 int bench_serve(const ServeBenchOptions& options, const BenchDeviceOptions& on) {
-  if (!launched_by_mpi()) {
-    BenchDevice device = open_bench_device(on, nullptr);
-    run_serve_bench(options, device, *make_lone_communicator(device.gpu), nullptr, nullptr);
-    return 0;
-  }
-  die_with_parent();
-  World world(nullptr, nullptr);
-  BenchDevice device = open_bench_device(on, &world);
-  JobControl control = open_control(world);
-  const auto communicator = make_device_communicator(device.gpu, on.gpus, world, control);
-  run_serve_bench(options, device, *communicator, control.server.get(), control.client.get());
-  return 0;
+  return on_all_ranks(on, [&](BenchDevice& device, Communicator& ranks, JobControl& control) {
+    run_serve_bench(options, device, ranks, control.server.get(), control.client.get());
+  });
 }
 
 int bench_load(const LoadBenchOptions& options, const BenchDeviceOptions& on) {
-  if (!launched_by_mpi()) {
-    BenchDevice device = open_bench_device(on, nullptr);
-    run_load_bench(options, device, *make_lone_communicator(device.gpu));
-    return 0;
-  }
-  die_with_parent();
-  World world(nullptr, nullptr);
-  BenchDevice device = open_bench_device(on, &world);
-  JobControl control = open_control(world);
-  run_load_bench(options, device, *make_device_communicator(device.gpu, on.gpus, world, control));
-  return 0;
+  return on_all_ranks(on, [&](BenchDevice& device, Communicator& ranks, JobControl&) {
+    run_load_bench(options, device, ranks);
+  });
 }
 
 // Rows, ascending as they are given or not; the first is what others are compared with.
@@ -255,8 +250,8 @@ CLI::Option* add_range(CLI::App& command, const char* flag, std::pair<T, T>& ran
 
 template <typename T>
 void check_range(const char* flag, const std::pair<T, T>& range) {
-  if (range.first > range.second) {
-    throw CLI::ValidationError(flag, "has a LOW above its HIGH; expected LOW,HIGH");
+  if (!(range.first <= range.second)) {  // NaN, too
+    throw CLI::ValidationError(flag, "has a LOW that is not below its HIGH; expected LOW,HIGH");
   }
 }
 
@@ -270,9 +265,10 @@ void add_load_bench_command(CLI::App& bench, Action& action) {
   add_model_flags(*load, options->engine);
   add_drafter_flag(*load, options->engine);
   on->add_to(*load);
-  load->add_option("--rates", options->rates, "Requests a second, with commas")
+  load->add_option("--rates", options->rates,
+                   "Requests a second, with commas (default 1,2,4,6,8 where no --users are given)")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(number_within(kLeastRate, kMostRate));
   load->add_option("--users", options->users, "Who ask again when answered, with commas")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 16));
@@ -280,7 +276,7 @@ void add_load_bench_command(CLI::App& bench, Action& action) {
   load->add_option("--requests", drawn.requests, "Of a round (default 2000)")
       ->check(CLI::Range(100, 1 << 24));
   load->add_option("--rounds", options->rounds, "Of each load (default 10)")
-      ->check(CLI::Range(2, 1 << 20));
+      ->check(CLI::Range(static_cast<int>(kLeastUnits), 1 << 20));
   add_range(*load, kPromptTokens, drawn.prompt_tokens, "Drawn between (default 16,96)")
       ->check(CLI::Range(1, 1 << 20));
   add_range(*load, kMaxTokens, drawn.tokens, "Of answers, drawn between (default 64,128)")
@@ -288,10 +284,10 @@ void add_load_bench_command(CLI::App& bench, Action& action) {
   add_range(*load, kAlpha, drawn.alpha,
             "That a drafted token which is reached is accepted, drawn for each request between "
             "(default 0.2,0.7)")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(number_within(0, 1));
   load->add_option("--noise", options->noise,
                    "Of a step's time: deviation of its logarithm (default 0.1)")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(number_within(0, 1));
   load->add_option_function<std::string>(
       "--json", [options](const std::string& path) { options->json = path; },
       "A file for the results, as Google Benchmark writes them");

@@ -2,7 +2,7 @@
 """Writes samples, and what NumPy and SciPy say about them: the golden file of the load test's
 statistics.
 
-  loadtest_golden.py --output FILE   (tests/server/testdata/loadtest_statistics.json)
+  loadtest_golden.py --output FILE   (tests/bench/testdata/loadtest_statistics.json)
 
 Percentiles are NumPy's `inverted_cdf`. Each end of a bootstrap interval is a range. An interval of
 B = 1000 resamples takes its ends at levels 0.025 and 0.975 of the resamples' distribution, which are

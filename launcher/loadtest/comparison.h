@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/statistics.h"
 #include "launcher/loadtest/report.h"
 #include "launcher/loadtest/request_record.h"
-#include "launcher/loadtest/statistics.h"
 
 namespace outrider {
 

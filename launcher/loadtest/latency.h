@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/statistics.h"
 #include "launcher/loadtest/request_record.h"
-#include "launcher/loadtest/statistics.h"
 
 namespace outrider {
 

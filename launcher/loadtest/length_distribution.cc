@@ -10,7 +10,7 @@
 #include <cmath>
 #include <vector>
 
-#include "launcher/loadtest/random.h"
+#include "bench/random.h"
 
 namespace outrider {
 namespace {

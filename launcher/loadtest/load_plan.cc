@@ -5,8 +5,8 @@
 #include <cmath>
 #include <random>
 
+#include "bench/random.h"
 #include "core/error.h"
-#include "launcher/loadtest/random.h"
 
 namespace outrider {
 LoadPlan open_loop(double rate, double duration_s, int64_t max_requests, uint64_t seed) {

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "bench/random.h"
 #include "core/error.h"
-#include "launcher/loadtest/random.h"
 
 namespace outrider {
 

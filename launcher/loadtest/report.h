@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/statistics.h"
 #include "launcher/loadtest/latency.h"
 #include "launcher/loadtest/request_record.h"
-#include "launcher/loadtest/statistics.h"
 
 namespace outrider {
 

@@ -3,7 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
+
+#include "bench/statistics.h"
 
 namespace outrider {
 namespace {
@@ -81,20 +82,48 @@ TEST(SimulatedLoad, AcceptedDraftsAreTokens) {
   EXPECT_LT(drafted.back().end, 0.5 * plain.back().end);
 }
 
-double p99(std::vector<double> values) {
-  const auto at = values.begin() + static_cast<int64_t>(0.99 * static_cast<double>(values.size()));
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
+// A step of K drafts and one token takes what its rows and rounds do: no less a token than the best
+// K has.
+TEST(SimulatedLoad, DraftsTakeTheirTime) {
+  const StepPricing costs(server().tables);
+  double least_ms = 1e9;  // a token
+  for (int k = 0; k <= kMaxDraftTokens; ++k) {
+    DecodeShape step;
+    step.add(server().tables.target, 0, kHead, Drawing::greedy, k);
+    least_ms = std::min(least_ms, (costs.step_ms(step) + costs.draft_ms(step)) / (k + 1));
+  }
+  EXPECT_GT(least_ms, 1.5);
+  const auto answers = simulate(server(), of_users(1, load(50, {1, 1})), true, 1);
+  for (const SimulatedAnswer& answer : answers) {
+    EXPECT_GE(1e3 * answer.time_per_token(), least_ms * (1 - 1e-9));
+  }
+}
+
+// A chunk of 256 rows; then the 43 others, and the last token's.
+TEST(SimulatedLoad, LongPromptsTakeSeveralSteps) {
+  SimulatedLoad one = of_users(1, load(1, {0, 0}));
+  one.prompt_tokens = {300, 300};
+  one.tokens = {2, 2};
+  const auto answers = simulate(server(), one, false, 1);
+  EXPECT_NEAR(answers[0].time_to_first(), 0.2594 + 0.0474, 1e-9);
+  EXPECT_NEAR(answers[0].time_per_token(), 0.010, 1e-9);
+}
+
+double p99(const std::vector<double>& values) {
+  Samples samples{values, std::vector<int64_t>(values.size())};
+  return summarise(samples, 0).p99;
 }
 
 // The promise, at every load, for good drafts and hopeless ones: drafting makes nobody wait. (Users
-// who are answered sooner ask again sooner, so that their prompts meet more often.)
+// who are answered sooner ask again sooner, so that their prompts meet more often: no such promise
+// of TTFT.) So few requests tell P99s by a hundredth or two.
 TEST(SimulatedLoad, SpeculationMakesNobodyWait) {
+  constexpr double kMost = 1.02;
   SimulatedServer noisy = server();
   noisy.noise = 0.1;
   std::vector<SimulatedLoad> loads;
   for (const auto& alpha : {std::pair{0.0, 0.0}, {0.2, 0.7}}) {
-    const SimulatedLoad some = load(3000, alpha);
+    const SimulatedLoad some = load(4000, alpha);
     for (const double rate : {1, 3, 6, 9}) loads.push_back(at_rate(rate, some));
     for (const int users : {2, 8, 24}) loads.push_back(of_users(users, some));
   }
@@ -110,10 +139,10 @@ TEST(SimulatedLoad, SpeculationMakesNobodyWait) {
     SCOPED_TRACE(testing::Message() << "rate " << load.rate << ", users " << load.users
                                     << ", alpha up to " << load.alpha.second);
     if (load.rate > 0) {
-      EXPECT_LE(p99(ttft[1]), 1.01 * p99(ttft[0])) << "TTFT";
+      EXPECT_LE(p99(ttft[1]), kMost * p99(ttft[0])) << "TTFT";
     }
-    EXPECT_LE(p99(tpot[1]), 1.01 * p99(tpot[0])) << "TPOT";
-    EXPECT_LE(p99(end[1]), 1.01 * p99(end[0])) << "end to end";
+    EXPECT_LE(p99(tpot[1]), kMost * p99(tpot[0])) << "TPOT";
+    EXPECT_LE(p99(end[1]), kMost * p99(end[0])) << "end to end";
   }
 }
 

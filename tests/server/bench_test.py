@@ -1,4 +1,4 @@
-"""`outrider bench comm` and `bench serve` from outside: what they measure is there and adds up;
+"""`outrider bench comm`, `bench serve` and `bench load` from outside: what they measure is there and adds up;
 nothing is said of how fast it is.
 
     bench_test.py PROGRAM CHECKPOINT [unittest arguments]
@@ -173,6 +173,42 @@ class Serve(Bench):
                      '--max-tokens', 100)
         self.refuses('no step in which all sequences decode', 1, 'serve', '--model', CHECKPOINT,
                      '--max-tokens', 1)
+
+
+class Load(Bench):
+    FLAGS = ('load', '--model', CHECKPOINT, '--drafter', 'random', '--prompt-tokens', '4,8',
+             '--max-tokens', '4,8')
+
+    def test_both_arms_have_latencies_at_each_load(self):
+        said, context, entries = self.report(2, *self.FLAGS, '--rates', '0.5,5', '--users', '2',
+                                             '--requests', '100')
+        self.assertEqual(context['drafter'], 'random')
+        self.assertEqual(list(entries), [
+            f'load/{load}/{arm}/{quantity}' for load in ('rate:0.5', 'rate:5', 'users:2')
+            for arm in ('plain', 'adaptive') for quantity in ('ttft', 'tpot', 'e2e')])
+        for name, entry in entries.items():
+            with self.subTest(name=name):
+                self.assertEqual(entry['iterations'], 10 * 95)
+                self.assertGreaterEqual(entry['p99_us'], entry['real_time'])
+                if '/adaptive/' in name:
+                    plain = entries[name.replace('adaptive', 'plain')]
+                    self.assertAlmostEqual(entry['p99_to_plain'],
+                                           entry['p99_us'] / plain['p99_us'])
+                    self.assertLessEqual(entry['p99_to_plain_low'], entry['p99_to_plain_high'])
+        self.assertEqual(len(said.strip().splitlines()), 2 + 2 + 6)
+
+    def test_what_cannot_be_simulated_is_refused(self):
+        for why, *flags in (('--drafter is prompt_lookup', '--drafter', 'prompt_lookup'),
+                            ('--drafter is model', '--draft', DRAFT, '--drafter', 'model'),
+                            ('--users is 6; expected at most 5', '--drafter', 'random', '--users',
+                             '6', '--requests', '100'),
+                            ('have 4192 tokens at most', '--max-tokens', '8,4096'),
+                            ('--alpha', '--alpha', 'nan,0.5'), ('--alpha', '--alpha', '0.5,0.4'),
+                            ('--alpha', '--alpha', '0.5,1.5'), ('--rates', '--rates', '0'),
+                            ('--rates', '--rates', 'nan'), ('--rounds', '--rounds', '9'),
+                            ('--max-tokens', '--max-tokens', '1,8')):
+            with self.subTest(flags=flags):
+                self.refuses(why, 1, *self.FLAGS[:3], *flags)
 
 
 if __name__ == '__main__':

@@ -1,5 +1,5 @@
 // See random.h.
-#include "launcher/loadtest/random.h"
+#include "bench/random.h"
 
 #include <cmath>
 #include <numbers>

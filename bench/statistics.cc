@@ -1,10 +1,10 @@
 // See statistics.h.
-#include "launcher/loadtest/statistics.h"
+#include "bench/statistics.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "launcher/loadtest/random.h"
+#include "bench/random.h"
 
 namespace outrider {
 namespace {

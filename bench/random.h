@@ -1,6 +1,6 @@
-// Random numbers of a load test, the same everywhere for the same seed. The generators are the
-// standard's mt19937_64, whose sequence is laid down; its distributions are not, so numbers are
-// taken from the bits here.
+// Random numbers of a load test, real or simulated, the same everywhere for the same seed. The
+// generators are the standard's mt19937_64, whose sequence is laid down; its distributions are not,
+// so numbers are taken from the bits here.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace outrider {
 
 // One generator a purpose: other lengths do not mean another order.
-enum class RandomPurpose : uint32_t { arrivals, order, lengths, seeds, prompts, resampling };
+enum class RandomPurpose : uint32_t { arrivals, order, lengths, seeds, prompts, resampling, noise };
 
 std::mt19937_64 make_generator(uint64_t seed, RandomPurpose purpose);
 

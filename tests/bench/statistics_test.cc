@@ -1,5 +1,7 @@
 // What a load test makes of its samples: against NumPy and SciPy (tools/loadtest_golden.py), and
 // against the definitions.
+#include "bench/statistics.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,8 +12,6 @@
 #include <numeric>
 #include <random>
 #include <vector>
-
-#include "launcher/loadtest/statistics.h"
 
 namespace outrider {
 namespace {
@@ -33,7 +33,7 @@ std::vector<double> down_from(int count) {
 
 nlohmann::json golden() {
   return nlohmann::json::parse(
-      std::ifstream(OUTRIDER_SOURCE_DIR "/tests/server/testdata/loadtest_statistics.json"));
+      std::ifstream(OUTRIDER_SOURCE_DIR "/tests/bench/testdata/loadtest_statistics.json"));
 }
 
 void expect_statistics(const Statistics& found, const nlohmann::json& expected) {
