@@ -133,7 +133,7 @@ void add_batching_flags(CLI::App& command, EngineOptions& options) {
       .add_option(
           "--prefill-beside", options.prefill_beside,
           "Most prompt tokens in a step that decodes as well (default: measured, so that it "
-          "takes at most 1.4 times as long)")
+          "takes at most 1.4 times as long, or as drafts make up for)")
       ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--kv-cache-tokens", options.kv_cache_tokens,

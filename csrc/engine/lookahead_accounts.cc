@@ -133,7 +133,8 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
 // step longer.
 void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes,
                                       const Account& account) {
-  const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
+  double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
+  if (unstretched_ms_ > 0) base_ms = std::min(base_ms, unstretched_ms_);
   const double ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all);
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);

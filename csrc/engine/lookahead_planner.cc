@@ -65,8 +65,10 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
     Sequence& sequence = sequences_.at(choice.id);
     sequence.drafter = sequence.terms.drafter;
     sequence.tries_copy = false;
+    sequence.waits = sequence.judged = false;
     sequence.proposed.clear();
   }
+  unstretched_ms_ = 0;
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
     if (prompts.waiting > 0) return choose_beside_prompts(step, prompts);
     choose_adaptively(step);
@@ -81,17 +83,27 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
 }
 
 // Whoever waits for a first token gains nothing by drafts, but the time that they save. So they are
-// drafted for all or for none, and as many as let prompts get on fastest.
+// drafted for all or for none, and as many as let prompts get on fastest. None where a sequence
+// cannot be helped: it would wait.
 double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
                                                const PromptRows& prompts) {
   for (Drafter& drafter : drafters_) drafter.tried = -1;
-  chosen_.clear();
+  candidates_.clear();
+  bool all_may = !step.empty();
   for (DecodeChoice& choice : step) {
-    sequences_.at(choice.id).draft_class = 0;
-    chosen_.push_back(choice.exact ? 0 : std::exchange(choice.num_draft_tokens, 0));
+    Sequence& sequence = sequences_.at(choice.id);
+    sequence.draft_class = 0;
+    all_may = all_may && !choice.exact && choice.num_draft_tokens > 0 &&
+              !drafts_by_copying(sequence.drafter) && sequence.terms.max_step_ms == 0 &&
+              of(sequence.drafter).budget.has_started();
+    if (choice.exact) continue;
+    candidates_.push_back({.drafter = static_cast<int>(sequence.drafter),
+                           .max_tokens = std::exchange(choice.num_draft_tokens, 0),
+                           .hazard = hazard_of_sequence(sequence),
+                           .trust = 1 + std::min(sequence.spare, 0.0) / kMostOwed});
   }
-  // Drafts only delay prompts that are done with this step.
-  if (step.empty() || prompts.plain == std::min(prompts.waiting, prompts.most)) return 0;
+  // Prompts that are done with this step would only be delayed.
+  if (!all_may || prompts.plain == std::min(prompts.waiting, prompts.most)) return 0;
   BesidePrompts best{.gain = kLeastGain};
   int best_k = 0;
   for (int k = 1; k <= kMostBesidePrompts; ++k) {
@@ -100,9 +112,13 @@ double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
     best = found;
     best_k = k;
   }
+  if (best_k == 0) return 0;
   for (size_t i = 0; i < step.size(); ++i) {
-    if (!step[i].exact) step[i].num_draft_tokens = std::min(chosen_[i], best_k);
+    step[i].num_draft_tokens = std::min(candidates_[i].max_tokens, best_k);
+    sequences_.at(step[i].id).waits = true;
   }
+  for (int d = 0; d < kNumDrafterKinds; ++d) drafters_[d].planned_ms += best.added_ms[d];
+  unstretched_ms_ = best.plain_ms;
   return best.prompt_ms;
 }
 
@@ -111,36 +127,41 @@ double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
 LookaheadPlanner::BesidePrompts LookaheadPlanner::beside_prompts(std::span<const DecodeChoice> step,
                                                                  const PromptRows& prompts,
                                                                  int k) const {
-  DecodeShape plain{.prompt_rows = prompts.plain}, drafting;
+  DecodeShape plain{.prompt_rows = prompts.plain}, all = plain;
   double tokens = std::numeric_limits<double>::infinity();  // of the sequence with the fewest
   for (size_t i = 0; i < step.size(); ++i) {
-    const Sequence& sequence = sequences_.at(step[i].id);
-    const int exact = step[i].exact ? step[i].num_draft_tokens : 0;
-    const int drafted = exact + std::min(chosen_[i], k);
-    const bool may = !drafts_by_copying(sequence.drafter) &&
-                     of(sequence.drafter).budget.has_started() && sequence.terms.max_step_ms == 0;
-    if (drafted == 0 || (exact == 0 && !may)) return {};
-    tokens = std::min(tokens, 1 + accepted_of(hazard_of_sequence(sequence), drafted));
+    const LookaheadSequence& candidate = candidates_[i];
+    const int drafted = std::min(candidate.max_tokens, k);
+    tokens = std::min(tokens, 1 + candidate.trust * accepted_of(candidate.hazard, drafted));
     const auto position = static_cast<int64_t>(step[i].tokens.size());
-    plain.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, exact);
-    drafting.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, drafted);
+    const auto kind = static_cast<DrafterKind>(candidate.drafter);
+    const Drawing drawing = sequences_.at(step[i].id).terms.drawing;
+    plain.add(pricing_.target(), position, kind, drawing, 0);
+    all.add(pricing_.target(), position, kind, drawing, drafted);
   }
+  BesidePrompts found{.plain_ms = pricing_.step_ms(plain)};
+  const double rows_ms = pricing_.step_ms(all) - found.plain_ms;
   for (int d = 0; d < kNumDrafterKinds; ++d) {
-    const double added = pricing_.draft_ms(drafting, static_cast<DrafterKind>(d));
-    if (added > 0 && added > drafters_[d].left_ms()) return {};
+    int64_t rows = 0;
+    for (const int drafting : all.drafting[d]) rows += drafting;
+    if (rows == 0) continue;
+    found.added_ms[d] = pricing_.draft_ms(all, static_cast<DrafterKind>(d)) +
+                        rows_ms * static_cast<double>(rows) / static_cast<double>(all.drafted_rows);
+    if (found.added_ms[d] > drafters_[d].left_ms()) return {};
   }
-  const double plain_ms = pricing_.step_ms(plain) + pricing_.draft_ms(plain);
-  const double drafting_ms = pricing_.step_ms(drafting) + pricing_.draft_ms(drafting);
+  all.prompt_rows = 0;
+  const double drafting_ms = pricing_.step_ms(all) + pricing_.draft_ms(all);
   const double factor = pricing_.fit(plain.sequences).plain_factor();
-  const double prompt_ms = (tokens * plain_ms - drafting_ms) / factor;
-  if (prompt_ms <= 0) return {};
+  found.prompt_ms = (tokens * found.plain_ms - drafting_ms) / factor;
+  if (found.prompt_ms <= 0) return {};
   const StepCosts& costs = pricing_.target();
-  const int64_t others = drafting.sequences + drafting.drafted_rows;
-  const int64_t rows = costs.rows_within(
-      prompt_ms, others, 0, std::min(prompts.waiting, prompts.most - drafting.drafted_rows));
+  const int64_t others = all.sequences + all.drafted_rows;
+  const int64_t rows =
+      costs.rows_within(found.prompt_ms, others, 0,
+                        std::clamp<int64_t>(prompts.most - all.drafted_rows, 0, prompts.waiting));
   const double ms = drafting_ms + factor * costs.added_ms(others, rows, 0);
-  return {.gain = static_cast<double>(rows) / ms / (static_cast<double>(prompts.plain) / plain_ms),
-          .prompt_ms = prompt_ms};
+  found.gain = static_cast<double>(rows) / ms * found.plain_ms / static_cast<double>(prompts.plain);
+  return found;
 }
 
 void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {

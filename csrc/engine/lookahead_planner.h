@@ -128,6 +128,8 @@ class LookaheadPlanner final : public LookaheadChooser {
   struct BesidePrompts {
     double gain = 0;       // how many times as fast as without drafts prompts get on
     double prompt_ms = 0;  // as choose() returns it
+    double plain_ms = 0;   // of the step without drafts
+    std::array<double, kNumDrafterKinds> added_ms{};  // to that, by drafts alone
   };
   double choose_beside_prompts(std::span<DecodeChoice> step, const PromptRows& prompts);
   BesidePrompts beside_prompts(std::span<const DecodeChoice> step, const PromptRows& prompts,
@@ -153,11 +155,12 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::array<int, StepPricing::kSizes> plain_asked_{};
   int64_t steps_since_copy_tried_ = 0;
   DecodeShape last_base_;
+  double unstretched_ms_ = 0;  // of the step that is planned, where drafts buy prompts time
 
   LookaheadSearch search_;
   LookaheadCosts costs_;
   std::vector<LookaheadSequence> candidates_;  // [sequences of the step]
-  std::vector<int> chosen_;                    // [candidates]; beside prompts: at most
+  std::vector<int> chosen_;                    // [candidates]
 };
 
 }  // namespace outrider

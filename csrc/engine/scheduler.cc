@@ -139,14 +139,18 @@ void Scheduler::plan_decodes() {
     if (!s->exact()) k = std::clamp<int64_t>(rows_.all - owed - 1, 0, k);
     if (1 + k > rows_.all) continue;
     k = make_target_room(*s, make_draft_room(*s, k));
-    if (s->slot != ScheduledSequence::kNoSlot) decode(*s, k);
+    if (s->slot == ScheduledSequence::kNoSlot) continue;
+    if (!s->exact() && k < s->lookahead_now()) rows_.prefill_ms_by_drafts = 0;
+    decode(*s, k);
   }
   rows_.all += others_wait;
 }
 
 // Of those that run, or that wait and have room. One whose prompt is in the prefix cache only
 // decodes.
-PromptRows Scheduler::prompt_rows_beside(int64_t decode_rows) const {
+PromptRows Scheduler::prompt_rows_beside(std::span<ScheduledSequence* const> ready) const {
+  if (ready.empty()) return {};
+  const auto decode_rows = static_cast<int64_t>(ready.size());
   PromptRows rows{.most = std::min(limits_.prefill_chunk, limits_.max_rows - decode_rows)};
   for (const ScheduledSequence* s : running_)
     rows.waiting += s->length() - 1 - s->target.num_cached;
@@ -160,7 +164,11 @@ PromptRows Scheduler::prompt_rows_beside(int64_t decode_rows) const {
   if (limits_.prefill_beside > 0) {
     rows.plain = rows.most = std::min(rows.plain, limits_.prefill_beside);
   } else if (limits_.costs.known() && rows.plain > 0) {
-    const double ms = (limits_.prefill_slowdown - 1) * limits_.costs.decode_ms(decode_rows);
+    double decode_ms = limits_.costs.decode_ms(decode_rows);
+    for (const ScheduledSequence* s : ready) {
+      decode_ms += limits_.costs.context_ms(1, s->target.num_cached);
+    }
+    const double ms = (limits_.prefill_slowdown - 1) * decode_ms;
     rows.plain = std::max<int64_t>(
         1, limits_.costs.rows_within(std::max(ms, limits_.prefill_ms), decode_rows, 0, rows.plain));
   }
@@ -175,8 +183,7 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
                         .tokens = s->tokens,
                         .num_draft_tokens = static_cast<int32_t>(s->lookahead_now())});
   }
-  rows_.prefill_ms_by_drafts =
-      chooser_->choose(choices_, prompt_rows_beside(static_cast<int64_t>(ready.size())));
+  rows_.prefill_ms_by_drafts = chooser_->choose(choices_, prompt_rows_beside(ready));
   for (size_t i = 0; i < ready.size(); ++i) {
     const int32_t k = choices_[i].num_draft_tokens;
     CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now()));

@@ -28,10 +28,11 @@ struct SchedulerLimits {
   int64_t prefill_chunk = 1;    // most prefill rows of a step
   int64_t prefill_beside = 0;   // the same while somebody decodes; 0: as many as the costs allow
   // A step with prefill rows beside decode rows takes at most prefill_slowdown of what it would
-  // without them, or prefill_ms more, so that the streams that run stay smooth; but one row always
-  // finds its place. Where those that decode have objectives that the target's pass would meet
-  // without prefill, prefill adds no more than keeps them, or kObjectiveShare of what it could add
-  // else: who waits for a first token may not wait for ever.
+  // without them, or prefill_ms more, so that the streams that run stay smooth (or as long as its
+  // drafts make up for, as LookaheadChooser::choose says); but one row always finds its place.
+  // Where those that decode have objectives that the target's pass would meet without prefill,
+  // prefill adds no more than keeps them, or kObjectiveShare of what it could add else: who waits
+  // for a first token may not wait for ever.
   StepCosts costs;  // unknown: no such limit
   double prefill_slowdown = 1, prefill_ms = 0;
   bool prefix_cache = true;
@@ -165,7 +166,7 @@ class Scheduler {
   // The parts of plan(), in this order.
   void publish(ScheduledSequence& s);
   void plan_decodes();
-  PromptRows prompt_rows_beside(int64_t decode_rows) const;
+  PromptRows prompt_rows_beside(std::span<ScheduledSequence* const> ready) const;
   void choose_lookahead(std::span<ScheduledSequence* const> ready);
   bool may_catch_up(const ScheduledSequence& s) const;
   void limit_prefill();

@@ -56,9 +56,11 @@ double StepPricing::added_table_ms(const DecodeShape& shape) const {
 
 double StepPricing::step_ms(const DecodeShape& shape) const {
   const CostFit& fit = this->fit(shape.sequences);
-  // What so many drafted rows take beyond the table is known of steps without prompts.
-  const double share = shape.prompt_rows == 0 ? fit.share(shape.drafted_rows) : 0;
-  return (fit.plain_factor() + share) * plain_table_ms(shape) +
+  // Steps with prompts correct nothing, and their rows are on another slope of the table.
+  if (shape.prompt_rows > 0) {
+    return fit.plain_factor() * (plain_table_ms(shape) + added_table_ms(shape));
+  }
+  return (fit.plain_factor() + fit.share(shape.drafted_rows)) * plain_table_ms(shape) +
          fit.added_factor() * added_table_ms(shape);
 }
 

@@ -114,6 +114,31 @@ double p99(const std::vector<double>& values) {
   return summarise(samples, 0).p99;
 }
 
+// Where rows cost little, as on a GPU, steps beside prompts draft, and what that saves is the
+// prompts'.
+TEST(SimulatedLoad, DraftsSpeedPromptsUpWhereRowsAreCheap) {
+  SimulatedServer cheap = server();
+  cheap.tables.target.steps = {{1, 8}, {16, 8.3}, {64, 9}, {128, 10}, {256, 14}, {512, 24}};
+  cheap.tables.draft[static_cast<int>(kHead)].steps = {{1, 0.4}, {64, 0.5}, {512, 2}};
+  cheap.limits.costs = cheap.tables.target;
+  cheap.limits.num_pages = 100'000;
+  for (const double rate : {4, 12}) {
+    SCOPED_TRACE(rate);
+    SimulatedLoad some = at_rate(rate, load(2000, {0.3, 0.8}));
+    some.prompt_tokens = {200, 1000};
+    some.tokens = {100, 300};
+    std::vector<double> ttft[2], tpot[2];
+    for (const bool speculates : {false, true}) {
+      for (const SimulatedAnswer& answer : simulate(cheap, some, speculates, 1)) {
+        ttft[speculates].push_back(answer.time_to_first());
+        tpot[speculates].push_back(answer.time_per_token());
+      }
+    }
+    EXPECT_LT(p99(ttft[1]), 0.95 * p99(ttft[0]));
+    EXPECT_LT(p99(tpot[1]), p99(tpot[0]));
+  }
+}
+
 // The promise, at every load, for good drafts and hopeless ones: drafting makes nobody wait. (Users
 // who are answered sooner ask again sooner, so that their prompts meet more often: no such promise
 // of TTFT.) So few requests tell P99s by a hundredth or two.

@@ -283,8 +283,8 @@ struct BesidePrompts {
            .num_draft_tokens = one_names_its_k ? 4 : kMaxDraftTokens}};
       const double ms = planner.choose(both, prompted ? prompts : PromptRows{});
       if (prompted) bought_ms = ms;
-      if (!prompted) EXPECT_EQ(ms, 0);
-      if (one_names_its_k) EXPECT_EQ(both[1].num_draft_tokens, 4);
+      EXPECT_TRUE(prompted || ms == 0);
+      EXPECT_TRUE(!one_names_its_k || both[1].num_draft_tokens == 4);
       (prompted ? beside : alone) += both[0].num_draft_tokens;
       std::vector<LookaheadOutcome> outcomes;
       DecodeShape shape;
@@ -310,17 +310,15 @@ TEST(LookaheadPlanner, DraftsBesidePromptsWhereTheseGetOnFaster) {
   good.run();
   EXPECT_GT(good.beside, 100);
   EXPECT_GT(good.bought_ms, 8);
-  BesidePrompts with_another{.one_names_its_k = true};
-  with_another.run();
-  EXPECT_GT(with_another.beside, 100);
 }
 
 TEST(LookaheadPlanner, NothingIsDraftedBesidePromptsThatGainNothingByIt) {
-  std::vector<BesidePrompts> cases(4);
+  std::vector<BesidePrompts> cases(5);
   cases[0].accepted = false;
   cases[1].prompts.waiting = 20;  // done with this step
   cases[2].prompts.most = 20;     // as many as there may be
   cases[3].objective_ms = 50;
+  cases[4].one_names_its_k = true;  // it is not helped
   for (BesidePrompts& of : cases) {
     of.run();
     EXPECT_LE(of.beside, of.accepted ? 0 : 10);  // until it is known
