@@ -133,7 +133,8 @@ TEST(AnswerPrinter, SummaryOfAnObjective) {
 TEST(AnswerPrinter, ShortSummary) {
   v1::Complete complete = a_complete();
   complete.mutable_timings()->set_decode_ms(460.8);
-  const std::string drafts = ", alpha 0.45, 1.50 times as fast as without drafts";
+  const std::string drafts =
+      "; alpha 0.45, c 0.125: 1.50 times as fast as without drafts, predicted 1.62";
   EXPECT_EQ(short_summary(complete), "25 tokens, 19.2 ms a token, 2.10 tokens a step" + drafts);
   complete.set_completion_tokens(1);  // no token behind the first
   EXPECT_EQ(short_summary(complete), "1 token, 2.10 tokens a step" + drafts);
