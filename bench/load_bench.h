@@ -24,9 +24,9 @@ struct LoadBenchOptions {
   std::optional<std::filesystem::path> json;
 };
 
-// Every rank of the job calls it. Rank 0 prints a Markdown table. Throws Error for a bad checkpoint,
-// requests that the model has no room for, a drafter that cannot be simulated, and more users than
-// warm up.
+// Every rank of the job calls it. Rank 0 prints a Markdown table. Throws Error for a bad
+// checkpoint, requests that the model has no room for, a drafter that cannot be simulated, and more
+// users than warm up.
 void run_load_bench(const LoadBenchOptions& options, BenchDevice& device,
                     Communicator& communicator);
 

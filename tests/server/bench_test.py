@@ -1,5 +1,5 @@
-"""`outrider bench comm`, `bench serve` and `bench load` from outside: what they measure is there and adds up;
-nothing is said of how fast it is.
+"""`outrider bench comm`, `bench serve` and `bench load` from outside: what they measure is there and
+adds up; nothing is said of how fast it is.
 
     bench_test.py PROGRAM CHECKPOINT [unittest arguments]
 

@@ -1,0 +1,128 @@
+// The other half of Scheduler: how many rows of prompts a step has, and whose.
+#include <algorithm>
+
+#include "engine/scheduled_sequence.h"
+#include "engine/scheduler.h"
+
+namespace outrider {
+
+// Of prompts that run, or that wait and have room. One whose prompt is in the prefix cache only
+// decodes.
+PromptRows Scheduler::prompt_rows_beside(std::span<ScheduledSequence* const> ready) const {
+  if (ready.empty()) return {};
+  const auto decode_rows = static_cast<int64_t>(ready.size());
+  PromptRows rows{.most = std::min(limits_.prefill_chunk, limits_.max_rows - decode_rows)};
+  for (const ScheduledSequence* s : running_) {
+    rows.waiting += s->length() - 1 - s->target.num_cached;
+  }
+  size_t slots = free_slots_.size();
+  for (const ScheduledSequence* s : waiting_) {
+    if (rows.waiting > rows.most || slots-- == 0 || !has_room(*s)) break;
+    const int64_t found = target_pool_.find_prefix(s->shareable(), salt_of(*s)).pages;
+    rows.waiting += std::max<int64_t>(0, s->length() - 1 - found * kPageTokens);
+  }
+  rows.plain = std::min(rows.waiting, rows.most);
+  if (limits_.prefill_beside > 0) {
+    rows.plain = rows.most = std::min(rows.plain, limits_.prefill_beside);
+  } else if (limits_.costs.known() && rows.plain > 0) {
+    double decode_ms = limits_.costs.decode_ms(decode_rows);
+    for (const ScheduledSequence* s : ready) {
+      decode_ms += limits_.costs.context_ms(1, s->target.num_cached);
+    }
+    const double ms = (limits_.prefill_slowdown - 1) * decode_ms;
+    rows.plain = std::max<int64_t>(
+        1, limits_.costs.rows_within(std::max(ms, limits_.prefill_ms), decode_rows, 0, rows.plain));
+  }
+  return rows;
+}
+
+// What prompts may take of a step whose decode rows are planned: in the milliseconds of the costs.
+void Scheduler::limit_prefill() {
+  const int64_t decode_rows = limits_.max_rows - rows_.all;
+  rows_.prefill = std::min(rows_.all, limits_.prefill_chunk);
+  if (decode_rows == 0) return;
+  if (limits_.prefill_beside > 0) {
+    rows_.prefill = std::min(rows_.prefill, limits_.prefill_beside);
+    return;
+  }
+  rows_.by_costs = limits_.costs.known();
+  if (!rows_.by_costs) return;
+  double ms = limits_.costs.decode_ms(decode_rows);
+  int64_t sequences = 0;
+  for (const ScheduledSequence* s : running_) {
+    if (!s->work.decode) continue;
+    ++sequences;
+    ms += limits_.costs.context_ms(1 + s->work.num_draft_tokens, s->target.num_cached);
+  }
+  const double slowness = chooser_ != nullptr ? chooser_->slowness(sequences) : 1;
+  rows_.prefill_ms = std::max((limits_.prefill_slowdown - 1) * ms, rows_.prefill_ms_by_drafts);
+  const double least_ms = kObjectiveShare * rows_.prefill_ms;
+  for (const ScheduledSequence* s : running_) {
+    const double most_ms = s->spec.max_step_ms / slowness;
+    if (!s->work.decode || most_ms < ms) continue;  // none, or missed already
+    rows_.prefill_ms = std::min(rows_.prefill_ms, most_ms - ms);
+  }
+  rows_.prefill_ms = std::max({rows_.prefill_ms, least_ms, limits_.prefill_ms});
+}
+
+// Rows that a prompt may take from `position` on. The first that asks gets one at least.
+int64_t Scheduler::prefill_room(int64_t position) const {
+  if (!rows_.by_costs) return rows_.prefill;
+  const int64_t within = limits_.costs.rows_within(rows_.prefill_ms, limits_.max_rows - rows_.all,
+                                                   position, rows_.prefill);
+  return std::max(within, std::min<int64_t>(rows_.prefill, rows_.any_prefill ? 0 : 1));
+}
+
+void Scheduler::take_prefill_rows(int64_t rows, int64_t position) {
+  const int64_t others = limits_.max_rows - rows_.all;
+  rows_.all -= rows;
+  rows_.prefill -= rows;
+  rows_.any_prefill = true;
+  if (!rows_.by_costs) return;
+  rows_.prefill_ms -= limits_.costs.added_ms(others, rows, position);
+  if (limits_.costs.rows_within(rows_.prefill_ms, others + rows, 0, 1) == 0) rows_.prefill = 0;
+}
+
+void Scheduler::plan_prefill(ScheduledSequence& s) {
+  const int64_t last = s.length() - 1;  // the last token is a decode row
+  const auto feed = [&](CacheShare& share, int64_t end, int64_t& taken) {
+    const int64_t begin = share.num_cached;
+    if (end == begin) return;
+    share.feed(end);
+    take_prefill_rows(end - begin, begin);
+    taken += end - begin;
+    s.in_step = true;
+  };
+
+  const int64_t room = prefill_room(s.target.num_cached);
+  int64_t end = std::min(last, s.target.num_cached + room);
+  if (s.target.num_cached < s.prompt_logits_done) {
+    end = std::min(end, s.prompt_logits_done);
+  } else if (s.target.num_cached < s.num_prompt_logits) {
+    end = std::min({end, s.num_prompt_logits, s.target.num_cached + rows_.prompt_logits});
+    rows_.prompt_logits -= end - s.target.num_cached;
+    s.work.prompt_logits = end > s.target.num_cached;
+    s.prompt_logits_done = end;
+  }
+  feed(s.target, end, rows_.taken.target);
+  if (!s.draft_caught_up() && may_catch_up(s) && find_draft_room(s)) {
+    const int64_t begin = s.draft.num_cached;
+    feed(s.draft, std::min(last, begin + prefill_room(begin)), rows_.taken.draft);
+    if (!s.exact()) rows_.taken.adaptive_draft += s.draft.num_cached - begin;
+  }
+
+  // Nobody is preempted for a sequence that has just got so far: it has its room, or waits.
+  if (s.considered || !s.ready_to_decode()) return;
+  if (chooser_ != nullptr) s.chosen_lookahead = 0;
+  int64_t k = s.lookahead_now();
+  if (!s.exact()) k = std::clamp<int64_t>(rows_.all - 1, 0, k);
+  if (k > 0 && s.needs_draft_cache() && !draft_pool_.reserve(s.draft.table, s.draft_positions(k))) {
+    if (s.exact()) return;
+    k = 0;
+  }
+  if (1 + k <= rows_.all && target_pool_.reserve(s.target.table, s.target_positions(k))) {
+    decode(s, k);
+  }
+}
+
+}  // namespace outrider
