@@ -5,6 +5,7 @@
 #include "kernels/cuda/attention_rope.cuh"
 #include "kernels/cuda/attention_split.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 namespace {
@@ -19,6 +20,7 @@ int64_t split_bytes(AttentionShape shape) {
 
 // Merges a query's splits in order. Grid: rows by heads; a thread for each element.
 __global__ void merge_kernel(AttentionPass pass, bf16* y) {
+  wait_for_earlier_kernels();
   const int64_t head_dim = pass.shape.head_dim;
   const int64_t query = int64_t{blockIdx.x} * pass.shape.num_heads + blockIdx.y;
   const int element = threadIdx.x;
@@ -53,7 +55,7 @@ void launch_split(AttentionPass pass, cudaStream_t stream) {
   const int64_t shares = std::clamp<int64_t>(kBlocksWanted / groups, 1, most_splits);
   const size_t shared_bytes = queries / kTileQueries * sizeof(QueryTile<kChunks>);
   const bool whole = shape.head_dim % kBlockElements == 0;
-  launch(whole ? split_kernel<kChunks, true> : split_kernel<kChunks, false>, dim3(groups, shares),
+  launch_overlapped(whole ? split_kernel<kChunks, true> : split_kernel<kChunks, false>, dim3(groups, shares),
          kSplitThreads, shared_bytes, stream, pass);
 }
 
@@ -67,7 +69,7 @@ void launch_pass(const AttentionPass& pass, bf16* y, cudaStream_t stream) {
   } else {
     launch_split<8>(pass, stream);
   }
-  launch(merge_kernel, dim3(pass.rows, pass.shape.num_heads),
+  launch_overlapped(merge_kernel, dim3(pass.rows, pass.shape.num_heads),
          divide_up(pass.shape.head_dim, kWarp) * kWarp, 0, stream, pass, y);
 }
 
@@ -78,7 +80,7 @@ void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, 
                     cudaStream_t stream) {
   const RopePass pass = {qkv,     cos_table, sin_table, k_pages,
                          v_pages, map,       shape,     shape.qkv_width()};
-  launch(rope_kernel, dim3(rows, divide_up(shape.num_heads + shape.num_kv_heads, kRopeWarps)),
+  launch_overlapped(rope_kernel, dim3(rows, divide_up(shape.num_heads + shape.num_kv_heads, kRopeWarps)),
          kRopeWarps * kWarp, 0, stream, pass);
 }
 

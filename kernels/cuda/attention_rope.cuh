@@ -50,6 +50,7 @@ __device__ inline void cache_token(const float* k, const float* v, bf16* k_page,
 
 // Grid: rows by groups of kRopeWarps heads, those of q and then those of k.
 __global__ void rope_kernel(RopePass pass) {
+  wait_for_earlier_kernels();
   const AttentionShape& shape = pass.shape;
   const int64_t row = blockIdx.x;
   const int64_t head = blockIdx.y * kRopeWarps + threadIdx.x / kWarp;

@@ -331,6 +331,7 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
 // are counted on, and dealt out to the shares.
 template <int kChunks, bool kWhole>
 __global__ void __launch_bounds__(kSplitThreads) split_kernel(AttentionPass pass) {
+  wait_for_earlier_kernels();
   static_assert(kChunks <= kHeldChunks || kChunks == 2 * kHeldChunks);
   __shared__ SplitShared shared;
   auto* tiles = dynamic_shared<QueryTile<kChunks>>();

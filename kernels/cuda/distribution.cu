@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/distribution.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/race.cuh"
 #include "kernels/cuda/resolve.cuh"
 #include "kernels/cuda/sample.h"
@@ -25,6 +26,7 @@ __device__ inline int32_t token_of_rank(unsigned long long rank) {
 
 __global__ void summarise_chunks(const float* logits, int64_t shard_size, int32_t first_token,
                                  const VerifyRow* rows, ChunkSummary* chunks) {
+  wait_for_earlier_kernels();
   const VerifyRow& row = rows[blockIdx.y];
   const float* const of_row = logits + row.logits_row * shard_size;
   const int64_t begin = blockIdx.x * kChunk;
@@ -61,6 +63,7 @@ __global__ void summarise_chunks(const float* logits, int64_t shard_size, int32_
 __global__ void merge_chunks(const float* logits, int64_t shard_size, int32_t first_token,
                              const VerifyRow* rows, const ChunkSummary* chunks, int64_t count,
                              ShardSummary* summaries) {
+  wait_for_earlier_kernels();
   const VerifyRow& row = rows[blockIdx.x];
   const ChunkSummary* const of_row = chunks + blockIdx.x * count;
   unsigned long long best = 0;
@@ -164,6 +167,7 @@ __device__ unsigned long long select_rank(const float* logits, int64_t size, int
 __global__ void select_candidates(const float* logits, int64_t shard_size, int32_t first_token,
                                   const VerifyRow* rows, ShardSummary* summaries,
                                   Candidate* candidates) {
+  wait_for_earlier_kernels();
   const VerifyRow& row = rows[blockIdx.x];
   ShardSummary& summary = summaries[blockIdx.x];
   if (row.candidates_slot < 0 || row.processors.mode == VerifyMode::greedy ||
@@ -196,6 +200,7 @@ __global__ void select_candidates(const float* logits, int64_t shard_size, int32
 
 __global__ void combine(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
                         RowDistribution* p, unsigned long long* disagreeing) {
+  wait_for_earlier_kernels();
   // One block: the ranks that disagree, over all rows.
   unsigned long long differing = 0;
   for (int r = 1; r < all.ranks; ++r) {
@@ -222,6 +227,7 @@ __global__ void combine(SummaryMessages all, const VerifyRow* rows, int64_t num_
 
 // A block a row.
 __global__ void resolve(const RowToResolve* rows, int64_t vocab_size) {
+  wait_for_earlier_kernels();
   const RowToResolve& row = rows[blockIdx.x];
   const Processors& processors = row.processors;
   RowDistribution resolved =
@@ -244,10 +250,10 @@ void summarise(const float* logits, int64_t shard_size, int32_t first_token, con
   const int64_t count = num_chunks(shard_size);
   if (count > 0) {
     const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(num_rows));
-    launch(summarise_chunks, grid, kChunkThreads, 0, stream, logits, shard_size, first_token, rows,
+    launch_overlapped(summarise_chunks, grid, kChunkThreads, 0, stream, logits, shard_size, first_token, rows,
            chunks);
   }
-  launch(merge_chunks, static_cast<unsigned>(num_rows), kMergeThreads, 0, stream, logits,
+  launch_overlapped(merge_chunks, static_cast<unsigned>(num_rows), kMergeThreads, 0, stream, logits,
          shard_size, first_token, rows, chunks, count, summaries);
 }
 
@@ -257,20 +263,20 @@ void verify_summary(const float* logits, int64_t shard_size, int32_t first_token
   if (num_rows == 0) return;
   summarise(logits, shard_size, first_token, rows, num_rows, static_cast<ChunkSummary*>(workspace),
             summaries, stream);
-  launch(select_candidates, static_cast<unsigned>(num_rows), row_threads(shard_size), 0, stream,
+  launch_overlapped(select_candidates, static_cast<unsigned>(num_rows), row_threads(shard_size), 0, stream,
          logits, shard_size, first_token, rows, summaries, candidates);
 }
 
 void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num_rows,
                   RowDistribution* p, uint64_t* disagreeing, cudaStream_t stream) {
-  launch(combine, 1, kMergeThreads, 0, stream, all, rows, num_rows, p,
+  launch_overlapped(combine, 1, kMergeThreads, 0, stream, all, rows, num_rows, p,
          reinterpret_cast<unsigned long long*>(disagreeing));
 }
 
 void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
                   cudaStream_t stream) {
   if (num_rows == 0) return;
-  launch(resolve, static_cast<unsigned>(num_rows),
+  launch_overlapped(resolve, static_cast<unsigned>(num_rows),
          std::min(row_threads(vocab_size), kMaxResolveThreads), 0, stream, rows, vocab_size);
 }
 

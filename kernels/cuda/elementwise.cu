@@ -4,6 +4,7 @@
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/distribution.h"
 #include "kernels/math.h"
 
@@ -17,60 +18,106 @@ unsigned blocks_of(int64_t size) { return static_cast<unsigned>((size + kThreads
 
 __device__ int64_t grid_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// x[i], once what is to be added is; the thread reads it again.
-__device__ float load_sum(float* x, const float* addend, int i) {
-  if (addend != nullptr) x[i] += addend[i];
-  return x[i];
+constexpr int kHeld = 8;  // elements of a row that a thread has in registers: of 4096 all
+
+// body(element, its place among those held, or kHeld), for this thread's elements in order.
+template <class Body>
+__device__ void for_each_mine(int hidden, const Body& body) {
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const int i = static_cast<int>(threadIdx.x) + j * kNormThreads;
+    if (i < hidden) body(i, j);
+  }
+  for (int i = static_cast<int>(threadIdx.x) + kHeld * kNormThreads; i < hidden;
+       i += kNormThreads) {
+    body(i, kHeld);
+  }
 }
 
-// Grid: rows. Nothing overlaps (check_norm), so that loads go ahead of what is written.
-__global__ void __launch_bounds__(kNormThreads)
-    rms_norm_kernel(float* __restrict__ x, const float* __restrict__ addend,
-                    const bf16* __restrict__ weight, bf16* __restrict__ y, int hidden,
-                    float epsilon) {
-  const int64_t offset = int64_t{blockIdx.x} * hidden;
-  x += offset;
-  y += offset;
-  if (addend != nullptr) addend += offset;
-  float squares = 0.0f;
-  for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
-    const float value = load_sum(x, addend, i);
-    squares = fmaf(value, value, squares);
+// This thread's elements of a row: the first of them in registers, so that their loads are under way
+// together, and are not made again.
+template <class T>
+class RowShare {
+ public:
+  __device__ RowShare(const T* row, int hidden) : row_(row) {
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = static_cast<int>(threadIdx.x) + j * kNormThreads;
+      held_[j] = i < hidden ? row[i] : T{};
+    }
   }
+  __device__ T of(int i, int j) const { return j < kHeld ? held_[j] : row_[i]; }
+  __device__ void set(int j, T value) {
+    if (j < kHeld) held_[j] = value;
+  }
+
+ private:
+  const T* row_;
+  T held_[kHeld];
+};
+
+// A row of x, once what is to be added is.
+__device__ inline RowShare<float> add_row(float* x, const float* addend, int hidden) {
+  RowShare<float> values(x, hidden);
+  if (addend == nullptr) return values;
+  const RowShare<float> added(addend, hidden);
+  for_each_mine(hidden, [&](int i, int j) {
+    const float sum = values.of(i, j) + added.of(i, j);
+    values.set(j, sum);
+    x[i] = sum;
+  });
+  return values;
+}
+
+// Grid: rows.
+__global__ void __launch_bounds__(kNormThreads)
+    rms_norm_kernel(float* x, const float* addend, const bf16* weight, bf16* y, int hidden,
+                    float epsilon) {
+  const RowShare<bf16> weights(weight, hidden);
+  wait_for_earlier_kernels();
+  const int64_t offset = int64_t{blockIdx.x} * hidden;
+  const RowShare<float> values =
+      add_row(x + offset, addend == nullptr ? nullptr : addend + offset, hidden);
+  float squares = 0.0f;
+  for_each_mine(hidden, [&](int i, int j) {
+    squares = fmaf(values.of(i, j), values.of(i, j), squares);
+  });
   squares = block_reduce(squares, [](float a, float b) { return a + b; });
   const float scale = 1.0f / sqrtf(squares / static_cast<float>(hidden) + epsilon);
-  for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
-    y[i] = narrow(x[i] * scale * widen(weight[i]));
-  }
+  for_each_mine(hidden, [&](int i, int j) {
+    y[offset + i] = narrow(values.of(i, j) * scale * widen(weights.of(i, j)));
+  });
 }
 
-// Grid: rows. Nothing overlaps.
+// Grid: rows.
 __global__ void __launch_bounds__(kNormThreads)
-    layer_norm_kernel(float* __restrict__ x, const float* __restrict__ addend,
-                      const bf16* __restrict__ weight, const bf16* __restrict__ bias,
-                      bf16* __restrict__ y, int hidden, float epsilon) {
+    layer_norm_kernel(float* x, const float* addend, const bf16* weight, const bf16* bias, bf16* y,
+                      int hidden, float epsilon) {
   const auto plus = [](float a, float b) { return a + b; };
+  const RowShare<bf16> weights(weight, hidden), biases(bias, hidden);
+  wait_for_earlier_kernels();
   const int64_t offset = int64_t{blockIdx.x} * hidden;
-  x += offset;
-  y += offset;
-  if (addend != nullptr) addend += offset;
+  const RowShare<float> values =
+      add_row(x + offset, addend == nullptr ? nullptr : addend + offset, hidden);
   float sum = 0.0f;
-  for (int i = threadIdx.x; i < hidden; i += kNormThreads) sum += load_sum(x, addend, i);
+  for_each_mine(hidden, [&](int i, int j) { sum += values.of(i, j); });
   const float mean = block_reduce(sum, plus) / static_cast<float>(hidden);
   float squares = 0.0f;
-  for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
-    squares = fmaf(x[i] - mean, x[i] - mean, squares);
-  }
+  for_each_mine(hidden, [&](int i, int j) {
+    squares = fmaf(values.of(i, j) - mean, values.of(i, j) - mean, squares);
+  });
   const float variance = block_reduce(squares, plus) / static_cast<float>(hidden);
   const float scale = 1.0f / sqrtf(variance + epsilon);
-  for (int i = threadIdx.x; i < hidden; i += kNormThreads) {
-    y[i] = narrow((x[i] - mean) * scale * widen(weight[i]) + widen(bias[i]));
-  }
+  for_each_mine(hidden, [&](int i, int j) {
+    y[offset + i] =
+        narrow((values.of(i, j) - mean) * scale * widen(weights.of(i, j)) + widen(biases.of(i, j)));
+  });
 }
 
 // Grid: pieces of a row by rows.
 __global__ void __launch_bounds__(kThreads)
     silu_mul_kernel(const float* gate_up, bf16* y, int64_t width) {
+  wait_for_earlier_kernels();
   const int64_t i = grid_index();
   if (i >= width) return;
   const float* gate = gate_up + blockIdx.y * 2 * width;
@@ -79,6 +126,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     gelu_tanh_kernel(const float* x, bf16* y, int64_t size) {
+  wait_for_earlier_kernels();
   const int64_t i = grid_index();
   if (i < size) y[i] = narrow(gelu_tanh_f32(x[i]));
 }
@@ -86,6 +134,7 @@ __global__ void __launch_bounds__(kThreads)
 // Grid: rows of y.
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(const bf16* x, const int32_t* indices, bf16* y, int64_t hidden) {
+  wait_for_earlier_kernels();
   const bf16* from = x + indices[blockIdx.x] * hidden;
   bf16* to = y + blockIdx.x * hidden;
   for (int64_t i = threadIdx.x; i < hidden; i += kThreads) to[i] = from[i];
@@ -95,6 +144,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     expand_kernel(const float* x, const int32_t* head_rows, float* y, int64_t num_scored,
                   int64_t vocab_size) {
+  wait_for_earlier_kernels();
   const int64_t v = grid_index();
   if (v >= vocab_size) return;
   const int32_t row = head_rows[v];
@@ -104,6 +154,7 @@ __global__ void __launch_bounds__(kThreads)
 // Grid: pieces of a row of y by rows.
 __global__ void __launch_bounds__(kThreads)
     table_kernel(const int32_t* tokens, LogitTable table, float* y, int64_t vocab_size) {
+  wait_for_earlier_kernels();
   const int64_t v = grid_index();
   if (v >= vocab_size) return;
   const TableRow row = table.rows[tokens[blockIdx.y]];
@@ -124,39 +175,39 @@ __global__ void __launch_bounds__(kThreads)
 
 void rms_norm(float* x, const float* addend, const bf16* weight, bf16* y, int64_t rows,
               int64_t hidden, float epsilon, cudaStream_t stream) {
-  launch(rms_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight,
+  launch_overlapped(rms_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight,
          y, static_cast<int>(hidden), epsilon);
 }
 
 void layer_norm(float* x, const float* addend, const bf16* weight, const bf16* bias, bf16* y,
                 int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream) {
-  launch(layer_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight,
+  launch_overlapped(layer_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight,
          bias, y, static_cast<int>(hidden), epsilon);
 }
 
 void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width, cudaStream_t stream) {
-  launch(silu_mul_kernel, dim3(blocks_of(width), rows), kThreads, 0, stream, gate_up, y, width);
+  launch_overlapped(silu_mul_kernel, dim3(blocks_of(width), rows), kThreads, 0, stream, gate_up, y, width);
 }
 
 void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream) {
-  launch(gelu_tanh_kernel, blocks_of(size), kThreads, 0, stream, x, y, size);
+  launch_overlapped(gelu_tanh_kernel, blocks_of(size), kThreads, 0, stream, x, y, size);
 }
 
 void gather_rows(const bf16* x, const int32_t* indices, bf16* y, int64_t count, int64_t hidden,
                  cudaStream_t stream) {
-  launch(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, x, indices, y, hidden);
+  launch_overlapped(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, x, indices, y, hidden);
 }
 
 void expand_logits(const float* x, const int32_t* head_rows, float* y, int64_t rows,
                    int64_t num_scored, int64_t vocab_size, cudaStream_t stream) {
   const dim3 grid(blocks_of(vocab_size), static_cast<unsigned>(rows));
-  launch(expand_kernel, grid, kThreads, 0, stream, x, head_rows, y, num_scored, vocab_size);
+  launch_overlapped(expand_kernel, grid, kThreads, 0, stream, x, head_rows, y, num_scored, vocab_size);
 }
 
 void table_logits(const int32_t* tokens, const LogitTable& table, float* y, int64_t rows,
                   int64_t vocab_size, cudaStream_t stream) {
   const dim3 grid(blocks_of(vocab_size), static_cast<unsigned>(rows));
-  launch(table_kernel, grid, kThreads, 0, stream, tokens, table, y, vocab_size);
+  launch_overlapped(table_kernel, grid, kThreads, 0, stream, tokens, table, y, vocab_size);
 }
 
 }  // namespace outrider::cuda

@@ -21,11 +21,22 @@ inline void check_cuda(cudaError_t result, const char* call) {
 // Dynamic shared memory that every kernel may have; more has to be asked for.
 constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
-// Enqueues kernel(arguments…) on `stream`, with shared_bytes behind dynamic_shared(). Arguments are
-// converted to the kernel's parameters and copied. Throws Error where it cannot be launched.
+// Whether a kernel can begin before the one before it has ended, on this process's GPU.
+inline bool kernels_overlap() {
+  static const bool overlap = [] {
+    int device = 0, major = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+               "cudaDeviceGetAttribute");
+    return major >= 9;
+  }();
+  return overlap;
+}
+
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-            cudaStream_t stream, Arguments&&... arguments) {
+void launch_with(unsigned num_attributes, cudaLaunchAttribute* attributes,
+                 void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                 cudaStream_t stream, Arguments&&... arguments) {
   if (shared_bytes > kDefaultSharedBytes) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)),
@@ -36,8 +47,31 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
   check_cuda(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
              "cudaLaunchKernelEx");
+}
+
+// Enqueues kernel(arguments…) on `stream`, with shared_bytes behind dynamic_shared(). Arguments are
+// converted to the kernel's parameters and copied. Throws Error where it cannot be launched.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, Arguments&&... arguments) {
+  launch_with(0, nullptr, kernel, grid, block, shared_bytes, stream,
+              std::forward<Arguments>(arguments)...);
+}
+
+// The same of a kernel that calls wait_for_earlier_kernels (ptx.cuh): its blocks may begin while
+// the kernel before it ends, so that what they do before that call costs no time.
+template <class... Parameters, class... Arguments>
+void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                       cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  launch_with(kernels_overlap() ? 1 : 0, &attribute, kernel, grid, block, shared_bytes, stream,
+              std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace outrider::cuda

@@ -40,9 +40,11 @@ struct LaneStream {
   }
 
   // What it needs `ahead` steps from here.
-  __device__ void load(int ahead, StreamedStep<kTiles>& step) const {
+  __device__ void load_weights(int ahead, StreamedStep<kTiles>& step) const {
     step.w[0] = load_streaming_16(w + ahead * kStepChunks);
     step.w[1] = load_streaming_16(w + ahead * kStepChunks + kWarp);
+  }
+  __device__ void load_rows(int ahead, StreamedStep<kTiles>& step) const {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       step.x[tile] = make_uint4(0, 0, 0, 0);
@@ -63,7 +65,8 @@ struct LaneStream {
   }
 };
 
-// This warp's part of k: `steps` of a panel.
+// This warp's part of k: `steps` of a panel. The first weights, which nobody writes, are on their
+// way before the kernels before this one are over.
 template <int kTiles, bool kAligned>
 __device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
                             float (&sums)[kTiles][4]) {
@@ -71,7 +74,12 @@ __device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
   StreamedStep<kTiles> loaded[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    if (i < steps) stream.load(i, loaded[i]);
+    if (i < steps) stream.load_weights(i, loaded[i]);
+  }
+  wait_for_earlier_kernels();
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < steps) stream.load_rows(i, loaded[i]);
   }
 #pragma unroll 1
   for (; steps > 0; steps -= kAhead) {
@@ -82,7 +90,9 @@ __device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
       for (int tile = 0; tile < kTiles; ++tile) {
         multiply_step(sums[tile], loaded[i].w, loaded[i].x[tile]);
       }
-      if (i + kAhead < steps) stream.load(i + kAhead, loaded[i]);
+      if (i + kAhead >= steps) continue;
+      stream.load_weights(i + kAhead, loaded[i]);
+      stream.load_rows(i + kAhead, loaded[i]);
     }
     stream.advance(kAhead);
   }

@@ -133,6 +133,7 @@ __device__ void store_tile(const Product& p, int first_row, int first_panel,
 // Grid: tiles along rows by tiles along outputs, so that blocks that share weights are neighbours.
 template <int kRows, int kOutputs, class Epilogue>
 __global__ void __launch_bounds__(TileShape<kRows, kOutputs>::kThreads) tile_kernel(Product p) {
+  wait_for_earlier_kernels();
   using Tile = TileShape<kRows, kOutputs>;
   uint4* stages = dynamic_shared<uint4>();
   const int first_row = blockIdx.x * Tile::kTileRows;

@@ -1,4 +1,5 @@
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/processors.h"
 #include "kernels/cuda/summary.cuh"
 
@@ -9,6 +10,7 @@ namespace {
 // A block a chunk of a row. Listed tokens are left to the threads that go through the list, so that
 // every token is read and written by one thread alone.
 __global__ void edit_chunks(const LogitEdit* edits) {
+  wait_for_earlier_kernels();
   const LogitEdit row = edits[blockIdx.y];
   if (row.to == nullptr) return;
   __shared__ int32_t drafted[kMaxDraftTokens];
@@ -41,7 +43,7 @@ __global__ void edit_chunks(const LogitEdit* edits) {
 void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size, cudaStream_t stream) {
   const int64_t chunks = num_chunks(largest_size);
   if (n == 0 || chunks == 0) return;
-  launch(edit_chunks, dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(n)), kChunkThreads,
+  launch_overlapped(edit_chunks, dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(n)), kChunkThreads,
          0, stream, edits);
 }
 

@@ -127,6 +127,18 @@ __device__ inline uint4 load_16_where(const void* global, bool there) {
 #endif
 }
 
+// Lets the next kernel of the stream begin, then waits until those before this one are over and what
+// they wrote is there. A kernel that launch_overlapped starts calls it in every thread, before the
+// thread reads what they wrote or writes at all.
+__device__ inline void wait_for_earlier_kernels() {
+#if defined(OUTRIDER_EMULATED)
+  emu::wait_for_earlier_kernels();
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
 // The block's dynamic shared memory, aligned to 128 bytes: what was asked for at the launch.
 template <class T>
 __device__ inline T* dynamic_shared() {

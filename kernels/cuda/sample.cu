@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/distribution.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/race.cuh"
 #include "kernels/cuda/resolve.cuh"
 #include "kernels/cuda/sample.h"
@@ -32,6 +33,7 @@ struct Scratch {
 static_assert(sizeof(ChunkSummary) % 8 == 0 && sizeof(Runner) % 8 == 0);
 
 __global__ void describe_rows(const DraftRow* drafts, int64_t num_rows, VerifyRow* rows) {
+  wait_for_earlier_kernels();
   const int64_t r = blockIdx.x * blockDim.x + threadIdx.x;
   if (r >= num_rows) return;
   rows[r] = {.logits_row = static_cast<int32_t>(r),
@@ -46,6 +48,7 @@ __global__ void describe_rows(const DraftRow* drafts, int64_t num_rows, VerifyRo
 // from its logits at once.
 __global__ void finish_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
                             const ShardSummary* summaries, RowDistribution* q) {
+  wait_for_earlier_kernels();
   const DraftRow& draft = drafts[blockIdx.x];
   const Candidate* none = nullptr;
   RowDistribution row = combine_summaries(&summaries[blockIdx.x], &none, 1, draft.processors);
@@ -65,6 +68,7 @@ __device__ inline bool races(const DraftRow& draft, const RowDistribution& q) {
 __global__ void __launch_bounds__(kChunkThreads, 3)
     race_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
               const RowDistribution* q, float* q_logits, Runner* runners) {
+  wait_for_earlier_kernels();
   const DraftRow& draft = drafts[blockIdx.y];
   const int64_t begin = blockIdx.x * kChunk;
   const int64_t end = min(begin + kChunk, vocab_size);
@@ -89,6 +93,7 @@ __global__ void __launch_bounds__(kChunkThreads, 3)
 
 __global__ void draw_tokens(const DraftRow* drafts, int64_t num_rows, const RowDistribution* q,
                             const Runner* runners, int64_t count, int32_t* drafted) {
+  wait_for_earlier_kernels();
   const int64_t r = blockIdx.x * blockDim.x + threadIdx.x;
   if (r >= num_rows) return;
   const DraftRow& draft = drafts[r];
@@ -117,14 +122,14 @@ void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows
   const auto n = static_cast<unsigned>(num_rows);
   const unsigned few = (n + kMergeThreads - 1) / kMergeThreads;
   const int64_t chunks = num_chunks(vocab_size);
-  launch(describe_rows, few, kMergeThreads, 0, stream, rows, num_rows, scratch.rows);
+  launch_overlapped(describe_rows, few, kMergeThreads, 0, stream, rows, num_rows, scratch.rows);
   summarise(logits, vocab_size, 0, scratch.rows, num_rows, scratch.chunks, scratch.summaries,
             stream);
-  launch(finish_rows, n, row_threads(vocab_size), 0, stream, logits, vocab_size, rows,
+  launch_overlapped(finish_rows, n, row_threads(vocab_size), 0, stream, logits, vocab_size, rows,
          scratch.summaries, q);
-  launch(race_rows, dim3(static_cast<unsigned>(chunks), n), kChunkThreads, 0, stream, logits,
+  launch_overlapped(race_rows, dim3(static_cast<unsigned>(chunks), n), kChunkThreads, 0, stream, logits,
          vocab_size, rows, q, q_logits, scratch.runners);
-  launch(draw_tokens, few, kMergeThreads, 0, stream, rows, num_rows, q, scratch.runners, chunks,
+  launch_overlapped(draw_tokens, few, kMergeThreads, 0, stream, rows, num_rows, q, scratch.runners, chunks,
          drafted);
 }
 

@@ -1,4 +1,5 @@
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/race.cuh"
 #include "kernels/cuda/verify.h"
 #include "kernels/randomness.h"
@@ -11,12 +12,14 @@ namespace {
 constexpr unsigned kMergeThreads = 128;
 
 __global__ void copy(const TokenCopy* copies, int64_t n) {
+  wait_for_earlier_kernels();
   const int64_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n && copies[i].from != nullptr) *copies[i].to = *copies[i].from;
 }
 
 // A warp a sequence: lane i tests drafted token i.
 __global__ void accept(const SequenceToVerify* sequences, Verdict* verdicts) {
+  wait_for_earlier_kernels();
   const SequenceToVerify& sequence = sequences[blockIdx.x];
   const int k = sequence.rows.num_drafted;
   if (k < 0) return;
@@ -68,6 +71,7 @@ __device__ Overlap chunk_overlap(const SequenceRows& rows, int num_accepted, flo
 
 __global__ void race_chunks(const SequenceToVerify* sequences, const Verdict* verdicts,
                             Runner* runners, Overlap* overlaps) {
+  wait_for_earlier_kernels();
   const SequenceToVerify& sequence = sequences[blockIdx.y];
   if (!races(sequence, verdicts[blockIdx.y])) return;
   const int accepted = verdicts[blockIdx.y].num_accepted;
@@ -85,6 +89,7 @@ __global__ void race_chunks(const SequenceToVerify* sequences, const Verdict* ve
 __global__ void finish_races(const SequenceToVerify* sequences, int64_t n, const Verdict* verdicts,
                              const Runner* runners, const Overlap* overlaps, int64_t count,
                              RaceResult* results) {
+  wait_for_earlier_kernels();
   const int64_t s = blockIdx.x * blockDim.x + threadIdx.x;
   if (s >= n) return;
   Runner best = kNobody;
@@ -101,6 +106,7 @@ __global__ void finish_races(const SequenceToVerify* sequences, int64_t n, const
 
 __global__ void commit(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
                        int ranks, Verdict* verdicts) {
+  wait_for_earlier_kernels();
   const int64_t s = blockIdx.x * blockDim.x + threadIdx.x;
   if (s >= n || !races(sequences[s], verdicts[s])) return;
   commit_race(results + s, ranks, n, sequences[s].rows, verdicts[s]);
@@ -113,12 +119,12 @@ unsigned blocks_of(int64_t n) {
 }  // namespace
 
 void copy_tokens(const TokenCopy* copies, int64_t n, cudaStream_t stream) {
-  if (n > 0) launch(copy, blocks_of(n), kMergeThreads, 0, stream, copies, n);
+  if (n > 0) launch_overlapped(copy, blocks_of(n), kMergeThreads, 0, stream, copies, n);
 }
 
 void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
                  cudaStream_t stream) {
-  if (n > 0) launch(accept, static_cast<unsigned>(n), kWarp, 0, stream, sequences, verdicts);
+  if (n > 0) launch_overlapped(accept, static_cast<unsigned>(n), kWarp, 0, stream, sequences, verdicts);
 }
 
 void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
@@ -128,17 +134,17 @@ void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
   auto* const runners = static_cast<Runner*>(workspace);
   auto* const overlaps = reinterpret_cast<Overlap*>(runners + n * chunks);
   if (chunks > 0) {
-    launch(race_chunks, dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(n)),
+    launch_overlapped(race_chunks, dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(n)),
            kChunkThreads, 0, stream, sequences, verdicts, runners, overlaps);
   }
-  launch(finish_races, blocks_of(n), kMergeThreads, 0, stream, sequences, n, verdicts, runners,
+  launch_overlapped(finish_races, blocks_of(n), kMergeThreads, 0, stream, sequences, n, verdicts, runners,
          overlaps, chunks, results);
 }
 
 void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results, int ranks,
                  Verdict* verdicts, cudaStream_t stream) {
   if (n > 0) {
-    launch(commit, blocks_of(n), kMergeThreads, 0, stream, sequences, n, results, ranks, verdicts);
+    launch_overlapped(commit, blocks_of(n), kMergeThreads, 0, stream, sequences, n, results, ranks, verdicts);
   }
 }
 

@@ -2,6 +2,7 @@
 // is the same.
 #include "comm/nccl/ordered_sum.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 namespace {
@@ -17,6 +18,7 @@ __device__ inline float4 add(float4 a, float4 b) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     add_parts(const T* parts, int ranks, int64_t n, T* sum) {
+  wait_for_earlier_kernels();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   T total = parts[i];
@@ -27,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void launch_sum(const void* parts, int ranks, int64_t n, void* sum, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((n + kThreads - 1) / kThreads);
-  launch(add_parts<T>, blocks, kThreads, 0, stream, static_cast<const T*>(parts), ranks, n,
+  launch_overlapped(add_parts<T>, blocks, kThreads, 0, stream, static_cast<const T*>(parts), ranks, n,
          static_cast<T*>(sum));
 }
 

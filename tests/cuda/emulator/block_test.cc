@@ -147,6 +147,19 @@ TEST(EmulatedBarrier, ReportsThreadsThatNeverCome) {
   EXPECT_TRUE(reverses(true));
 }
 
+__global__ void wait_for_earlier(int first_that_does_not) {
+  if (static_cast<int>(threadIdx.x) < first_that_does_not) wait_for_earlier_kernels();
+}
+
+TEST(EmulatedBarrier, ReportsThreadsThatDoNotWaitForEarlierKernels) {
+  launch_overlapped(wait_for_earlier, 2, 64, 0, nullptr, 64);
+  EXPECT_EQ(failure(), "");
+  launch_overlapped(wait_for_earlier, 2, 64, 0, nullptr, 63);
+  EXPECT_THAT(failure(), HasSubstr("thread (63, 0, 0): ends without having waited"));
+  launch(wait_for_earlier, 2, 64, 0, nullptr, 63);
+  EXPECT_EQ(failure(), "");
+}
+
 TEST(EmulatedBarrier, AFailureStopsTheDevice) {
   const OnDevice<int> x(std::vector<int>{1});
   launch(refuse, 1, 1, 0, nullptr);

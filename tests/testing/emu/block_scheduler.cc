@@ -51,12 +51,14 @@ uint64_t BlockScheduler::random() {
 }
 
 std::string BlockScheduler::run(dim3 grid, dim3 block, uint3 index, void* shared,
-                                size_t shared_bytes, const std::function<void()>& kernel) {
+                                size_t shared_bytes, bool overlapped,
+                                const std::function<void()>& kernel) {
   grid_ = gridDim = grid;
   block_ = blockDim = block;
   index_ = blockIdx = index;
   shared_ = shared;
   shared_bytes_ = shared_bytes;
+  overlapped_ = overlapped;
   kernel_ = &kernel;
   num_threads_ = static_cast<int>(block.x * block.y * block.z);
   num_exited_ = 0;
@@ -87,6 +89,9 @@ void BlockScheduler::run_thread(void* scheduler) {
   auto* const self = static_cast<BlockScheduler*>(scheduler);
   while (true) {
     (*self->kernel_)();
+    if (self->overlapped_ && !self->threads_[self->running_].has_waited) {
+      self->fail("ends without having waited for the kernels before it");
+    }
     self->warp().exited |= lane_bit(self->lane());
     ++self->num_exited_;
     self->wait();
@@ -104,6 +109,7 @@ void BlockScheduler::wait() { threads_[running_].fiber->yield(); }
 
 void BlockScheduler::start_warps() {
   for (int i = 0; i < num_threads_; ++i) {
+    threads_[i].has_waited = false;
     threads_[i].copies.clear();
     threads_[i].copy_group = 0;
   }

@@ -40,9 +40,10 @@ class BlockScheduler {
   void seed(uint64_t seed) { random_ = seed; }
   uint64_t random();
 
-  // Runs `kernel` once for each thread. Returns what went wrong, empty where nothing did.
+  // Runs `kernel` once for each thread. overlapped: every thread has to wait for earlier kernels.
+  // Returns what went wrong, empty where nothing did.
   std::string run(dim3 grid, dim3 block, uint3 index, void* shared, size_t shared_bytes,
-                  const std::function<void()>& kernel);
+                  bool overlapped, const std::function<void()>& kernel);
 
   // On a fiber, from here on.
 
@@ -58,12 +59,14 @@ class BlockScheduler {
   void* shared() const { return shared_; }
   bool in_shared(const void* data, size_t bytes) const;
   int lane() const { return running_ % kWarpLanes; }
+  void wait_for_earlier_kernels() { threads_[running_].has_waited = true; }
   std::vector<PendingCopy>& pending_copies() { return threads_[running_].copies; }
   int& copy_group() { return threads_[running_].copy_group; }
 
  private:
   struct Thread {
-    int copy_group = 0;  // that the next cp.async belongs to
+    bool has_waited = false;  // for earlier kernels
+    int copy_group = 0;       // that the next cp.async belongs to
     std::vector<PendingCopy> copies;
     std::unique_ptr<Fiber> fiber;
   };
@@ -105,6 +108,7 @@ class BlockScheduler {
   uint3 index_ = {};
   void* shared_ = nullptr;
   size_t shared_bytes_ = 0;
+  bool overlapped_ = false;
   const std::function<void()>* kernel_ = nullptr;
 };
 

@@ -260,4 +260,6 @@ uint4 load_global_16(const void* global) {
 
 void* dynamic_shared() { return block().shared(); }
 
+void wait_for_earlier_kernels() { block().wait_for_earlier_kernels(); }
+
 }  // namespace emu

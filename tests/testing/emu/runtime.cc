@@ -41,7 +41,7 @@ int driver_version() {
 
 int capability() {
   static const int digits =
-      static_cast<int>(emu::environment_number("OUTRIDER_EMU_CAPABILITY", 89));
+      static_cast<int>(emu::environment_number("OUTRIDER_EMU_CAPABILITY", 90));
   return digits;
 }
 
@@ -105,7 +105,7 @@ class SharedMemory {
 };
 
 // The blocks one after the other, in an order that is drawn.
-std::string run_grid(dim3 grid, dim3 block, size_t shared_bytes,
+std::string run_grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped,
                      const std::function<void()>& body) {
   emu::BlockScheduler& blocks = scheduler();
   SharedMemory shared(shared_bytes);
@@ -119,7 +119,7 @@ std::string run_grid(dim3 grid, dim3 block, size_t shared_bytes,
                          static_cast<unsigned>(at / grid.x / grid.y)};
     shared.poison();
     emu::poison_static_shared();
-    std::string failure = blocks.run(grid, block, index, shared.data(), shared_bytes, body);
+    std::string failure = blocks.run(grid, block, index, shared.data(), shared_bytes, overlapped, body);
     if (!failure.empty()) return failure;
   }
   return "";
@@ -199,13 +199,16 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* function
   if (!grid_fits || threads < 1 || threads > kMaxBlockThreads || block.z > 64) {
     return ::remember(cudaErrorInvalidConfiguration);
   }
-  if (config.numAttrs != 0 ||
+  const bool overlapped = config.numAttrs == 1;
+  if (config.numAttrs > 1 ||
+      (overlapped && config.attrs->id != cudaLaunchAttributeProgrammaticStreamSerialization) ||
       config.dynamicSmemBytes > static_cast<size_t>(max_dynamic_shared_bytes(function))) {
     return ::remember(cudaErrorInvalidValue);
   }
   return ::remember(enqueue(config.stream,
-                            [grid, block, bytes = config.dynamicSmemBytes, body = std::move(body)] {
-                              return run_grid(grid, block, bytes, body);
+                            [grid, block, bytes = config.dynamicSmemBytes, overlapped,
+                             body = std::move(body)] {
+                              return run_grid(grid, block, bytes, overlapped, body);
                             }));
 }
 

@@ -43,6 +43,7 @@ void cp_async_commit();
 void cp_async_wait(int groups);
 uint4 load_global_16(const void* global);
 void* dynamic_shared();
+void wait_for_earlier_kernels();
 
 int block_barrier(bool predicate, const Where& where);
 void warp_barrier(uint32_t mask, const Where& where);
