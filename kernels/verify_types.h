@@ -57,11 +57,14 @@ struct Runner {
 // One row of target logits to summarise.
 struct VerifyRow {
   int32_t logits_row;
-  int32_t draft_token;      // the token drafted behind this row; -1: none (the bonus row)
+  int32_t draft_token;      // the token drafted behind this row; -1: none (the bonus row); or …
   int32_t candidates_slot;  // filtered rows: where its candidates go; -1: not wanted
   Processors processors;
   RandomKey key;  // coupled rows: coupled_key of the row
   int32_t races;  // 1: a coupled row that is not filtered: its race is run shard by shard
+  const int32_t* drafted = nullptr;  // … where it will be found
+
+  OUTRIDER_HOST_DEVICE int32_t token() const { return drafted != nullptr ? *drafted : draft_token; }
 };
 
 // Exchange A: one rank's view of one row of target logits.

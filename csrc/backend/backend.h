@@ -154,9 +154,12 @@ class Backend {
                              RowDistribution* q, float* q_logits, Stream& stream) = 0;
   // logits: f32 [any, shard_size]; rows: [to.num_rows]. Leaves the digest alone.
   virtual void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
-                              SummaryMessage to, Stream& stream) = 0;
-  virtual void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
-                            RowDistribution* p, uint64_t* disagreeing, Stream& stream) = 0;
+                              int64_t num_slots, SummaryMessage to, Stream& stream) = 0;
+  // combine_rows, of which rows behind the sequences' are left out, and accept_step.
+  virtual void combine_and_accept(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                                  RowDistribution* p, uint64_t* disagreeing,
+                                  const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                                  Stream& stream) = 0;
   virtual void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
                             Stream& stream) = 0;
   virtual void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
@@ -165,6 +168,9 @@ class Backend {
                          const Verdict* verdicts, RaceResult* results, Stream& stream) = 0;
   virtual void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
                            int ranks, Verdict* verdicts, Stream& stream) = 0;
+  // Both, of a rank alone.
+  virtual void race_and_commit(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                               Verdict* verdicts, RaceResult* results, Stream& stream) = 0;
 };
 
 // Forgets what a backend has kept for replay(), whichever way its scope is left: declared before

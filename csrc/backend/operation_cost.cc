@@ -18,10 +18,12 @@ constexpr int64_t kStepK = 32;
 // kernels/cuda/attention.h: positions of a split, bytes of its maximum and sum.
 constexpr int64_t kSplitTokens = 256;
 constexpr int64_t kSplitStateBytes = 2 * kFloat;
-// kernels/cuda/summary.cuh, sample.cu: tokens of a row that a block looks at, bytes of what it
-// finds.
-constexpr int64_t kChunkTokens = 4096;
-constexpr int64_t kChunkStateBytes = 64;
+// kernels/cuda/summary.cuh: tokens of a row that a block looks at, from a multiple of four, bytes
+// of what it finds, and of the count of a row's blocks.
+constexpr int64_t kChunkTokens = 1024;
+constexpr int64_t kMostBeforeChunk = 3;
+constexpr int64_t kChunkStateBytes = 32;
+constexpr int64_t kArrivalsBytes = 4;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -154,27 +156,32 @@ int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
 }
 
 int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size) {
+  const int64_t chunks = divide_up(vocab_size + kMostBeforeChunk, kChunkTokens);
   const auto of_row = static_cast<int64_t>(sizeof(ShardSummary) + sizeof(VerifyRow));
-  return max_rows * (divide_up(vocab_size, kChunkTokens) * kChunkStateBytes + of_row);
+  return max_rows * (chunks * kChunkStateBytes + of_row);
 }
+
+int64_t cuda_verify_arrivals_bytes(int64_t max_rows) { return max_rows * kArrivalsBytes; }
 
 OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept) {
-  return {.activation_bytes = (rows + kept) * vocab_size * kFloat, .launches = 6};
+  return {.activation_bytes = (rows + kept) * vocab_size * kFloat, .launches = 5};
 }
 
-OperationCost verify_summary_cost(int64_t rows, int64_t shard_size) {
-  return {.activation_bytes = rows * shard_size * kFloat, .launches = 3};
+OperationCost verify_summary_cost(int64_t rows, int64_t num_slots, int64_t shard_size) {
+  return {.activation_bytes = rows * shard_size * kFloat, .launches = num_slots > 0 ? 2 : 1};
 }
 
-OperationCost combine_rows_cost() { return {.launches = 1}; }
-
-OperationCost accept_step_cost() { return {.launches = 1}; }
+OperationCost combine_and_accept_cost() { return {.launches = 1}; }
 
 // One row of the target's logits, and one of the draft's.
 OperationCost race_step_cost(int64_t sequences, int64_t shard_size) {
-  return {.activation_bytes = 2 * sequences * shard_size * kFloat, .launches = 2};
+  return {.activation_bytes = 2 * sequences * shard_size * kFloat, .launches = 1};
 }
 
 OperationCost commit_step_cost() { return {.launches = 1}; }
+
+OperationCost race_and_commit_cost(int64_t sequences, int64_t shard_size) {
+  return race_step_cost(sequences, shard_size);
+}
 
 }  // namespace outrider

@@ -86,14 +86,15 @@ int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
 
 // What the kernels that draw and verify keep of up to max_rows rows (or sequences).
 int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size);
+int64_t cuda_verify_arrivals_bytes(int64_t max_rows);
 
 // Drafting and verification; a row of logits is read from memory once.
 // kept: rows that are drawn by rejection, and written.
 OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept);
-OperationCost verify_summary_cost(int64_t rows, int64_t shard_size);
-OperationCost combine_rows_cost();
-OperationCost accept_step_cost();
+OperationCost verify_summary_cost(int64_t rows, int64_t num_slots, int64_t shard_size);
+OperationCost combine_and_accept_cost();
 OperationCost race_step_cost(int64_t sequences, int64_t shard_size);
 OperationCost commit_step_cost();
+OperationCost race_and_commit_cost(int64_t sequences, int64_t shard_size);
 
 }  // namespace outrider

@@ -41,12 +41,14 @@ PassCost pass_with_tokens(const ModelConfig& config, const Shard& shard, const P
 
 PassCost verify_cost(const Shard& shard, const StepShape& shape, int64_t rows) {
   PassCost cost;
-  cost.operations += copy_tokens_cost(rows);
-  cost.operations += verify_summary_cost(rows, shard.vocab.size());
+  cost.operations += verify_summary_cost(rows, 0, shard.vocab.size());
   cost.exchanges += all_gather_cost(shard.size, SummaryMessage::bytes(rows, 0));
-  cost.operations += combine_rows_cost();
-  cost.operations += accept_step_cost();
+  cost.operations += combine_and_accept_cost();
   if (!shape.sampled) return cost;
+  if (shard.size == 1) {
+    cost.operations += race_and_commit_cost(shape.sequences, shard.vocab.size());
+    return cost;
+  }
   cost.operations += race_step_cost(shape.sequences, shard.vocab.size());
   cost.exchanges += all_gather_cost(shard.size, rows * sizeof(RaceResult));  // a place for each row
   cost.operations += commit_step_cost();
@@ -122,7 +124,9 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
       sum_scratch_bytes(shard.size, server.max_rows * target.hidden_size, server.numerics);
   cost.workspace += std::max(
       cuda_verify_scratch_bytes(std::max(summary_rows, server.max_sequences), shard.vocab.size()),
-      cuda_verify_scratch_bytes(cuda_padded_rows(server.max_sequences), target.vocab_size));
+      cuda_verify_scratch_bytes(round_rows, target.vocab_size));
+  cost.workspace +=
+      cuda_verify_arrivals_bytes(std::max({summary_rows, server.max_sequences, round_rows}));
   if (server.numerics == Numerics::fast) {  // weights in cuBLASLt's order as well
     cost.workspace += kFastLinearWorkspaceBytes;
     cost.weights += weight_bytes(target, shard).held;
@@ -134,8 +138,9 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
   cost.workspace += LogitEditor::bytes(target.vocab_size, server.max_sequences,
                                        max_listed_tokens(target.eos_token_ids.size()),
                                        std::max(server.max_rows, round_rows));
+  const int num_messages = shard.size > 1 ? 1 + shard.size : 1;  // what is sent, and what comes
   cost.workspace +=
-      (1 + shard.size) * SummaryMessage::bytes(summary_rows, cuda_padded_rows(summary_rows));
+      num_messages * SummaryMessage::bytes(summary_rows, cuda_padded_rows(summary_rows));
   if (shard.size > 1) {  // rows that are gathered
     const int64_t largest_shard = split_range(target.vocab_size, shard.size - 1, shard.size).size();
     cost.workspace +=

@@ -56,9 +56,7 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
       max_rows_(max_rows),
       max_sequences_(max_sequences),
       shards_(communicator.size()),
-      digest_(backend, 1),
       rows_(backend, 2 * max_rows),
-      draft_tokens_(backend, 2 * max_rows),
       sequences_(backend, std::max(max_rows, max_sequences)),
       raw_logits_(backend, max_sequences),
       unresolved_(backend, max_rows) {
@@ -88,15 +86,16 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
   }
 
   const size_t message = SummaryMessage::bytes(2 * max_rows, backend.padded_rows(2 * max_rows));
-  mine_ = backend.allocate(message);
   all_ = backend.allocate(ranks * message);
   host_messages_ = backend.allocate_pinned(ranks * message);
   all_raw_logits_ = backend.allocate(ranks * max_sequences * sizeof(float));
   host_raw_logits_ = backend.allocate_pinned(ranks * max_sequences * sizeof(float));
   const size_t races = std::max(max_rows, max_sequences) * sizeof(RaceResult);
   my_race_ = backend.allocate(races);
-  all_races_ = backend.allocate(ranks * races);
+  host_digest_ = backend.allocate_pinned(sizeof(uint64_t));
   if (ranks > 1) {
+    mine_ = backend.allocate(message);
+    all_races_ = backend.allocate(ranks * races);
     my_logits_ = backend.allocate(kGatheredRows * largest_shard_ * sizeof(float));
     all_logits_ = backend.allocate(ranks * kGatheredRows * largest_shard_ * sizeof(float));
     whole_logits_ = backend.allocate(kGatheredRows * vocab_size * sizeof(float));
@@ -126,16 +125,16 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
   num_rows_ = 0;
   races_ = false;
   raw_rows_.clear();
-  int32_t num_filtered = 0;
+  num_slots_ = 0;
   const auto add_row = [&](int64_t logits_row, bool candidates, const int32_t* drafted,
                            int32_t token, const Processors& processors, const RandomKey& key) {
-    draft_tokens_.host()[num_rows_] = {drafted, &rows_.device()[num_rows_].draft_token};
     rows_.host()[num_rows_++] = {.logits_row = static_cast<int32_t>(logits_row),
                                  .draft_token = token,
-                                 .candidates_slot = candidates ? num_filtered++ : -1,
+                                 .candidates_slot = candidates ? num_slots_++ : -1,
                                  .processors = processors,
                                  .key = key,
-                                 .races = processors.mode == VerifyMode::coupled && !candidates};
+                                 .races = processors.mode == VerifyMode::coupled && !candidates,
+                                 .drafted = drafted};
   };
   for (int64_t s = 0; s < num_sequences_; ++s) {
     const VerifyWork& w = work[s];
@@ -171,7 +170,7 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
     for (int64_t s = num_sequences_; s < rows; ++s) {
       sequences_.host()[s] = {.rows = {.num_drafted = -1}};
     }
-    if (num_filtered > 0) num_filtered = static_cast<int32_t>(rows);
+    if (num_slots_ > 0) num_slots_ = static_cast<int32_t>(rows);
   }
   num_work_rows_ = num_rows_;
   queries_.assign(queries.begin(), queries.end());
@@ -181,11 +180,10 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
             {});
   }
   CHECK(num_padded_sequences_ <= std::max(max_rows_, max_sequences_));
-  message_bytes_ = SummaryMessage::bytes(num_rows_, num_filtered);
-  *digest_.host() = digest;
-  digest_.upload(0, 1, stream);
+  message_bytes_ = SummaryMessage::bytes(num_rows_, num_slots_);
+  *as<uint64_t>(host_digest_) = digest;
+  backend_.copy_from_host(bytes_of(sent(), sizeof digest), host_digest_.data(), stream);
   rows_.upload(0, num_rows_, stream);
-  draft_tokens_.upload(0, num_rows_, stream);
   sequences_.upload(0, num_padded_sequences_, stream);
   const int64_t parts[] = {num_rows_,
                            num_work_rows_,
@@ -200,40 +198,41 @@ SummaryMessages Verifier::messages(std::byte* data) const {
   return {data, message_bytes_, num_rows_, communicator_.size()};
 }
 
+// This rank's message, which is all of them where it is alone.
+const Buffer& Verifier::sent() const { return communicator_.size() == 1 ? all_ : mine_; }
+
 void Verifier::enqueue(Stream& stream) {
-  backend_.copy_tokens(draft_tokens_.device(), num_rows_, stream);
-  backend_.copy(bytes_of(mine_, sizeof(uint64_t)),
-                TensorView(digest_.device(), DType::u8, {sizeof(uint64_t)}), stream);
-  backend_.verify_summary(logits_, static_cast<int32_t>(first_token_), rows_.device(),
-                          {as<std::byte>(mine_), num_rows_}, stream);
-  mark_exchange(kExchangeABegin, stream);
-  exchange(bytes_of(mine_, message_bytes_), bytes_of(all_, communicator_.size() * message_bytes_),
-           stream);
-  mark_exchange(kExchangeAEnd, stream);
-  backend_.combine_rows(messages(as<std::byte>(all_)), rows_.device(), num_work_rows_,
-                        as<RowDistribution>(p_), as<uint64_t>(record_), stream);
-  enqueue_verdicts(stream);
+  const int ranks = communicator_.size();
+  backend_.verify_summary(logits_, static_cast<int32_t>(first_token_), rows_.device(), num_slots_,
+                          {as<std::byte>(sent()), num_rows_}, stream);
+  if (ranks > 1) {
+    backend_.mark(kExchangeABegin, stream);
+    exchange(bytes_of(mine_, message_bytes_), bytes_of(all_, ranks * message_bytes_), stream);
+    backend_.mark(kExchangeAEnd, stream);
+  }
+  backend_.combine_and_accept(messages(as<std::byte>(all_)), rows_.device(), num_work_rows_,
+                              as<RowDistribution>(p_), as<uint64_t>(record_), sequences_.device(),
+                              num_padded_sequences_, verdicts(), stream);
+  enqueue_races(stream);
 }
 
-// A rank alone exchanges nothing, and a mark in a graph is not free.
-void Verifier::mark_exchange(int mark, Stream& stream) {
-  if (communicator_.size() > 1) backend_.mark(mark, stream);
-}
+Verdict* Verifier::verdicts() const { return as<Verdict>(record_, kVerdictsOffset); }
 
-// From the rows' distributions on.
-void Verifier::enqueue_verdicts(Stream& stream) {
-  auto* const verdicts = as<Verdict>(record_, kVerdictsOffset);
-  backend_.accept_step(sequences_.device(), num_padded_sequences_, verdicts, stream);
-  if (races_) {
-    const int ranks = communicator_.size();
-    const size_t bytes = num_padded_sequences_ * sizeof(RaceResult);
-    backend_.race_step(sequences_.device(), num_padded_sequences_, shard_size_, verdicts,
-                       as<RaceResult>(my_race_), stream);
-    mark_exchange(kExchangeBBegin, stream);
+// From the accepted lengths on.
+void Verifier::enqueue_races(Stream& stream) {
+  const int64_t n = num_padded_sequences_;
+  const int ranks = communicator_.size();
+  auto* const mine = as<RaceResult>(my_race_);
+  if (races_ && ranks == 1) {
+    backend_.race_and_commit(sequences_.device(), n, shard_size_, verdicts(), mine, stream);
+  } else if (races_) {
+    const size_t bytes = n * sizeof(RaceResult);
+    backend_.race_step(sequences_.device(), n, shard_size_, verdicts(), mine, stream);
+    backend_.mark(kExchangeBBegin, stream);
     exchange(bytes_of(my_race_, bytes), bytes_of(all_races_, ranks * bytes), stream);
-    mark_exchange(kExchangeBEnd, stream);
-    backend_.commit_step(sequences_.device(), num_padded_sequences_, as<RaceResult>(all_races_),
-                         ranks, verdicts, stream);
+    backend_.mark(kExchangeBEnd, stream);
+    backend_.commit_step(sequences_.device(), n, as<RaceResult>(all_races_), ranks, verdicts(),
+                         stream);
   }
   backend_.copy_to_host(host_record_.data(), bytes_of(record_, record_.bytes()), stream);
   backend_.mark(kVerified, stream);
@@ -244,11 +243,12 @@ std::span<const Verdict> Verifier::finish(Stream& stream) {
   take_verdicts(kExchangeABegin, kExchangeAEnd, stream);
   const int64_t num_unresolved = find_unresolved();
   if (num_unresolved > 0) {
-    mark_exchange(kResolveBegin, stream);
+    backend_.mark(kResolveBegin, stream);
     resolve(num_unresolved, stream);
-    mark_exchange(kResolveEnd, stream);
+    backend_.mark(kResolveEnd, stream);
     sequences_.upload(0, num_padded_sequences_, stream);
-    enqueue_verdicts(stream);
+    backend_.accept_step(sequences_.device(), num_padded_sequences_, verdicts(), stream);
+    enqueue_races(stream);
     take_verdicts(kResolveBegin, kResolveEnd, stream);
     for (const Verdict& verdict : verdicts_) CHECK(verdict.unresolved == 0);
   }

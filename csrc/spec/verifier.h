@@ -93,9 +93,10 @@ class Verifier {
   };
 
   void exchange(TensorView mine, TensorView all, Stream& stream);
-  void mark_exchange(int mark, Stream& stream);
   double seconds_of_exchange(int begin, int end) const;
-  void enqueue_verdicts(Stream& stream);
+  const Buffer& sent() const;
+  Verdict* verdicts() const;
+  void enqueue_races(Stream& stream);
   void take_verdicts(int begin, int end, Stream& stream);
   int64_t find_unresolved();
   void resolve(int64_t count, Stream& stream);
@@ -112,20 +113,20 @@ class Verifier {
   int64_t largest_shard_ = 0;
 
   // What a step is about.
-  Staged<uint64_t> digest_;             // [1]
   Staged<VerifyRow> rows_;              // [2 max_rows]: of the work, then of the queries
-  Staged<TokenCopy> draft_tokens_;      // [2 max_rows]: into the rows
   Staged<SequenceToVerify> sequences_;  // [max_rows], or [max_sequences] where that is more
   Staged<float> raw_logits_;            // [max_sequences]: of extra tokens; -infinity: not here
   std::vector<int64_t> raw_rows_;       // [sequences]: VerifyWork::raw_row
   int64_t num_rows_ = 0, num_work_rows_ = 0, num_sequences_ = 0;
   int64_t num_padded_sequences_ = 0;
+  int32_t num_slots_ = 0;     // for rows that want candidates
   bool races_ = false;        // some sequence is `rejection`: there is an exchange B
   size_t message_bytes_ = 0;  // of exchange A, a rank
   TensorView logits_;
   std::vector<LogprobQuery> queries_;
 
-  Buffer mine_, all_;  // exchange A: what a rank sends, and what came, [ranks]
+  Buffer host_digest_;  // u64
+  Buffer mine_, all_;   // exchange A: what a rank sends, and what came, [ranks]; alone, `all_`
   Buffer all_raw_logits_, host_raw_logits_;  // f32 [ranks, max_sequences]
   Buffer my_race_, all_races_;       // exchange B: RaceResult [padded sequences], [ranks, …]
   Staged<RowToResolve> unresolved_;  // [max_rows]

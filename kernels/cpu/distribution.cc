@@ -117,10 +117,10 @@ constexpr int64_t kBlock = 1024;  // tokens: what a pass looks at before it deci
   summary = {};
   summary.runner = kNobody;
   summary.shard_size = static_cast<int32_t>(n);
-  summary.draft_token = row.draft_token;
+  summary.draft_token = row.token();
   find_max(logits, n, first_token, summary);
-  const int64_t drafted = int64_t{row.draft_token} - first_token;
-  const bool owned = row.draft_token >= 0 && 0 <= drafted && drafted < n;
+  const int64_t drafted = int64_t{summary.draft_token} - first_token;
+  const bool owned = summary.draft_token >= 0 && 0 <= drafted && drafted < n;
   summary.draft_logit = owned ? logits[drafted] : -kInfinity;
   if (row.processors.mode == VerifyMode::greedy || summary.non_finite != 0) return;
   summary.sum_exp = sum_of_exp(logits, n, summary.max, row.processors.temperature);

@@ -12,29 +12,69 @@ constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxWarps = 1024 / kWarp;
 
-// Folds one value of each thread: within warps by halving distances, then over warps in order.
-// fold(a, b): a is of the lower thread.
+// Folds one value of each of the first `count` lanes, neighbours first: lane 0 has the result.
+// fold(a, b): a is of the lower lane. All lanes of the warp call.
+template <typename T, typename Fold>
+__device__ inline T warp_reduce(T value, const Fold& fold, int count = kWarp) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    if (distance >= count) break;
+    const T other = __shfl_down_sync(kAllLanes, value, distance);
+    if (lane + distance < count) value = fold(value, other);
+  }
+  return value;
+}
+
+// Folds one value of each thread: those of a warp as above, then the warps' in the same way, by
+// every warp for itself. fold(a, b): a is of the lower thread.
 template <typename T, typename Fold>
 __device__ inline T block_reduce(T value, const Fold& fold) {
   __shared__ T of_warps[kMaxWarps];
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    value = fold(value, __shfl_down_sync(kAllLanes, value, distance));
-  }
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  value = warp_reduce(value, fold);
   __syncthreads();  // the call before is over
-  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
+  if (lane == 0) of_warps[threadIdx.x / kWarp] = value;
   __syncthreads();
-  T total = of_warps[0];
-  for (unsigned w = 1; w < blockDim.x / kWarp; ++w) total = fold(total, of_warps[w]);
-  return total;
+  const T total = warp_reduce(of_warps[lane < warps ? lane : 0], fold, warps);
+  return __shfl_sync(kAllLanes, total, 0);
 }
 
 __device__ inline double block_sum(double value) {
   return block_reduce(value, [](double a, double b) { return a + b; });
 }
 
+// By halves of the number, the upper one first: a warp has instructions for 32 bits.
+__device__ inline unsigned long long warp_max(unsigned long long value) {
+  const auto high = static_cast<unsigned>(value >> 32);
+  const unsigned highest = __reduce_max_sync(kAllLanes, high);
+  const unsigned low = high == highest ? static_cast<unsigned>(value) : 0;
+  return static_cast<unsigned long long>(highest) << 32 | __reduce_max_sync(kAllLanes, low);
+}
+
 __device__ inline unsigned long long block_max(unsigned long long value) {
-  return block_reduce(value,
-                      [](unsigned long long a, unsigned long long b) { return a > b ? a : b; });
+  __shared__ unsigned long long of_warps[kMaxWarps];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  value = warp_max(value);
+  __syncthreads();  // the call before is over
+  if (lane == 0) of_warps[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  return warp_max(of_warps[lane < static_cast<int>(blockDim.x) / kWarp ? lane : 0]);
+}
+
+// Whether this block is the last of `blocks` to come here: then what thread 0 of the others wrote
+// before is there for all of its threads. *arrivals is 0 before the first, and again behind the
+// last. All threads call.
+__device__ inline bool is_last_block(unsigned* arrivals, unsigned blocks) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    __threadfence();  // what was written comes before the arrival
+    last = atomicInc(arrivals, blocks - 1) == blocks - 1;
+    __threadfence();  // and the arrivals before what is read
+  }
+  __syncthreads();
+  return last;
 }
 
 // How many of the threads before this one have the flag set; `total`: of the whole block.

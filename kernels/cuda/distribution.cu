@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "kernels/cuda/distribution.h"
 #include "kernels/cuda/launch.h"
@@ -13,7 +14,6 @@ namespace outrider::cuda {
 
 namespace {
 
-constexpr unsigned kMergeThreads = 128;
 constexpr unsigned kMaxResolveThreads = 512;  // its race takes 82 registers a thread, of 65,536
 
 __device__ inline float logit_of_rank(unsigned long long rank) {
@@ -24,85 +24,112 @@ __device__ inline int32_t token_of_rank(unsigned long long rank) {
   return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(rank));
 }
 
-__global__ void summarise_chunks(const float* logits, int64_t shard_size, int32_t first_token,
-                                 const VerifyRow* rows, ChunkSummary* chunks) {
-  wait_for_earlier_kernels();
-  const VerifyRow& row = rows[blockIdx.y];
-  const float* const of_row = logits + row.logits_row * shard_size;
-  const int64_t begin = blockIdx.x * kChunk;
-  const int64_t end = min(begin + kChunk, shard_size);
+constexpr int kGroupsAThread = kChunk / (kGroup * kChunkThreads);
+static_assert(kGroupsAThread * kGroup * kChunkThreads == kChunk);
+
+// What this block knows of its chunk. A race alone reads the logits again: registers are few.
+__device__ ChunkSummary summarise_chunk(const float* of_row, int32_t size, int32_t first_token,
+                                        const VerifyRow& row) {
+  const int32_t begin = chunk_begin(blockIdx.x, first_token);
+  const auto first_of_group = [&](int g) {
+    return begin + kGroup * static_cast<int32_t>(threadIdx.x + g * kChunkThreads);
+  };
+  float logits[kGroupsAThread][kGroup];
+#pragma unroll
+  for (int g = 0; g < kGroupsAThread; ++g) load_group(of_row, size, first_of_group(g), logits[g]);
   unsigned long long best = 0;
   bool non_finite = false;
-  for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    const float logit = of_row[i];
-    const unsigned long long rank = rank_of(order_key(logit), i);
-    best = rank > best ? rank : best;
-    non_finite = non_finite || !is_finite(logit);
+#pragma unroll
+  for (int g = 0; g < kGroupsAThread; ++g) {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      const int32_t i = first_of_group(g) + j;
+      if (!has_token(size, i)) continue;
+      const unsigned long long rank = rank_of(order_key(logits[g][j]), i);
+      best = rank > best ? rank : best;
+      non_finite = non_finite || !is_finite(logits[g][j]);
+    }
   }
-  best = block_max(best);
   non_finite = __syncthreads_or(non_finite ? 1 : 0) != 0;
+  best = block_max(best);
+  if (non_finite) return {std::numeric_limits<double>::quiet_NaN(), best, kNobody};
+  double sum = 0.0;
+  if (row.processors.mode != VerifyMode::greedy) {
+    const float max = logit_of_rank(best), temperature = row.processors.temperature;
+#pragma unroll
+    for (int g = 0; g < kGroupsAThread; ++g) {
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) {
+        const float e = exp_of(logits[g][j] - max, temperature);
+        sum += has_token(size, first_of_group(g) + j) ? e : 0.0f;
+      }
+    }
+    sum = block_sum(sum);
+  }
+  if (row.races == 0) return {sum, best, kNobody};
+  const RaceRow shard = coupled_shard(of_row, first_token, size, row.processors.temperature);
+  return {sum, best, coupled_first(shard, row.key, begin, kChunk)};
+}
+
+// The chunks of a row, by the block that ended last. Thread 0 gets the summary.
+__device__ ShardSummary merge_chunks(const float* of_row, int32_t size, int32_t first_token,
+                                     const VerifyRow& row, const ChunkSummary* chunks,
+                                     int64_t count) {
+  const int32_t draft_token = row.token();
+  const int32_t drafted = draft_token - first_token;
+  const bool owned = draft_token >= 0 && has_token(size, drafted);
+  const float draft_logit = owned ? of_row[drafted] : -kInfinity;
+  unsigned long long best = 0;
+  bool non_finite = false;
+  for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
+    best = chunks[c].best > best ? chunks[c].best : best;
+    non_finite = non_finite || chunks[c].sum_exp != chunks[c].sum_exp;
+  }
+  non_finite = __syncthreads_or(non_finite ? 1 : 0) != 0;
+  best = block_max(best);
+  const float max = best != 0 ? logit_of_rank(best) : -kInfinity;
   double sum = 0.0;
   if (row.processors.mode != VerifyMode::greedy && !non_finite) {
-    const float max = logit_of_rank(best);
-    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-      sum += exp_f32((of_row[i] - max) / row.processors.temperature);
+    for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
+      if (chunks[c].best == 0) continue;  // no token of the shard
+      const double below = static_cast<double>(logit_of_rank(chunks[c].best)) - max;
+      sum += chunks[c].sum_exp * exp_f64(below / row.processors.temperature);
     }
     sum = block_sum(sum);
   }
   Runner runner = kNobody;
   if (row.races != 0 && !non_finite) {
-    const RaceRow shard = coupled_shard(of_row, first_token, static_cast<int32_t>(shard_size),
-                                        row.processors.temperature);
-    runner = coupled_chunk(shard, row.key, begin, end);
-  }
-  if (threadIdx.x == 0) {
-    chunks[blockIdx.y * gridDim.x + blockIdx.x] = {sum, best, runner, non_finite ? 1 : 0};
-  }
-}
-
-__global__ void merge_chunks(const float* logits, int64_t shard_size, int32_t first_token,
-                             const VerifyRow* rows, const ChunkSummary* chunks, int64_t count,
-                             ShardSummary* summaries) {
-  wait_for_earlier_kernels();
-  const VerifyRow& row = rows[blockIdx.x];
-  const ChunkSummary* const of_row = chunks + blockIdx.x * count;
-  unsigned long long best = 0;
-  int non_finite = 0;
-  for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
-    best = of_row[c].best > best ? of_row[c].best : best;
-    non_finite |= of_row[c].non_finite;
-  }
-  best = block_max(best);
-  non_finite = __syncthreads_or(non_finite);
-  const float max = shard_size > 0 ? logit_of_rank(best) : -kInfinity;
-  double sum = 0.0;
-  if (row.processors.mode != VerifyMode::greedy && non_finite == 0) {
     for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
-      const double below = static_cast<double>(logit_of_rank(of_row[c].best)) - max;
-      sum += of_row[c].sum_exp * exp_f64(below / row.processors.temperature);
-    }
-    sum = block_sum(sum);
-  }
-  Runner runner = kNobody;
-  if (row.races != 0 && non_finite == 0) {
-    for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
-      runner = first_of(runner, of_row[c].runner);
+      runner = first_of(runner, chunks[c].runner);
     }
     runner = block_first(runner);
   }
-  if (threadIdx.x != 0) return;
-  const int64_t drafted = int64_t{row.draft_token} - first_token;
-  const bool owned = row.draft_token >= 0 && 0 <= drafted && drafted < shard_size;
-  summaries[blockIdx.x] = {
-      .sum_exp = sum,
-      .runner = runner,
-      .max = max,
-      .argmax = first_token + (shard_size > 0 ? token_of_rank(best) : 0),
-      .draft_logit = owned ? logits[row.logits_row * shard_size + drafted] : -kInfinity,
-      .num_candidates = 0,
-      .non_finite = non_finite,
-      .shard_size = static_cast<int32_t>(shard_size),
-      .draft_token = row.draft_token};
+  return {.sum_exp = sum,
+          .runner = runner,
+          .max = max,
+          .argmax = first_token + (best != 0 ? token_of_rank(best) : 0),
+          .draft_logit = draft_logit,
+          .num_candidates = 0,
+          .non_finite = non_finite ? 1 : 0,
+          .shard_size = size,
+          .draft_token = draft_token};
+}
+
+// A block a chunk of a row; the last of a row's blocks merges them.
+__global__ void __launch_bounds__(kChunkThreads, 8)
+    summarise_rows(const float* logits, int64_t shard_size, int32_t first_token,
+                   const VerifyRow* rows, ChunkSummary* chunks, unsigned* arrivals,
+                   ShardSummary* summaries) {
+  wait_for_earlier_kernels();
+  const VerifyRow& row = rows[blockIdx.y];
+  const float* const of_row = logits + row.logits_row * shard_size;
+  const auto size = static_cast<int32_t>(shard_size);
+  ChunkSummary* const of_chunks = chunks + int64_t{blockIdx.y} * gridDim.x;
+  const ChunkSummary mine = summarise_chunk(of_row, size, first_token, row);
+  if (threadIdx.x == 0) of_chunks[blockIdx.x] = mine;
+  if (!is_last_block(&arrivals[blockIdx.y], gridDim.x)) return;
+  const ShardSummary summary = merge_chunks(of_row, size, first_token, row, of_chunks, gridDim.x);
+  if (threadIdx.x == 0) summaries[blockIdx.y] = summary;
 }
 
 struct Crossing {
@@ -198,33 +225,6 @@ __global__ void select_candidates(const float* logits, int64_t shard_size, int32
   if (threadIdx.x == 0) summary.num_candidates = taken;
 }
 
-__global__ void combine(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
-                        RowDistribution* p, unsigned long long* disagreeing) {
-  wait_for_earlier_kernels();
-  // One block: the ranks that disagree, over all rows.
-  unsigned long long differing = 0;
-  for (int r = 1; r < all.ranks; ++r) {
-    if (all.of(r).digest() != all.of(0).digest()) differing |= 1ull << r;
-  }
-  for (int64_t row = threadIdx.x; row < num_rows; row += blockDim.x) {
-    const RowMessages of_row(all, rows[row], row);
-    for (int r = 1; r < all.ranks; ++r) {
-      if (of_row.summary(r).draft_token != of_row.summary(0).draft_token) differing |= 1ull << r;
-    }
-    p[row] = combine_row(of_row, rows[row].processors);
-  }
-  __syncthreads();  // p is there for all
-  for (int64_t row = threadIdx.x / kWarp; row < num_rows; row += blockDim.x / kWarp) {
-    if (!chooses_coupled(rows[row], p[row])) continue;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const Runner first = warp_first(coupled_runner(all, rows[row], row, p[row], lane, kWarp));
-    if (lane == 0) choose(p[row], first);
-  }
-  differing =
-      block_reduce(differing, [](unsigned long long a, unsigned long long b) { return a | b; });
-  if (threadIdx.x == 0) *disagreeing = differing;
-}
-
 // A block a row.
 __global__ void resolve(const RowToResolve* rows, int64_t vocab_size) {
   wait_for_earlier_kernels();
@@ -236,7 +236,7 @@ __global__ void resolve(const RowToResolve* rows, int64_t vocab_size) {
     RaceRow whole =
         coupled_shard(row.logits, 0, static_cast<int32_t>(vocab_size), processors.temperature);
     whole.p = resolved;
-    choose(resolved, coupled_chunk(whole, row.key, 0, vocab_size));
+    choose(resolved, coupled_first(whole, row.key, 0, whole.size));
   }
   __syncthreads();
   if (threadIdx.x == 0) *row.p = resolved;
@@ -245,39 +245,31 @@ __global__ void resolve(const RowToResolve* rows, int64_t vocab_size) {
 }  // namespace
 
 void summarise(const float* logits, int64_t shard_size, int32_t first_token, const VerifyRow* rows,
-               int64_t num_rows, ChunkSummary* chunks, ShardSummary* summaries,
+               int64_t num_rows, ChunkSummary* chunks, unsigned* arrivals, ShardSummary* summaries,
                cudaStream_t stream) {
-  const int64_t count = num_chunks(shard_size);
-  if (count > 0) {
-    const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(num_rows));
-    launch_overlapped(summarise_chunks, grid, kChunkThreads, 0, stream, logits, shard_size, first_token, rows,
-           chunks);
-  }
-  launch_overlapped(merge_chunks, static_cast<unsigned>(num_rows), kMergeThreads, 0, stream, logits,
-         shard_size, first_token, rows, chunks, count, summaries);
+  const dim3 grid(static_cast<unsigned>(num_chunks(shard_size)), static_cast<unsigned>(num_rows));
+  launch_overlapped(summarise_rows, grid, kChunkThreads, 0, stream, logits, shard_size, first_token,
+                    rows, chunks, arrivals, summaries);
 }
 
 void verify_summary(const float* logits, int64_t shard_size, int32_t first_token,
-                    const VerifyRow* rows, int64_t num_rows, ShardSummary* summaries,
-                    Candidate* candidates, void* workspace, cudaStream_t stream) {
+                    const VerifyRow* rows, int64_t num_rows, int64_t num_slots,
+                    ShardSummary* summaries, Candidate* candidates, const VerifyScratch& scratch,
+                    cudaStream_t stream) {
   if (num_rows == 0) return;
-  summarise(logits, shard_size, first_token, rows, num_rows, static_cast<ChunkSummary*>(workspace),
-            summaries, stream);
-  launch_overlapped(select_candidates, static_cast<unsigned>(num_rows), row_threads(shard_size), 0, stream,
-         logits, shard_size, first_token, rows, summaries, candidates);
-}
-
-void combine_rows(const SummaryMessages& all, const VerifyRow* rows, int64_t num_rows,
-                  RowDistribution* p, uint64_t* disagreeing, cudaStream_t stream) {
-  launch_overlapped(combine, 1, kMergeThreads, 0, stream, all, rows, num_rows, p,
-         reinterpret_cast<unsigned long long*>(disagreeing));
+  summarise(logits, shard_size, first_token, rows, num_rows,
+            static_cast<ChunkSummary*>(scratch.parts), scratch.arrivals, summaries, stream);
+  if (num_slots == 0) return;
+  launch_overlapped(select_candidates, static_cast<unsigned>(num_rows), row_threads(shard_size), 0,
+                    stream, logits, shard_size, first_token, rows, summaries, candidates);
 }
 
 void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
                   cudaStream_t stream) {
   if (num_rows == 0) return;
   launch_overlapped(resolve, static_cast<unsigned>(num_rows),
-         std::min(row_threads(vocab_size), kMaxResolveThreads), 0, stream, rows, vocab_size);
+                    std::min(row_threads(vocab_size), kMaxResolveThreads), 0, stream, rows,
+                    vocab_size);
 }
 
 }  // namespace outrider::cuda

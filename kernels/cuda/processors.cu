@@ -1,11 +1,13 @@
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/processors.h"
-#include "kernels/cuda/summary.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 
 namespace {
+
+constexpr int64_t kEditChunk = 4096;  // tokens of a block: each goes through the whole list
+constexpr unsigned kEditThreads = 256;
 
 // A block a chunk of a row. Listed tokens are left to the threads that go through the list, so that
 // every token is read and written by one thread alone.
@@ -18,8 +20,8 @@ __global__ void edit_chunks(const LogitEdit* edits) {
     drafted[threadIdx.x] = row.drafted[threadIdx.x];
   }
   __syncthreads();
-  const int64_t begin = blockIdx.x * kChunk;
-  const int64_t end = min(begin + kChunk, int64_t{row.size});
+  const int64_t begin = blockIdx.x * kEditChunk;
+  const int64_t end = min(begin + kEditChunk, int64_t{row.size});
   for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
     const int64_t token = row.first_token + i;
     const TokenState state = row.tokens[token];
@@ -41,10 +43,10 @@ __global__ void edit_chunks(const LogitEdit* edits) {
 }  // namespace
 
 void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size, cudaStream_t stream) {
-  const int64_t chunks = num_chunks(largest_size);
+  const int64_t chunks = (largest_size + kEditChunk - 1) / kEditChunk;
   if (n == 0 || chunks == 0) return;
-  launch_overlapped(edit_chunks, dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(n)), kChunkThreads,
-         0, stream, edits);
+  launch_overlapped(edit_chunks, dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(n)),
+                    kEditThreads, 0, stream, edits);
 }
 
 }  // namespace outrider::cuda

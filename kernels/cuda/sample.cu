@@ -15,22 +15,21 @@ namespace {
 
 constexpr unsigned kMergeThreads = 128;
 
-// Scratch of sample_drafts, in this order.
-struct Scratch {
+// What sample_drafts keeps in its scratch, in this order.
+struct Parts {
   ChunkSummary* chunks;     // [rows, chunks]
-  Runner* runners;          // [rows, chunks]
+  Runner* runners;          // the same, once the chunks are merged
   ShardSummary* summaries;  // [rows]
   VerifyRow* rows;          // [rows]
 
-  Scratch(void* workspace, int64_t num_rows, int64_t vocab_size) {
-    const int64_t n = num_rows * num_chunks(vocab_size);
-    chunks = static_cast<ChunkSummary*>(workspace);
-    runners = reinterpret_cast<Runner*>(chunks + n);
-    summaries = reinterpret_cast<ShardSummary*>(runners + n);
+  Parts(void* parts, int64_t num_rows, int64_t vocab_size) {
+    chunks = static_cast<ChunkSummary*>(parts);
+    runners = static_cast<Runner*>(parts);
+    summaries = reinterpret_cast<ShardSummary*>(chunks + num_rows * num_chunks(vocab_size));
     rows = reinterpret_cast<VerifyRow*>(summaries + num_rows);
   }
 };
-static_assert(sizeof(ChunkSummary) % 8 == 0 && sizeof(Runner) % 8 == 0);
+static_assert(sizeof(ChunkSummary) % 8 == 0 && sizeof(Runner) <= sizeof(ChunkSummary));
 
 __global__ void describe_rows(const DraftRow* drafts, int64_t num_rows, VerifyRow* rows) {
   wait_for_earlier_kernels();
@@ -64,13 +63,12 @@ __device__ inline bool races(const DraftRow& draft, const RowDistribution& q) {
 }
 
 // Verification of a row drawn by rejection reads its logits again, finite or not: they are kept.
-// Three blocks a multiprocessor: left to itself, ptxas takes ten registers more for that, and two.
-__global__ void __launch_bounds__(kChunkThreads, 3)
+__global__ void __launch_bounds__(kChunkThreads)
     race_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
               const RowDistribution* q, float* q_logits, Runner* runners) {
   wait_for_earlier_kernels();
   const DraftRow& draft = drafts[blockIdx.y];
-  const int64_t begin = blockIdx.x * kChunk;
+  const int32_t begin = chunk_begin(blockIdx.x, 0);
   const int64_t end = min(begin + kChunk, vocab_size);
   if (draft.processors.mode == VerifyMode::rejection) {
     const float* const from = logits + blockIdx.y * vocab_size;
@@ -85,9 +83,10 @@ __global__ void __launch_bounds__(kChunkThreads, 3)
                     .excluded = -1,
                     .first_token = 0,
                     .size = static_cast<int32_t>(vocab_size)};
-  const Runner best = draft.processors.mode == VerifyMode::coupled
-                          ? coupled_chunk(row, coupled_key(draft.key, draft.offset), begin, end)
-                          : race_chunk(row, draft.key, draft.offset, Purpose::draft, begin, end);
+  const Runner best =
+      draft.processors.mode == VerifyMode::coupled
+          ? coupled_first(row, coupled_key(draft.key, draft.offset), begin, kChunk)
+          : weighted_first(row, draft.key, draft.offset, Purpose::draft, begin, kChunk);
   if (threadIdx.x == 0) runners[blockIdx.y * gridDim.x + blockIdx.x] = best;
 }
 
@@ -110,27 +109,29 @@ __global__ void draw_tokens(const DraftRow* drafts, int64_t num_rows, const RowD
 }  // namespace
 
 size_t verify_workspace_bytes(int64_t rows, int64_t vocab_size) {
-  const size_t of_chunk = sizeof(ChunkSummary) + sizeof(Runner) + sizeof(double);
-  return rows * (num_chunks(vocab_size) * of_chunk + sizeof(ShardSummary) + sizeof(VerifyRow));
+  return rows *
+         (num_chunks(vocab_size) * sizeof(ChunkSummary) + sizeof(ShardSummary) + sizeof(VerifyRow));
 }
 
+size_t verify_arrivals_bytes(int64_t rows) { return rows * sizeof(unsigned); }
+
 void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
-                   int32_t* drafted, RowDistribution* q, float* q_logits, void* workspace,
-                   cudaStream_t stream) {
+                   int32_t* drafted, RowDistribution* q, float* q_logits,
+                   const VerifyScratch& scratch, cudaStream_t stream) {
   if (num_rows == 0) return;
-  const Scratch scratch(workspace, num_rows, vocab_size);
+  const Parts parts(scratch.parts, num_rows, vocab_size);
   const auto n = static_cast<unsigned>(num_rows);
   const unsigned few = (n + kMergeThreads - 1) / kMergeThreads;
   const int64_t chunks = num_chunks(vocab_size);
-  launch_overlapped(describe_rows, few, kMergeThreads, 0, stream, rows, num_rows, scratch.rows);
-  summarise(logits, vocab_size, 0, scratch.rows, num_rows, scratch.chunks, scratch.summaries,
-            stream);
+  launch_overlapped(describe_rows, few, kMergeThreads, 0, stream, rows, num_rows, parts.rows);
+  summarise(logits, vocab_size, 0, parts.rows, num_rows, parts.chunks, scratch.arrivals,
+            parts.summaries, stream);
   launch_overlapped(finish_rows, n, row_threads(vocab_size), 0, stream, logits, vocab_size, rows,
-         scratch.summaries, q);
-  launch_overlapped(race_rows, dim3(static_cast<unsigned>(chunks), n), kChunkThreads, 0, stream, logits,
-         vocab_size, rows, q, q_logits, scratch.runners);
-  launch_overlapped(draw_tokens, few, kMergeThreads, 0, stream, rows, num_rows, q, scratch.runners, chunks,
-         drafted);
+                    parts.summaries, q);
+  launch_overlapped(race_rows, dim3(static_cast<unsigned>(chunks), n), kChunkThreads, 0, stream,
+                    logits, vocab_size, rows, q, q_logits, parts.runners);
+  launch_overlapped(draw_tokens, few, kMergeThreads, 0, stream, rows, num_rows, q, parts.runners,
+                    chunks, drafted);
 }
 
 }  // namespace outrider::cuda

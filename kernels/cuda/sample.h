@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/distribution.h"
 #include "kernels/cuda/stream.h"
 #include "kernels/verify_types.h"
 
@@ -12,7 +13,7 @@ namespace outrider::cuda {
 // ~60 instructions a token for the races of rows that are not greedy; rows drawn by rejection are
 // written as well.
 void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
-                   int32_t* drafted, RowDistribution* q, float* q_logits, void* workspace,
-                   cudaStream_t stream);
+                   int32_t* drafted, RowDistribution* q, float* q_logits,
+                   const VerifyScratch& scratch, cudaStream_t stream);
 
 }  // namespace outrider::cuda

@@ -1,6 +1,8 @@
+#include "kernels/cuda/distribution.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/race.cuh"
+#include "kernels/cuda/summary.cuh"
 #include "kernels/cuda/verify.h"
 #include "kernels/randomness.h"
 #include "kernels/verify.h"
@@ -10,6 +12,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr unsigned kMergeThreads = 128;
+constexpr unsigned kRaceThreads = kChunk / kGroup;  // a group each
 
 __global__ void copy(const TokenCopy* copies, int64_t n) {
   wait_for_earlier_kernels();
@@ -17,12 +20,9 @@ __global__ void copy(const TokenCopy* copies, int64_t n) {
   if (i < n && copies[i].from != nullptr) *copies[i].to = *copies[i].from;
 }
 
-// A warp a sequence: lane i tests drafted token i.
-__global__ void accept(const SequenceToVerify* sequences, Verdict* verdicts) {
-  wait_for_earlier_kernels();
-  const SequenceToVerify& sequence = sequences[blockIdx.x];
+// By a warp: lane i tests drafted token i.
+__device__ void accept(const SequenceToVerify& sequence, Verdict& verdict) {
   const int k = sequence.rows.num_drafted;
-  if (k < 0) return;
   const int i = static_cast<int>(threadIdx.x);
   bool accepted = false;
   if (i < k) {
@@ -32,76 +32,199 @@ __global__ void accept(const SequenceToVerify* sequences, Verdict* verdicts) {
     accepted = accepts(p, q, samples ? accept_uniform(sequence.key, i) : 0.0);
   }
   const unsigned refused = ~__ballot_sync(kAllLanes, accepted);
-  if (i == 0)
-    verdicts[blockIdx.x] = verdict_of(sequence.rows, __ffs(static_cast<int>(refused)) - 1);
+  if (i == 0) verdict = verdict_of(sequence.rows, __ffs(static_cast<int>(refused)) - 1);
 }
 
-// This chunk's part of the sums.
-__device__ Overlap chunk_overlap(const SequenceRows& rows, int num_accepted, float lenience,
-                                 int64_t begin, int64_t end) {
-  const double per_lenience = 1.0 / lenience;
-  Overlap total{};
-  for (int position = 0; position <= num_accepted && position < rows.num_drafted; ++position) {
-    const RowDistribution& p = rows.p[position];
-    if (rows.draft_logits == nullptr) {
-      const int64_t owned = int64_t{rows.drafted[position]} - rows.first_token;
-      if (threadIdx.x == 0 && begin <= owned && owned < end) {
-        const double exact = probability(p, p.draft_logit, rows.drafted[position]);
-        const double lenient = copied_overlap(exact, lenience);
-        total.sum += lenient;
-        total.shift += lenient - exact;
-      }
-      continue;
+// A warp a sequence.
+__global__ void accept_sequences(const SequenceToVerify* sequences, Verdict* verdicts) {
+  wait_for_earlier_kernels();
+  const SequenceToVerify& sequence = sequences[blockIdx.x];
+  if (sequence.rows.num_drafted >= 0) accept(sequence, verdicts[blockIdx.x]);
+}
+
+// The ranks that differ from rank 0, over all rows. By a warp.
+__device__ unsigned long long find_disagreeing(const SummaryMessages& all, int64_t num_rows) {
+  unsigned long long differing = 0;
+  for (int r = 1; r < all.ranks; ++r) {
+    bool differs = all.of(r).digest() != all.of(0).digest();
+    for (int64_t row = threadIdx.x; row < num_rows; row += kWarp) {
+      const ShardSummary& summary = all.of(r).summaries()[row];
+      differs = differs || summary.draft_token != all.of(0).summaries()[row].draft_token;
     }
-    const RowDistribution& q = rows.q[position];
-    const float* const p_logits = rows.target_logits + int64_t{position} * rows.shard_size;
-    const float* const q_logits = draft_shard(rows, position);
-    const double p_scale = 1.0 / p.sum, q_scale = 1.0 / q.sum;
-    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-      const auto token = static_cast<int32_t>(rows.first_token + i);
-      const double a = kept_exp(p, p_logits[i], token) * p_scale;
-      const double b = kept_exp(q, q_logits[i], token) * q_scale;
-      const double lenient = min(a * per_lenience, b);
-      total.sum += lenient;
-      total.shift += lenient - min(a, b);
-    }
+    if (__any_sync(kAllLanes, differs)) differing |= 1ull << r;
   }
-  return {block_sum(total.sum), lenience < 1.0f ? block_sum(total.shift) : 0.0};
+  return differing;
 }
 
-__global__ void race_chunks(const SequenceToVerify* sequences, const Verdict* verdicts,
-                            Runner* runners, Overlap* overlaps) {
+// The choices of a coupled sequence's rows, whose distributions are there. By a warp: a lane a row
+// where the shards have run its race, or all lanes a row where it is run among candidates.
+__device__ void choose_coupled(const SummaryMessages& all, const VerifyRow* rows, int64_t first,
+                               int count, RowDistribution* p) {
+  const int lane = static_cast<int>(threadIdx.x);
+  if (rows[first].races != 0) {
+    const int64_t row = first + lane;
+    if (lane >= count || !chooses_coupled(rows[row], p[row])) return;
+    choose(p[row], coupled_runner(all, rows[row], row, p[row], 0, 1));
+    return;
+  }
+  __syncwarp();  // the rows are there for all
+  for (int64_t row = first; row < first + count; ++row) {
+    if (!chooses_coupled(rows[row], p[row])) continue;
+    const Runner winner = warp_first(coupled_runner(all, rows[row], row, p[row], lane, kWarp));
+    if (lane == 0) choose(p[row], winner);
+  }
+}
+
+// A warp a sequence: lane i combines row i. The first block looks for ranks that disagree, too.
+__global__ void combine_sequences(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                                  RowDistribution* p, unsigned long long* disagreeing,
+                                  const SequenceToVerify* sequences, int64_t n, Verdict* verdicts) {
+  wait_for_earlier_kernels();
+  if (blockIdx.x == 0) {
+    const unsigned long long differing = find_disagreeing(all, num_rows);
+    if (threadIdx.x == 0) *disagreeing = differing;
+  }
+  if (blockIdx.x >= n || sequences[blockIdx.x].rows.num_drafted < 0) return;
+  const SequenceToVerify& sequence = sequences[blockIdx.x];
+  const int count = sequence.rows.num_drafted + 1;
+  const int64_t first = sequence.rows.p - p;
+  const int64_t row = first + threadIdx.x;
+  if (static_cast<int>(threadIdx.x) < count) {
+    p[row] = combine_row(RowMessages(all, rows[row], row), rows[row].processors);
+  }
+  if (sequence.processors.mode == VerifyMode::coupled) choose_coupled(all, rows, first, count, p);
+  __syncwarp();  // the rows are there for all
+  accept(sequence, verdicts[blockIdx.x]);
+}
+
+// What a block knows of a chunk.
+struct RacePart {
+  Runner first;
+  Overlap overlap;
+};
+
+// A thread's group at one position: logits and probabilities of the target and of the draft.
+struct GroupAt {
+  float p_logits[kGroup], q_logits[kGroup];
+  double p[kGroup], q[kGroup];
+};
+
+__device__ void load_at(const SequenceRows& rows, int position, int32_t first, bool drafted,
+                        GroupAt& at) {
+  load_group(rows.target_logits + int64_t{position} * rows.shard_size, rows.shard_size, first,
+             at.p_logits);
+  if (drafted) load_group(draft_shard(rows, position), rows.shard_size, first, at.q_logits);
+}
+
+__device__ void weigh(const RowDistribution& row, int32_t token, const float (&logits)[kGroup],
+                      unsigned there, double (&weights)[kGroup]) {
+  const double scale = 1.0 / row.sum;  // as in probability()
+#pragma unroll
+  for (int j = 0; j < kGroup; ++j) {
+    weights[j] = (there >> j & 1) != 0 ? kept_exp_of(row, logits[j], token + j) * scale : 0.0;
+  }
+}
+
+__device__ void add_overlap(const GroupAt& at, float lenience, Overlap& total) {
+  const double per_lenience = 1.0 / lenience;
+#pragma unroll
+  for (int j = 0; j < kGroup; ++j) {
+    const double lenient = min(at.p[j] * per_lenience, at.q[j]);
+    total.sum += lenient;
+    if (lenience < 1.0f) total.shift += lenient - min(at.p[j], at.q[j]);
+  }
+}
+
+// The copied tokens that are this thread's.
+__device__ void add_copied(const SequenceRows& rows, int num_accepted, float lenience,
+                           int32_t first, Overlap& total) {
+  for (int i = 0; i <= num_accepted && i < rows.num_drafted; ++i) {
+    const int32_t token = rows.drafted[i], owned = token - rows.first_token;
+    if (owned < first || owned >= first + kGroup || !has_token(rows.shard_size, owned)) continue;
+    const double exact = probability(rows.p[i], rows.p[i].draft_logit, token);
+    const double lenient = copied_overlap(exact, lenience);
+    total.sum += lenient;
+    total.shift += lenient - exact;
+  }
+}
+
+// This block's chunk: the sums over positions up to the first refusal, and the race at the last.
+// Behind the loop `at` is of that position; it stays so where a drafted token was refused.
+__device__ RacePart race_chunk(const SequenceToVerify& sequence, int num_accepted) {
+  const SequenceRows& rows = sequence.rows;
+  const float lenience = sequence.processors.lenience;
+  const int32_t first =
+      chunk_begin(blockIdx.x, rows.first_token) + kGroup * static_cast<int32_t>(threadIdx.x);
+  const int32_t token = rows.first_token + first;
+  unsigned there = group_bits(rows.shard_size, first);
+  const bool drafted = rows.draft_logits != nullptr, refused = num_accepted < rows.num_drafted;
+  Overlap overlap{};
+  GroupAt at;
+  const int before = drafted ? 0 : num_accepted;
+  load_at(rows, before, first, drafted && rows.num_drafted > 0, at);
+  for (int position = before;; ++position) {
+    const bool has_q = drafted && position < rows.num_drafted;
+    GroupAt next;
+    if (position < num_accepted) {
+      load_at(rows, position + 1, first, drafted && position + 1 < rows.num_drafted, next);
+    }
+    weigh(rows.p[position], token, at.p_logits, there, at.p);
+    if (has_q) {
+      weigh(rows.q[position], token, at.q_logits, there, at.q);
+      add_overlap(at, lenience, overlap);
+    }
+    if (position == num_accepted) break;
+    at = next;
+  }
+  if (!drafted) add_copied(rows, num_accepted, lenience, first, overlap);
+#pragma unroll
+  for (int j = 0; j < kGroup; ++j) {
+    if (drafted && refused) at.p[j] -= at.q[j];
+    const bool excluded = !drafted && refused && token + j == rows.drafted[num_accepted];
+    if (!(at.p[j] > 0.0) || excluded) there &= ~(1u << j);
+  }
+  Race race;
+  enter_group(race, {sequence.key, num_accepted, Purpose::extra, static_cast<uint32_t>(token)},
+              there, at.p_logits, at.p);
+  overlap.sum = block_sum(overlap.sum);
+  if (lenience < 1.0f) overlap.shift = block_sum(overlap.shift);
+  return {block_first(race.best), overlap};
+}
+
+// By the block that ended last. Thread 0 gets the result.
+__device__ RaceResult merge_parts(const RacePart* parts, unsigned count) {
+  RacePart all{kNobody, {}};
+  for (unsigned c = threadIdx.x; c < count; c += blockDim.x) {
+    all.first = first_of(all.first, parts[c].first);
+    all.overlap.sum += parts[c].overlap.sum;
+    all.overlap.shift += parts[c].overlap.shift;
+  }
+  const double sum = block_sum(all.overlap.sum), shift = block_sum(all.overlap.shift);
+  const Runner first = block_first(all.first);
+  return {first.time, sum, shift, first.token, first.logit};
+}
+
+// A block a chunk of a sequence; the last of a sequence's blocks merges them. committed: the
+// verdicts, where no other rank has results; else null.
+__global__ void __launch_bounds__(kRaceThreads, 3)
+    race_sequences(const SequenceToVerify* sequences, const Verdict* verdicts, RacePart* parts,
+                   unsigned* arrivals, RaceResult* results, Verdict* committed) {
   wait_for_earlier_kernels();
   const SequenceToVerify& sequence = sequences[blockIdx.y];
-  if (!races(sequence, verdicts[blockIdx.y])) return;
-  const int accepted = verdicts[blockIdx.y].num_accepted;
-  const RaceRow row = extra_token_row(sequence.rows, accepted);
-  const int64_t begin = blockIdx.x * kChunk;
-  const int64_t end = min(begin + kChunk, int64_t{sequence.rows.shard_size});
-  const Runner best = race_chunk(row, sequence.key, accepted, Purpose::extra, begin, end);
-  const Overlap overlap =
-      chunk_overlap(sequence.rows, accepted, sequence.processors.lenience, begin, end);
-  if (threadIdx.x != 0) return;
-  runners[blockIdx.y * gridDim.x + blockIdx.x] = best;
-  overlaps[blockIdx.y * gridDim.x + blockIdx.x] = overlap;
-}
-
-__global__ void finish_races(const SequenceToVerify* sequences, int64_t n, const Verdict* verdicts,
-                             const Runner* runners, const Overlap* overlaps, int64_t count,
-                             RaceResult* results) {
-  wait_for_earlier_kernels();
-  const int64_t s = blockIdx.x * blockDim.x + threadIdx.x;
-  if (s >= n) return;
-  Runner best = kNobody;
-  Overlap overlap{};
-  if (races(sequences[s], verdicts[s])) {
-    for (int64_t c = 0; c < count; ++c) {
-      best = first_of(best, runners[s * count + c]);
-      overlap.sum += overlaps[s * count + c].sum;
-      overlap.shift += overlaps[s * count + c].shift;
-    }
+  const Verdict& verdict = verdicts[blockIdx.y];
+  RaceResult& result = results[blockIdx.y];
+  if (!races(sequence, verdict)) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) result = {kNobody.time, 0.0, 0.0, -1, 0.0f};
+    return;
   }
-  results[s] = {best.time, overlap.sum, overlap.shift, best.token, best.logit};
+  RacePart* const of_sequence = parts + int64_t{blockIdx.y} * gridDim.x;
+  const RacePart mine = race_chunk(sequence, verdict.num_accepted);
+  if (threadIdx.x == 0) of_sequence[blockIdx.x] = mine;
+  if (!is_last_block(&arrivals[blockIdx.y], gridDim.x)) return;
+  const RaceResult merged = merge_parts(of_sequence, gridDim.x);
+  if (threadIdx.x != 0) return;
+  result = merged;
+  if (committed != nullptr) commit_race(&merged, 1, 1, sequence.rows, committed[blockIdx.y]);
 }
 
 __global__ void commit(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
@@ -116,36 +239,55 @@ unsigned blocks_of(int64_t n) {
   return static_cast<unsigned>((n + kMergeThreads - 1) / kMergeThreads);
 }
 
+void race(const SequenceToVerify* sequences, int64_t n, int64_t shard_size, const Verdict* verdicts,
+          RaceResult* results, Verdict* committed, const VerifyScratch& scratch,
+          cudaStream_t stream) {
+  if (n == 0) return;
+  static_assert(sizeof(RacePart) <= sizeof(ChunkSummary));
+  const dim3 grid(static_cast<unsigned>(num_chunks(shard_size)), static_cast<unsigned>(n));
+  launch_overlapped(race_sequences, grid, kRaceThreads, 0, stream, sequences, verdicts,
+                    static_cast<RacePart*>(scratch.parts), scratch.arrivals, results, committed);
+}
+
 }  // namespace
 
 void copy_tokens(const TokenCopy* copies, int64_t n, cudaStream_t stream) {
   if (n > 0) launch_overlapped(copy, blocks_of(n), kMergeThreads, 0, stream, copies, n);
 }
 
+void combine_and_accept(const SummaryMessages& all, const VerifyRow* rows, int64_t num_rows,
+                        RowDistribution* p, uint64_t* disagreeing,
+                        const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                        cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(n > 0 ? n : 1);
+  launch_overlapped(combine_sequences, blocks, kWarp, 0, stream, all, rows, num_rows, p,
+                    reinterpret_cast<unsigned long long*>(disagreeing), sequences, n, verdicts);
+}
+
 void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
                  cudaStream_t stream) {
-  if (n > 0) launch_overlapped(accept, static_cast<unsigned>(n), kWarp, 0, stream, sequences, verdicts);
+  if (n == 0) return;
+  launch_overlapped(accept_sequences, static_cast<unsigned>(n), kWarp, 0, stream, sequences,
+                    verdicts);
 }
 
 void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
-               const Verdict* verdicts, RaceResult* results, void* workspace, cudaStream_t stream) {
-  if (n == 0) return;
-  const int64_t chunks = num_chunks(shard_size);
-  auto* const runners = static_cast<Runner*>(workspace);
-  auto* const overlaps = reinterpret_cast<Overlap*>(runners + n * chunks);
-  if (chunks > 0) {
-    launch_overlapped(race_chunks, dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(n)),
-           kChunkThreads, 0, stream, sequences, verdicts, runners, overlaps);
-  }
-  launch_overlapped(finish_races, blocks_of(n), kMergeThreads, 0, stream, sequences, n, verdicts, runners,
-         overlaps, chunks, results);
+               const Verdict* verdicts, RaceResult* results, const VerifyScratch& scratch,
+               cudaStream_t stream) {
+  race(sequences, n, shard_size, verdicts, results, nullptr, scratch, stream);
+}
+
+void race_and_commit(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                     Verdict* verdicts, RaceResult* results, const VerifyScratch& scratch,
+                     cudaStream_t stream) {
+  race(sequences, n, shard_size, verdicts, results, verdicts, scratch, stream);
 }
 
 void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results, int ranks,
                  Verdict* verdicts, cudaStream_t stream) {
-  if (n > 0) {
-    launch_overlapped(commit, blocks_of(n), kMergeThreads, 0, stream, sequences, n, results, ranks, verdicts);
-  }
+  if (n == 0) return;
+  launch_overlapped(commit, blocks_of(n), kMergeThreads, 0, stream, sequences, n, results, ranks,
+                    verdicts);
 }
 
 }  // namespace outrider::cuda

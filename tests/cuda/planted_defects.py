@@ -40,7 +40,7 @@ def defect(name, file, before, after, program, tests, compiled=None):
 
 DEFECTS = [
     defect('barrier: warps are added up before all have written', 'kernels/cuda/block.cuh',
-           '= value;\n  __syncthreads();\n  T total', '= value;\n  T total', 'parity_tests',
+           '= value;\n  __syncthreads();\n  const T total', '= value;\n  const T total', 'parity_tests',
            '*OperationsTest.RmsNorm*', 'kernels/cuda/elementwise.cu'),
     defect('barrier: scores are weighed while maxima still come', 'kernels/cuda/attention_split.cuh',
            'scores, shared);\n    __syncthreads();\n    // The maxima', 'scores, shared);\n    // The maxima',

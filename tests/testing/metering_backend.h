@@ -24,7 +24,7 @@ class MeteringBackend final : public Backend {
   const OperationCost& cost() const { return cost_; }
   int64_t allocated_bytes() const {
     return allocated_bytes_ + activation_scratch_bytes_ + attention_scratch_bytes_ +
-           verify_scratch_bytes_;
+           verify_scratch_bytes_ + verify_arrivals_bytes_;
   }
   int64_t packed_bytes() const { return packed_bytes_; }
   size_t num_replayed() const { return replayed_.size(); }  // different passes
@@ -116,6 +116,7 @@ class MeteringBackend final : public Backend {
   void reserve_verification(int64_t max_rows, int64_t vocab_size) override {
     const int64_t bytes = cuda_verify_scratch_bytes(max_rows, vocab_size);
     verify_scratch_bytes_ = std::max(verify_scratch_bytes_, bytes);
+    verify_arrivals_bytes_ = std::max(verify_arrivals_bytes_, cuda_verify_arrivals_bytes(max_rows));
   }
 
   void rope_and_cache(TensorView, TensorView cos, TensorView, TensorView, TensorView,
@@ -160,35 +161,40 @@ class MeteringBackend final : public Backend {
     });
     cost_ += sample_drafts_cost(n, logits.extent(1), kept);
   }
-  void verify_summary(TensorView logits, int32_t, const VerifyRow*, SummaryMessage to,
-                      Stream&) override {
-    cost_ += verify_summary_cost(to.num_rows, logits.extent(1));
+  void verify_summary(TensorView logits, int32_t, const VerifyRow*, int64_t num_slots,
+                      SummaryMessage to, Stream&) override {
+    cost_ += verify_summary_cost(to.num_rows, num_slots, logits.extent(1));
   }
-  void combine_rows(SummaryMessages, const VerifyRow*, int64_t, RowDistribution*, uint64_t*,
-                    Stream&) override {
-    cost_ += combine_rows_cost();
+  void combine_and_accept(SummaryMessages, const VerifyRow*, int64_t, RowDistribution*, uint64_t*,
+                          const SequenceToVerify*, int64_t, Verdict*, Stream&) override {
+    cost_ += combine_and_accept_cost();
   }
   void resolve_rows(const RowToResolve*, int64_t, int64_t, Stream&) override {}
-  void accept_step(const SequenceToVerify*, int64_t, Verdict*, Stream&) override {
-    cost_ += accept_step_cost();
-  }
+  void accept_step(const SequenceToVerify*, int64_t, Verdict*, Stream&) override {}
   void race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size, const Verdict*,
                  RaceResult*, Stream&) override {
-    const auto there = std::count_if(sequences, sequences + n, [](const SequenceToVerify& s) {
-      return s.rows.num_drafted >= 0;
-    });
-    cost_ += race_step_cost(there, shard_size);
+    cost_ += race_step_cost(num_there(sequences, n), shard_size);
   }
   void commit_step(const SequenceToVerify*, int64_t, const RaceResult*, int, Verdict*,
                    Stream&) override {
     cost_ += commit_step_cost();
   }
+  void race_and_commit(const SequenceToVerify* sequences, int64_t n, int64_t shard_size, Verdict*,
+                       RaceResult*, Stream&) override {
+    cost_ += race_and_commit_cost(num_there(sequences, n), shard_size);
+  }
 
  private:
+  static int64_t num_there(const SequenceToVerify* sequences, int64_t n) {
+    return std::count_if(sequences, sequences + n,
+                         [](const SequenceToVerify& s) { return s.rows.num_drafted >= 0; });
+  }
+
   Numerics numerics_;
   OperationCost cost_;
   int64_t allocated_bytes_ = 0;  // beside packed weights and what is reserved
-  int64_t activation_scratch_bytes_ = 0, attention_scratch_bytes_ = 0, verify_scratch_bytes_ = 0;
+  int64_t activation_scratch_bytes_ = 0, attention_scratch_bytes_ = 0;
+  int64_t verify_scratch_bytes_ = 0, verify_arrivals_bytes_ = 0;
   int64_t packed_bytes_ = 0;
   std::set<uint64_t> replayed_;
 };

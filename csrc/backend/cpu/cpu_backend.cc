@@ -228,7 +228,7 @@ void CpuBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t 
 }
 
 void CpuBackend::verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
-                                SummaryMessage to, Stream&) {
+                                int64_t, SummaryMessage to, Stream&) {
   CHECK(to.num_rows == 0 || has_shape(logits, DType::f32, {-1, -1}));
   for (int64_t r = 0; r < to.num_rows; ++r) {
     CHECK(0 <= rows[r].logits_row && rows[r].logits_row < logits.extent(0));
@@ -238,10 +238,13 @@ void CpuBackend::verify_summary(TensorView logits, int32_t first_token, const Ve
                       to.summaries(), to.candidates(), isa_);
 }
 
-void CpuBackend::combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
-                              RowDistribution* p, uint64_t* disagreeing, Stream&) {
+void CpuBackend::combine_and_accept(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                                    RowDistribution* p, uint64_t* disagreeing,
+                                    const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                                    Stream&) {
   CHECK(num_rows <= all.num_rows && all.ranks <= kMaxRanks);
   *disagreeing = cpu::combine_rows(all, rows, num_rows, p);
+  cpu::accept_step(sequences, n, verdicts);
 }
 
 void CpuBackend::resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
@@ -262,6 +265,12 @@ void CpuBackend::race_step(const SequenceToVerify* sequences, int64_t n, int64_t
 void CpuBackend::commit_step(const SequenceToVerify* sequences, int64_t n,
                              const RaceResult* results, int ranks, Verdict* verdicts, Stream&) {
   cpu::commit_step(sequences, n, results, ranks, verdicts);
+}
+
+void CpuBackend::race_and_commit(const SequenceToVerify* sequences, int64_t n, int64_t,
+                                 Verdict* verdicts, RaceResult* results, Stream&) {
+  cpu::race_step(sequences, n, verdicts, results, isa_);
+  cpu::commit_step(sequences, n, results, 1, verdicts);
 }
 
 std::unique_ptr<Backend> make_cpu_backend() {

@@ -67,9 +67,11 @@ class CpuBackend : public Backend {
   void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
                      RowDistribution* q, float* q_logits, Stream& stream) override;
   void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
-                      SummaryMessage to, Stream& stream) override;
-  void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
-                    RowDistribution* p, uint64_t* disagreeing, Stream& stream) override;
+                      int64_t num_slots, SummaryMessage to, Stream& stream) override;
+  void combine_and_accept(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                          RowDistribution* p, uint64_t* disagreeing,
+                          const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                          Stream& stream) override;
   void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
                     Stream& stream) override;
   void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
@@ -78,6 +80,8 @@ class CpuBackend : public Backend {
                  const Verdict* verdicts, RaceResult* results, Stream& stream) override;
   void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
                    int ranks, Verdict* verdicts, Stream& stream) override;
+  void race_and_commit(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                       Verdict* verdicts, RaceResult* results, Stream& stream) override;
 
  private:
   using Clock = std::chrono::steady_clock;

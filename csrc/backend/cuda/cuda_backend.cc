@@ -328,8 +328,16 @@ void CudaBackend::reserve_attention(int64_t max_rows, int64_t max_positions,
 
 void CudaBackend::reserve_verification(int64_t max_rows, int64_t vocab_size) {
   const size_t bytes = cuda::verify_workspace_bytes(max_rows, vocab_size);
+  const size_t arrivals = cuda::verify_arrivals_bytes(max_rows);
   CHECK(bytes == static_cast<size_t>(cuda_verify_scratch_bytes(max_rows, vocab_size)));
+  CHECK(arrivals == static_cast<size_t>(cuda_verify_arrivals_bytes(max_rows)));
   reserve(verify_scratch_, bytes);
+  reserve(verify_arrivals_, arrivals);
+}
+
+cuda::VerifyScratch CudaBackend::verify_scratch(int64_t rows, int64_t vocab_size) const {
+  return {reserved(verify_scratch_, cuda::verify_workspace_bytes(rows, vocab_size)),
+          static_cast<unsigned*>(reserved(verify_arrivals_, cuda::verify_arrivals_bytes(rows)))};
 }
 
 void CudaBackend::reserve(Buffer& scratch, size_t bytes) {
@@ -378,26 +386,27 @@ void CudaBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t
                                 Stream& stream) {
   CHECK(has_shape(logits, DType::f32, {n, -1}));
   const int64_t vocab_size = logits.extent(1);
-  void* const workspace = reserved(verify_scratch_, cuda::verify_workspace_bytes(n, vocab_size));
-  cuda::sample_drafts(logits.data<float>(), vocab_size, rows, n, drafted, q, q_logits, workspace,
-                      handle(stream));
+  cuda::sample_drafts(logits.data<float>(), vocab_size, rows, n, drafted, q, q_logits,
+                      verify_scratch(n, vocab_size), handle(stream));
 }
 
 void CudaBackend::verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
-                                 SummaryMessage to, Stream& stream) {
+                                 int64_t num_slots, SummaryMessage to, Stream& stream) {
   if (to.num_rows == 0) return;
   CHECK(has_shape(logits, DType::f32, {-1, -1}));
   const int64_t shard_size = logits.extent(1);
-  void* const workspace =
-      reserved(verify_scratch_, cuda::verify_workspace_bytes(to.num_rows, shard_size));
-  cuda::verify_summary(logits.data<float>(), shard_size, first_token, rows, to.num_rows,
-                       to.summaries(), to.candidates(), workspace, handle(stream));
+  cuda::verify_summary(logits.data<float>(), shard_size, first_token, rows, to.num_rows, num_slots,
+                       to.summaries(), to.candidates(), verify_scratch(to.num_rows, shard_size),
+                       handle(stream));
 }
 
-void CudaBackend::combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
-                               RowDistribution* p, uint64_t* disagreeing, Stream& stream) {
+void CudaBackend::combine_and_accept(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                                     RowDistribution* p, uint64_t* disagreeing,
+                                     const SequenceToVerify* sequences, int64_t n,
+                                     Verdict* verdicts, Stream& stream) {
   CHECK(num_rows <= all.num_rows && all.ranks <= kMaxRanks);
-  cuda::combine_rows(all, rows, num_rows, p, disagreeing, handle(stream));
+  cuda::combine_and_accept(all, rows, num_rows, p, disagreeing, sequences, n, verdicts,
+                           handle(stream));
 }
 
 void CudaBackend::resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
@@ -412,8 +421,14 @@ void CudaBackend::accept_step(const SequenceToVerify* sequences, int64_t n, Verd
 
 void CudaBackend::race_step(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
                             const Verdict* verdicts, RaceResult* results, Stream& stream) {
-  void* const workspace = reserved(verify_scratch_, cuda::verify_workspace_bytes(n, shard_size));
-  cuda::race_step(sequences, n, shard_size, verdicts, results, workspace, handle(stream));
+  cuda::race_step(sequences, n, shard_size, verdicts, results, verify_scratch(n, shard_size),
+                  handle(stream));
+}
+
+void CudaBackend::race_and_commit(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                                  Verdict* verdicts, RaceResult* results, Stream& stream) {
+  cuda::race_and_commit(sequences, n, shard_size, verdicts, results, verify_scratch(n, shard_size),
+                        handle(stream));
 }
 
 void CudaBackend::commit_step(const SequenceToVerify* sequences, int64_t n,

@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/fast_linear.h"
 #include "backend/cuda/graphs.h"
+#include "kernels/cuda/distribution.h"
 
 namespace outrider {
 
@@ -68,9 +69,11 @@ class CudaBackend final : public Backend {
   void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
                      RowDistribution* q, float* q_logits, Stream& stream) override;
   void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
-                      SummaryMessage to, Stream& stream) override;
-  void combine_rows(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
-                    RowDistribution* p, uint64_t* disagreeing, Stream& stream) override;
+                      int64_t num_slots, SummaryMessage to, Stream& stream) override;
+  void combine_and_accept(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
+                          RowDistribution* p, uint64_t* disagreeing,
+                          const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
+                          Stream& stream) override;
   void resolve_rows(const RowToResolve* rows, int64_t num_rows, int64_t vocab_size,
                     Stream& stream) override;
   void accept_step(const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,
@@ -79,6 +82,8 @@ class CudaBackend final : public Backend {
                  const Verdict* verdicts, RaceResult* results, Stream& stream) override;
   void commit_step(const SequenceToVerify* sequences, int64_t n, const RaceResult* results,
                    int ranks, Verdict* verdicts, Stream& stream) override;
+  void race_and_commit(const SequenceToVerify* sequences, int64_t n, int64_t shard_size,
+                       Verdict* verdicts, RaceResult* results, Stream& stream) override;
 
  private:
   Numerics numerics() const { return fast_linear_ ? Numerics::fast : Numerics::exact; }
@@ -89,13 +94,14 @@ class CudaBackend final : public Backend {
   void linear_fast(const PackedWeight& weight, TensorView x, TensorView bias, float* y,
                    Stream& stream);
   void reserve(Buffer& scratch, size_t bytes);
+  cuda::VerifyScratch verify_scratch(int64_t rows, int64_t vocab_size) const;
 
   int device_;
   std::vector<cudaStream_t> streams_;
   Graphs graphs_;
   cudaEvent_t marks_[kMaxMarks] = {};
   std::optional<FastLinear> fast_linear_;  // where numerics are fast
-  Buffer activation_scratch_, attention_scratch_, verify_scratch_;
+  Buffer activation_scratch_, attention_scratch_, verify_scratch_, verify_arrivals_;
   // Loading: a piece of weights on its way, twice, so that one is read from the file while the
   // other travels.
   struct Piece {

@@ -43,6 +43,7 @@ TEST(Reserve, PlansCountWhatTheKernelsAskFor) {
   for (const int64_t vocab : {1, 4096, 4097, 128256}) {
     for (const int64_t rows : {1, 64}) {
       EXPECT_EQ(cuda_verify_scratch_bytes(rows, vocab), cuda::verify_workspace_bytes(rows, vocab));
+      EXPECT_EQ(cuda_verify_arrivals_bytes(rows), cuda::verify_arrivals_bytes(rows));
     }
   }
 }
@@ -57,7 +58,8 @@ TEST(Reserve, TakesWhatPlansCountAndTheLargestOnce) {
   EXPECT_EQ(before - free_bytes(), attention);
   backend.reserve_attention(4, 4096, kShape);  // a smaller model
   EXPECT_EQ(before - free_bytes(), attention);
-  const int64_t verification = cuda_verify_scratch_bytes(16, 50000);
+  const int64_t verification =
+      cuda_verify_scratch_bytes(16, 50000) + cuda_verify_arrivals_bytes(16);
   backend.reserve_verification(4, 50000);
   backend.reserve_verification(16, 50000);
   EXPECT_EQ(before - free_bytes(), attention + verification);
