@@ -214,7 +214,7 @@ OUTRIDER_HOST_DEVICE RowDistribution combine_row(const Summaries& all,
     const ShardSummary& s = all.summary(r);
     if (s.shard_size == 0) continue;
     const double below = static_cast<double>(s.max) - row.max;
-    row.sum += s.sum_exp * exp_f64(below / row.temperature);
+    row.sum += below == 0.0 ? s.sum_exp : s.sum_exp * exp_f64(below / row.temperature);
   }
   return filter(all, vocab_size, row, processors);
 }

@@ -25,6 +25,22 @@ OUTRIDER_HOST_DEVICE inline bool passes_leniently(const RowDistribution& p, floa
   return lenience < 1.0f && below >= log_f64(lenience);
 }
 
+// What is known of a drafted token before its row of the target's is.
+struct DraftedToken {
+  int32_t token;
+  float q_logit;      // the draft's, where it has logits …
+  RowDistribution q;  // … and their distribution
+};
+
+OUTRIDER_HOST_DEVICE inline DraftedToken drafted_token(const SequenceRows& sequence,
+                                                       const Processors& processors, int i) {
+  DraftedToken drafted{.token = sequence.drafted[i], .q_logit = 0.0f, .q = {}};
+  if (processors.mode != VerifyMode::rejection || sequence.draft_logits == nullptr) return drafted;
+  drafted.q = sequence.q[i];
+  drafted.q_logit = sequence.draft_logits[int64_t{i} * sequence.vocab_size + drafted.token];
+  return drafted;
+}
+
 // The probabilities of drafted token i that verify_accept compares, q times the lenience. p is NaN
 // for a row that is unresolved or not finite, q for a row that is not finite; a NaN refuses. A
 // refusal for the row's sake alone, whatever was drafted, keeps the output exact: the extra token
@@ -32,8 +48,9 @@ OUTRIDER_HOST_DEVICE inline bool passes_leniently(const RowDistribution& p, floa
 // alone, whatever q is; greedy ones with lenience what comes near it.
 OUTRIDER_HOST_DEVICE inline void draft_probability(const SequenceRows& sequence,
                                                    const Processors& processors, int i,
-                                                   double& p_draft, double& q_draft) {
-  const int32_t token = sequence.drafted[i];
+                                                   const DraftedToken& drafted, double& p_draft,
+                                                   double& q_draft) {
+  const int32_t token = drafted.token;
   const RowDistribution& p = sequence.p[i];
   const bool usable = p.resolved != 0 && p.non_finite == 0;
   q_draft = 1.0;
@@ -46,16 +63,17 @@ OUTRIDER_HOST_DEVICE inline void draft_probability(const SequenceRows& sequence,
   p_draft = usable ? probability(p, p.draft_logit, token) : kNaN;
   q_draft = processors.lenience;
   if (sequence.draft_logits == nullptr) return;
-  const RowDistribution& q = sequence.q[i];
-  const float logit = sequence.draft_logits[int64_t{i} * sequence.vocab_size + token];
-  q_draft = q.non_finite == 0 ? probability(q, logit, token) * processors.lenience : kNaN;
+  q_draft = drafted.q.non_finite == 0
+                ? probability(drafted.q, drafted.q_logit, token) * processors.lenience
+                : kNaN;
 }
 
 // Of all of them. p_draft, q_draft: [K]
 inline void draft_probabilities(const SequenceRows& sequence, const Processors& processors,
                                 double* p_draft, double* q_draft) {
   for (int i = 0; i < sequence.num_drafted; ++i) {
-    draft_probability(sequence, processors, i, p_draft[i], q_draft[i]);
+    draft_probability(sequence, processors, i, drafted_token(sequence, processors, i), p_draft[i],
+                      q_draft[i]);
   }
 }
 

@@ -157,14 +157,13 @@ int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
 
 int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size) {
   const int64_t chunks = divide_up(vocab_size + kMostBeforeChunk, kChunkTokens);
-  const auto of_row = static_cast<int64_t>(sizeof(ShardSummary) + sizeof(VerifyRow));
-  return max_rows * (chunks * kChunkStateBytes + of_row);
+  return max_rows * chunks * kChunkStateBytes;
 }
 
 int64_t cuda_verify_arrivals_bytes(int64_t max_rows) { return max_rows * kArrivalsBytes; }
 
 OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept) {
-  return {.activation_bytes = (rows + kept) * vocab_size * kFloat, .launches = 5};
+  return {.activation_bytes = (rows + kept) * vocab_size * kFloat, .launches = 3};
 }
 
 OperationCost verify_summary_cost(int64_t rows, int64_t num_slots, int64_t shard_size) {

@@ -7,7 +7,7 @@
 #include "kernels/cuda/race.cuh"
 #include "kernels/cuda/resolve.cuh"
 #include "kernels/cuda/sample.h"
-#include "kernels/cuda/summary.cuh"
+#include "kernels/cuda/summarise.cuh"
 #include "kernels/distribution.h"
 
 namespace outrider::cuda {
@@ -16,119 +16,22 @@ namespace {
 
 constexpr unsigned kMaxResolveThreads = 512;  // its race takes 82 registers a thread, of 65,536
 
-__device__ inline float logit_of_rank(unsigned long long rank) {
-  return logit_of_key(static_cast<int32_t>(static_cast<uint32_t>(rank >> 32) ^ 0x80000000u));
-}
-
-__device__ inline int32_t token_of_rank(unsigned long long rank) {
-  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(rank));
-}
-
-constexpr int kGroupsAThread = kChunk / (kGroup * kChunkThreads);
-static_assert(kGroupsAThread * kGroup * kChunkThreads == kChunk);
-
-// What this block knows of its chunk. A race alone reads the logits again: registers are few.
-__device__ ChunkSummary summarise_chunk(const float* of_row, int32_t size, int32_t first_token,
-                                        const VerifyRow& row) {
-  const int32_t begin = chunk_begin(blockIdx.x, first_token);
-  const auto first_of_group = [&](int g) {
-    return begin + kGroup * static_cast<int32_t>(threadIdx.x + g * kChunkThreads);
-  };
-  float logits[kGroupsAThread][kGroup];
-#pragma unroll
-  for (int g = 0; g < kGroupsAThread; ++g) load_group(of_row, size, first_of_group(g), logits[g]);
-  unsigned long long best = 0;
-  bool non_finite = false;
-#pragma unroll
-  for (int g = 0; g < kGroupsAThread; ++g) {
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) {
-      const int32_t i = first_of_group(g) + j;
-      if (!has_token(size, i)) continue;
-      const unsigned long long rank = rank_of(order_key(logits[g][j]), i);
-      best = rank > best ? rank : best;
-      non_finite = non_finite || !is_finite(logits[g][j]);
-    }
-  }
-  non_finite = __syncthreads_or(non_finite ? 1 : 0) != 0;
-  best = block_max(best);
-  if (non_finite) return {std::numeric_limits<double>::quiet_NaN(), best, kNobody};
-  double sum = 0.0;
-  if (row.processors.mode != VerifyMode::greedy) {
-    const float max = logit_of_rank(best), temperature = row.processors.temperature;
-#pragma unroll
-    for (int g = 0; g < kGroupsAThread; ++g) {
-#pragma unroll
-      for (int j = 0; j < kGroup; ++j) {
-        const float e = exp_of(logits[g][j] - max, temperature);
-        sum += has_token(size, first_of_group(g) + j) ? e : 0.0f;
-      }
-    }
-    sum = block_sum(sum);
-  }
-  if (row.races == 0) return {sum, best, kNobody};
-  const RaceRow shard = coupled_shard(of_row, first_token, size, row.processors.temperature);
-  return {sum, best, coupled_first(shard, row.key, begin, kChunk)};
-}
-
-// The chunks of a row, by the block that ended last. Thread 0 gets the summary.
-__device__ ShardSummary merge_chunks(const float* of_row, int32_t size, int32_t first_token,
-                                     const VerifyRow& row, const ChunkSummary* chunks,
-                                     int64_t count) {
-  const int32_t draft_token = row.token();
-  const int32_t drafted = draft_token - first_token;
-  const bool owned = draft_token >= 0 && has_token(size, drafted);
-  const float draft_logit = owned ? of_row[drafted] : -kInfinity;
-  unsigned long long best = 0;
-  bool non_finite = false;
-  for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
-    best = chunks[c].best > best ? chunks[c].best : best;
-    non_finite = non_finite || chunks[c].sum_exp != chunks[c].sum_exp;
-  }
-  non_finite = __syncthreads_or(non_finite ? 1 : 0) != 0;
-  best = block_max(best);
-  const float max = best != 0 ? logit_of_rank(best) : -kInfinity;
-  double sum = 0.0;
-  if (row.processors.mode != VerifyMode::greedy && !non_finite) {
-    for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
-      if (chunks[c].best == 0) continue;  // no token of the shard
-      const double below = static_cast<double>(logit_of_rank(chunks[c].best)) - max;
-      sum += chunks[c].sum_exp * exp_f64(below / row.processors.temperature);
-    }
-    sum = block_sum(sum);
-  }
-  Runner runner = kNobody;
-  if (row.races != 0 && !non_finite) {
-    for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
-      runner = first_of(runner, chunks[c].runner);
-    }
-    runner = block_first(runner);
-  }
-  return {.sum_exp = sum,
-          .runner = runner,
-          .max = max,
-          .argmax = first_token + (best != 0 ? token_of_rank(best) : 0),
-          .draft_logit = draft_logit,
-          .num_candidates = 0,
-          .non_finite = non_finite ? 1 : 0,
-          .shard_size = size,
-          .draft_token = draft_token};
-}
-
-// A block a chunk of a row; the last of a row's blocks merges them.
+// A block a chunk of a row; the last of a row's blocks merges them. rows: no kernel before has
+// written them.
 __global__ void __launch_bounds__(kChunkThreads, 8)
     summarise_rows(const float* logits, int64_t shard_size, int32_t first_token,
                    const VerifyRow* rows, ChunkSummary* chunks, unsigned* arrivals,
                    ShardSummary* summaries) {
-  wait_for_earlier_kernels();
   const VerifyRow& row = rows[blockIdx.y];
-  const float* const of_row = logits + row.logits_row * shard_size;
-  const auto size = static_cast<int32_t>(shard_size);
-  ChunkSummary* const of_chunks = chunks + int64_t{blockIdx.y} * gridDim.x;
-  const ChunkSummary mine = summarise_chunk(of_row, size, first_token, row);
-  if (threadIdx.x == 0) of_chunks[blockIdx.x] = mine;
+  const RowToSummarise shard{logits + row.logits_row * shard_size, static_cast<int32_t>(shard_size),
+                             first_token, row.processors.mode, row.processors.temperature};
+  const bool races = row.races != 0;
+  wait_for_earlier_kernels();
+  ChunkSummary* const of_row = chunks + int64_t{blockIdx.y} * gridDim.x;
+  const ChunkSummary mine = summarise_chunk(shard, races ? &row.key : nullptr);
+  if (threadIdx.x == 0) of_row[blockIdx.x] = mine;
   if (!is_last_block(&arrivals[blockIdx.y], gridDim.x)) return;
-  const ShardSummary summary = merge_chunks(of_row, size, first_token, row, of_chunks, gridDim.x);
+  const ShardSummary summary = merge_chunks(shard, races, row.token(), of_row, gridDim.x);
   if (threadIdx.x == 0) summaries[blockIdx.y] = summary;
 }
 
@@ -244,21 +147,14 @@ __global__ void resolve(const RowToResolve* rows, int64_t vocab_size) {
 
 }  // namespace
 
-void summarise(const float* logits, int64_t shard_size, int32_t first_token, const VerifyRow* rows,
-               int64_t num_rows, ChunkSummary* chunks, unsigned* arrivals, ShardSummary* summaries,
-               cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(num_chunks(shard_size)), static_cast<unsigned>(num_rows));
-  launch_overlapped(summarise_rows, grid, kChunkThreads, 0, stream, logits, shard_size, first_token,
-                    rows, chunks, arrivals, summaries);
-}
-
 void verify_summary(const float* logits, int64_t shard_size, int32_t first_token,
                     const VerifyRow* rows, int64_t num_rows, int64_t num_slots,
                     ShardSummary* summaries, Candidate* candidates, const VerifyScratch& scratch,
                     cudaStream_t stream) {
   if (num_rows == 0) return;
-  summarise(logits, shard_size, first_token, rows, num_rows,
-            static_cast<ChunkSummary*>(scratch.parts), scratch.arrivals, summaries, stream);
+  const dim3 grid(static_cast<unsigned>(num_chunks(shard_size)), static_cast<unsigned>(num_rows));
+  launch_overlapped(summarise_rows, grid, kChunkThreads, 0, stream, logits, shard_size, first_token,
+                    rows, static_cast<ChunkSummary*>(scratch.parts), scratch.arrivals, summaries);
   if (num_slots == 0) return;
   launch_overlapped(select_candidates, static_cast<unsigned>(num_rows), row_threads(shard_size), 0,
                     stream, logits, shard_size, first_token, rows, summaries, candidates);

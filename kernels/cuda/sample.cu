@@ -6,68 +6,60 @@
 #include "kernels/cuda/race.cuh"
 #include "kernels/cuda/resolve.cuh"
 #include "kernels/cuda/sample.h"
-#include "kernels/cuda/summary.cuh"
+#include "kernels/cuda/summarise.cuh"
 #include "kernels/distribution.h"
 
 namespace outrider::cuda {
 
 namespace {
 
-constexpr unsigned kMergeThreads = 128;
-
-// What sample_drafts keeps in its scratch, in this order.
-struct Parts {
-  ChunkSummary* chunks;     // [rows, chunks]
-  Runner* runners;          // the same, once the chunks are merged
-  ShardSummary* summaries;  // [rows]
-  VerifyRow* rows;          // [rows]
-
-  Parts(void* parts, int64_t num_rows, int64_t vocab_size) {
-    chunks = static_cast<ChunkSummary*>(parts);
-    runners = static_cast<Runner*>(parts);
-    summaries = reinterpret_cast<ShardSummary*>(chunks + num_rows * num_chunks(vocab_size));
-    rows = reinterpret_cast<VerifyRow*>(summaries + num_rows);
-  }
-};
-static_assert(sizeof(ChunkSummary) % 8 == 0 && sizeof(Runner) <= sizeof(ChunkSummary));
-
-__global__ void describe_rows(const DraftRow* drafts, int64_t num_rows, VerifyRow* rows) {
-  wait_for_earlier_kernels();
-  const int64_t r = blockIdx.x * blockDim.x + threadIdx.x;
-  if (r >= num_rows) return;
-  rows[r] = {.logits_row = static_cast<int32_t>(r),
-             .draft_token = -1,
-             .candidates_slot = -1,
-             .processors = drafts[r].processors,
-             .key = {},
-             .races = 0};
-}
-
-// A row of the draft's is whole: its summary is its distribution, and a filtered one is resolved
-// from its logits at once.
-__global__ void finish_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
-                            const ShardSummary* summaries, RowDistribution* q) {
-  wait_for_earlier_kernels();
-  const DraftRow& draft = drafts[blockIdx.x];
-  const Candidate* none = nullptr;
-  RowDistribution row = combine_summaries(&summaries[blockIdx.x], &none, 1, draft.processors);
-  if (row.resolved == 0) {
-    const BlockRow whole{logits + blockIdx.x * vocab_size, vocab_size};
-    row = filter(whole, vocab_size, row, draft.processors);
-  }
-  if (threadIdx.x == 0) q[draft.drafted] = row;
-}
-
 __device__ inline bool races(const DraftRow& draft, const RowDistribution& q) {
   return q.non_finite == 0 && draft.processors.mode != VerifyMode::greedy;
 }
 
-// Verification of a row drawn by rejection reads its logits again, finite or not: they are kept.
-__global__ void __launch_bounds__(kChunkThreads)
-    race_rows(const float* logits, int64_t vocab_size, const DraftRow* drafts,
-              const RowDistribution* q, float* q_logits, Runner* runners) {
-  wait_for_earlier_kernels();
+// A row of the draft's is whole: its summary is its distribution, unless it is filtered. By the
+// last of its blocks; one that runs no race draws its token at once. drafts: no kernel before has
+// written them.
+__global__ void __launch_bounds__(kChunkThreads, 8)
+    summarise_drafts(const float* logits, int64_t vocab_size, const DraftRow* drafts,
+                     ChunkSummary* chunks, unsigned* arrivals, RowDistribution* q,
+                     int32_t* drafted) {
   const DraftRow& draft = drafts[blockIdx.y];
+  const RowToSummarise row{logits + blockIdx.y * vocab_size, static_cast<int32_t>(vocab_size), 0,
+                           draft.processors.mode, draft.processors.temperature};
+  wait_for_earlier_kernels();
+  ChunkSummary* const of_row = chunks + int64_t{blockIdx.y} * gridDim.x;
+  const ChunkSummary mine = summarise_chunk(row, nullptr);
+  if (threadIdx.x == 0) of_row[blockIdx.x] = mine;
+  if (!is_last_block(&arrivals[blockIdx.y], gridDim.x)) return;
+  const ShardSummary summary = merge_chunks(row, false, -1, of_row, gridDim.x);
+  if (threadIdx.x != 0) return;
+  const Candidate* none = nullptr;
+  const RowDistribution whole = combine_summaries(&summary, &none, 1, draft.processors);
+  q[draft.drafted] = whole;
+  if (!races(draft, whole)) drafted[draft.drafted] = whole.non_finite != 0 ? 0 : whole.choice;
+}
+
+// A block a row: filtered ones are resolved from their logits.
+__global__ void filter_drafts(const float* logits, int64_t vocab_size, const DraftRow* drafts,
+                              RowDistribution* q) {
+  const DraftRow& draft = drafts[blockIdx.x];
+  wait_for_earlier_kernels();
+  if (q[draft.drafted].resolved != 0) return;
+  const BlockRow whole{logits + blockIdx.x * vocab_size, vocab_size};
+  const RowDistribution row = filter(whole, vocab_size, q[draft.drafted], draft.processors);
+  __syncthreads();  // all have read it
+  if (threadIdx.x == 0) q[draft.drafted] = row;
+}
+
+// A block a chunk of a row; the last of a row's blocks draws the token. Verification of a row drawn
+// by rejection reads its logits again, finite or not: they are kept.
+__global__ void __launch_bounds__(kChunkThreads)
+    race_drafts(const float* logits, int64_t vocab_size, const DraftRow* drafts,
+                const RowDistribution* q, float* q_logits, Runner* runners, unsigned* arrivals,
+                int32_t* drafted) {
+  const DraftRow& draft = drafts[blockIdx.y];
+  wait_for_earlier_kernels();
   const int32_t begin = chunk_begin(blockIdx.x, 0);
   const int64_t end = min(begin + kChunk, vocab_size);
   if (draft.processors.mode == VerifyMode::rejection) {
@@ -87,30 +79,21 @@ __global__ void __launch_bounds__(kChunkThreads)
       draft.processors.mode == VerifyMode::coupled
           ? coupled_first(row, coupled_key(draft.key, draft.offset), begin, kChunk)
           : weighted_first(row, draft.key, draft.offset, Purpose::draft, begin, kChunk);
-  if (threadIdx.x == 0) runners[blockIdx.y * gridDim.x + blockIdx.x] = best;
-}
-
-__global__ void draw_tokens(const DraftRow* drafts, int64_t num_rows, const RowDistribution* q,
-                            const Runner* runners, int64_t count, int32_t* drafted) {
-  wait_for_earlier_kernels();
-  const int64_t r = blockIdx.x * blockDim.x + threadIdx.x;
-  if (r >= num_rows) return;
-  const DraftRow& draft = drafts[r];
-  const RowDistribution& row = q[draft.drafted];
-  int32_t token = row.non_finite != 0 ? 0 : row.choice;
-  if (races(draft, row)) {
-    Runner best = kNobody;
-    for (int64_t c = 0; c < count; ++c) best = first_of(best, runners[r * count + c]);
-    token = best.token;
+  Runner* const of_row = runners + int64_t{blockIdx.y} * gridDim.x;
+  if (threadIdx.x == 0) of_row[blockIdx.x] = best;
+  if (!is_last_block(&arrivals[blockIdx.y], gridDim.x)) return;
+  Runner first = kNobody;
+  for (unsigned c = threadIdx.x; c < gridDim.x; c += blockDim.x) {
+    first = first_of(first, of_row[c]);
   }
-  drafted[draft.drafted] = token;
+  first = block_first(first);
+  if (threadIdx.x == 0) drafted[draft.drafted] = first.token;
 }
 
 }  // namespace
 
 size_t verify_workspace_bytes(int64_t rows, int64_t vocab_size) {
-  return rows *
-         (num_chunks(vocab_size) * sizeof(ChunkSummary) + sizeof(ShardSummary) + sizeof(VerifyRow));
+  return rows * num_chunks(vocab_size) * sizeof(ChunkSummary);
 }
 
 size_t verify_arrivals_bytes(int64_t rows) { return rows * sizeof(unsigned); }
@@ -119,19 +102,15 @@ void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows
                    int32_t* drafted, RowDistribution* q, float* q_logits,
                    const VerifyScratch& scratch, cudaStream_t stream) {
   if (num_rows == 0) return;
-  const Parts parts(scratch.parts, num_rows, vocab_size);
+  static_assert(sizeof(Runner) <= sizeof(ChunkSummary));
   const auto n = static_cast<unsigned>(num_rows);
-  const unsigned few = (n + kMergeThreads - 1) / kMergeThreads;
-  const int64_t chunks = num_chunks(vocab_size);
-  launch_overlapped(describe_rows, few, kMergeThreads, 0, stream, rows, num_rows, parts.rows);
-  summarise(logits, vocab_size, 0, parts.rows, num_rows, parts.chunks, scratch.arrivals,
-            parts.summaries, stream);
-  launch_overlapped(finish_rows, n, row_threads(vocab_size), 0, stream, logits, vocab_size, rows,
-                    parts.summaries, q);
-  launch_overlapped(race_rows, dim3(static_cast<unsigned>(chunks), n), kChunkThreads, 0, stream,
-                    logits, vocab_size, rows, q, q_logits, parts.runners);
-  launch_overlapped(draw_tokens, few, kMergeThreads, 0, stream, rows, num_rows, q, parts.runners,
-                    chunks, drafted);
+  const dim3 grid(static_cast<unsigned>(num_chunks(vocab_size)), n);
+  launch_overlapped(summarise_drafts, grid, kChunkThreads, 0, stream, logits, vocab_size, rows,
+                    static_cast<ChunkSummary*>(scratch.parts), scratch.arrivals, q, drafted);
+  launch_overlapped(filter_drafts, n, row_threads(vocab_size), 0, stream, logits, vocab_size, rows,
+                    q);
+  launch_overlapped(race_drafts, grid, kChunkThreads, 0, stream, logits, vocab_size, rows, q,
+                    q_logits, static_cast<Runner*>(scratch.parts), scratch.arrivals, drafted);
 }
 
 }  // namespace outrider::cuda

@@ -1,5 +1,4 @@
-// Summaries of rows of logits: the kernels that verify_summary and sample_drafts share, and the
-// chunks of a row that blocks look at.
+// The chunks of a row of logits that blocks look at, and what they find.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -54,11 +53,5 @@ struct ChunkSummary {
   unsigned long long best;  // rank_of its best token
   Runner runner;            // the first of its coupled race, where the row asks for one
 };
-
-// Enqueues the summaries of all rows. chunks: [num_rows, num_chunks(shard_size)]; arrivals:
-// [num_rows], all 0.
-void summarise(const float* logits, int64_t shard_size, int32_t first_token, const VerifyRow* rows,
-               int64_t num_rows, ChunkSummary* chunks, unsigned* arrivals, ShardSummary* summaries,
-               cudaStream_t stream);
 
 }  // namespace outrider::cuda

@@ -20,15 +20,25 @@ __global__ void copy(const TokenCopy* copies, int64_t n) {
   if (i < n && copies[i].from != nullptr) *copies[i].to = *copies[i].from;
 }
 
+constexpr int kMaxRows = kMaxDraftTokens + 1;  // of a sequence
+static_assert(kMaxRows <= kWarp);
+
+// Drafted token i of lane i, where there is one.
+__device__ DraftedToken load_drafted(const SequenceToVerify& sequence) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= sequence.rows.num_drafted) return {};
+  return drafted_token(sequence.rows, sequence.processors, i);
+}
+
 // By a warp: lane i tests drafted token i.
-__device__ void accept(const SequenceToVerify& sequence, Verdict& verdict) {
-  const int k = sequence.rows.num_drafted;
+__device__ void accept(const SequenceToVerify& sequence, const DraftedToken& drafted,
+                       Verdict& verdict) {
   const int i = static_cast<int>(threadIdx.x);
   bool accepted = false;
-  if (i < k) {
+  if (i < sequence.rows.num_drafted) {
     const bool samples = sequence.processors.mode == VerifyMode::rejection;
     double p = 0.0, q = 0.0;
-    draft_probability(sequence.rows, sequence.processors, i, p, q);
+    draft_probability(sequence.rows, sequence.processors, i, drafted, p, q);
     accepted = accepts(p, q, samples ? accept_uniform(sequence.key, i) : 0.0);
   }
   const unsigned refused = ~__ballot_sync(kAllLanes, accepted);
@@ -39,7 +49,8 @@ __device__ void accept(const SequenceToVerify& sequence, Verdict& verdict) {
 __global__ void accept_sequences(const SequenceToVerify* sequences, Verdict* verdicts) {
   wait_for_earlier_kernels();
   const SequenceToVerify& sequence = sequences[blockIdx.x];
-  if (sequence.rows.num_drafted >= 0) accept(sequence, verdicts[blockIdx.x]);
+  if (sequence.rows.num_drafted < 0) return;
+  accept(sequence, load_drafted(sequence), verdicts[blockIdx.x]);
 }
 
 // The ranks that differ from rank 0, over all rows. By a warp.
@@ -56,45 +67,59 @@ __device__ unsigned long long find_disagreeing(const SummaryMessages& all, int64
   return differing;
 }
 
-// The choices of a coupled sequence's rows, whose distributions are there. By a warp: a lane a row
-// where the shards have run its race, or all lanes a row where it is run among candidates.
+// The choices of the coupled rows [first, first + count), whose distributions are p[0 … count). By
+// a warp: a lane a row where the shards have run its race, all lanes a row where it is run among
+// candidates.
 __device__ void choose_coupled(const SummaryMessages& all, const VerifyRow* rows, int64_t first,
                                int count, RowDistribution* p) {
   const int lane = static_cast<int>(threadIdx.x);
   if (rows[first].races != 0) {
     const int64_t row = first + lane;
-    if (lane >= count || !chooses_coupled(rows[row], p[row])) return;
-    choose(p[row], coupled_runner(all, rows[row], row, p[row], 0, 1));
+    if (lane >= count || !chooses_coupled(rows[row], p[lane])) return;
+    choose(p[lane], coupled_runner(all, rows[row], row, p[lane], 0, 1));
     return;
   }
   __syncwarp();  // the rows are there for all
-  for (int64_t row = first; row < first + count; ++row) {
-    if (!chooses_coupled(rows[row], p[row])) continue;
-    const Runner winner = warp_first(coupled_runner(all, rows[row], row, p[row], lane, kWarp));
-    if (lane == 0) choose(p[row], winner);
+  for (int i = 0; i < count; ++i) {
+    const VerifyRow& row = rows[first + i];
+    if (!chooses_coupled(row, p[i])) continue;
+    const Runner winner = warp_first(coupled_runner(all, row, first + i, p[i], lane, kWarp));
+    __syncwarp();  // all have read the row
+    if (lane == 0) choose(p[i], winner);
   }
 }
 
 // A warp a sequence: lane i combines row i. The first block looks for ranks that disagree, too.
+// rows, sequences: no kernel before has written them.
 __global__ void combine_sequences(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
                                   RowDistribution* p, unsigned long long* disagreeing,
                                   const SequenceToVerify* sequences, int64_t n, Verdict* verdicts) {
+  __shared__ RowDistribution of_rows[kMaxRows];  // the sequence's, which are read again at once
+  const bool there = blockIdx.x < n;
+  SequenceToVerify sequence{};
+  VerifyRow row{};
+  if (there) sequence = sequences[blockIdx.x];
+  const int64_t first = there ? sequence.rows.p - p : 0;
+  const int count = there ? sequence.rows.num_drafted + 1 : 0;
+  const int lane = static_cast<int>(threadIdx.x);
+  if (lane < count) row = rows[first + lane];
   wait_for_earlier_kernels();
   if (blockIdx.x == 0) {
     const unsigned long long differing = find_disagreeing(all, num_rows);
-    if (threadIdx.x == 0) *disagreeing = differing;
+    if (lane == 0) *disagreeing = differing;
   }
-  if (blockIdx.x >= n || sequences[blockIdx.x].rows.num_drafted < 0) return;
-  const SequenceToVerify& sequence = sequences[blockIdx.x];
-  const int count = sequence.rows.num_drafted + 1;
-  const int64_t first = sequence.rows.p - p;
-  const int64_t row = first + threadIdx.x;
-  if (static_cast<int>(threadIdx.x) < count) {
-    p[row] = combine_row(RowMessages(all, rows[row], row), rows[row].processors);
+  if (count == 0) return;
+  const DraftedToken drafted = load_drafted(sequence);  // on its way while rows are combined
+  if (lane < count) {
+    of_rows[lane] = combine_row(RowMessages(all, row, first + lane), row.processors);
   }
-  if (sequence.processors.mode == VerifyMode::coupled) choose_coupled(all, rows, first, count, p);
+  if (sequence.processors.mode == VerifyMode::coupled) {
+    choose_coupled(all, rows, first, count, of_rows);
+  }
   __syncwarp();  // the rows are there for all
-  accept(sequence, verdicts[blockIdx.x]);
+  if (lane < count) p[first + lane] = of_rows[lane];
+  sequence.rows.p = of_rows;
+  accept(sequence, drafted, verdicts[blockIdx.x]);
 }
 
 // What a block knows of a chunk.
@@ -109,11 +134,11 @@ struct GroupAt {
   double p[kGroup], q[kGroup];
 };
 
-__device__ void load_at(const SequenceRows& rows, int position, int32_t first, bool drafted,
-                        GroupAt& at) {
+__device__ void load_at(const SequenceRows& rows, int position, int32_t first, GroupAt& at) {
   load_group(rows.target_logits + int64_t{position} * rows.shard_size, rows.shard_size, first,
              at.p_logits);
-  if (drafted) load_group(draft_shard(rows, position), rows.shard_size, first, at.q_logits);
+  if (rows.draft_logits == nullptr || position >= rows.num_drafted) return;
+  load_group(draft_shard(rows, position), rows.shard_size, first, at.q_logits);
 }
 
 __device__ void weigh(const RowDistribution& row, int32_t token, const float (&logits)[kGroup],
@@ -149,34 +174,32 @@ __device__ void add_copied(const SequenceRows& rows, int num_accepted, float len
 }
 
 // This block's chunk: the sums over positions up to the first refusal, and the race at the last.
-// Behind the loop `at` is of that position; it stays so where a drafted token was refused.
-__device__ RacePart race_chunk(const SequenceToVerify& sequence, int num_accepted) {
+// at: the logits at position 0 where they were drafted with, or nothing. Behind the loop it is of
+// the last position.
+__device__ void race_chunk(const SequenceToVerify& sequence, int32_t first, int num_accepted,
+                           GroupAt at, RacePart& part) {
   const SequenceRows& rows = sequence.rows;
   const float lenience = sequence.processors.lenience;
-  const int32_t first =
-      chunk_begin(blockIdx.x, rows.first_token) + kGroup * static_cast<int32_t>(threadIdx.x);
   const int32_t token = rows.first_token + first;
   unsigned there = group_bits(rows.shard_size, first);
   const bool drafted = rows.draft_logits != nullptr, refused = num_accepted < rows.num_drafted;
   Overlap overlap{};
-  GroupAt at;
-  const int before = drafted ? 0 : num_accepted;
-  load_at(rows, before, first, drafted && rows.num_drafted > 0, at);
-  for (int position = before;; ++position) {
-    const bool has_q = drafted && position < rows.num_drafted;
-    GroupAt next;
-    if (position < num_accepted) {
-      load_at(rows, position + 1, first, drafted && position + 1 < rows.num_drafted, next);
-    }
+  if (!drafted) {
+    load_at(rows, num_accepted, first, at);
+    add_copied(rows, num_accepted, lenience, first, overlap);
+  }
+  for (int position = drafted ? 0 : num_accepted;; ++position) {
     weigh(rows.p[position], token, at.p_logits, there, at.p);
-    if (has_q) {
+    if (drafted && position < rows.num_drafted) {
       weigh(rows.q[position], token, at.q_logits, there, at.q);
       add_overlap(at, lenience, overlap);
     }
     if (position == num_accepted) break;
-    at = next;
+    load_at(rows, position + 1, first, at);
   }
-  if (!drafted) add_copied(rows, num_accepted, lenience, first, overlap);
+  overlap.sum = block_sum(overlap.sum);
+  if (lenience < 1.0f) overlap.shift = block_sum(overlap.shift);
+  if (threadIdx.x == 0) part.overlap = overlap;  // before the race, which takes many registers
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) {
     if (drafted && refused) at.p[j] -= at.q[j];
@@ -186,9 +209,8 @@ __device__ RacePart race_chunk(const SequenceToVerify& sequence, int num_accepte
   Race race;
   enter_group(race, {sequence.key, num_accepted, Purpose::extra, static_cast<uint32_t>(token)},
               there, at.p_logits, at.p);
-  overlap.sum = block_sum(overlap.sum);
-  if (lenience < 1.0f) overlap.shift = block_sum(overlap.shift);
-  return {block_first(race.best), overlap};
+  const Runner winner = block_first(race.best);
+  if (threadIdx.x == 0) part.first = winner;
 }
 
 // By the block that ended last. Thread 0 gets the result.
@@ -205,12 +227,19 @@ __device__ RaceResult merge_parts(const RacePart* parts, unsigned count) {
 }
 
 // A block a chunk of a sequence; the last of a sequence's blocks merges them. committed: the
-// verdicts, where no other rank has results; else null.
-__global__ void __launch_bounds__(kRaceThreads, 3)
+// verdicts, where no other rank has results; else null. sequences: no kernel before has written
+// them.
+__global__ void __launch_bounds__(kRaceThreads, 4)
     race_sequences(const SequenceToVerify* sequences, const Verdict* verdicts, RacePart* parts,
                    unsigned* arrivals, RaceResult* results, Verdict* committed) {
-  wait_for_earlier_kernels();
   const SequenceToVerify& sequence = sequences[blockIdx.y];
+  const int32_t first = chunk_begin(blockIdx.x, sequence.rows.first_token) +
+                        kGroup * static_cast<int32_t>(threadIdx.x);
+  const bool may_race =
+      sequence.rows.num_drafted >= 0 && sequence.processors.mode == VerifyMode::rejection;
+  wait_for_earlier_kernels();
+  GroupAt at;
+  if (may_race && sequence.rows.draft_logits != nullptr) load_at(sequence.rows, 0, first, at);
   const Verdict& verdict = verdicts[blockIdx.y];
   RaceResult& result = results[blockIdx.y];
   if (!races(sequence, verdict)) {
@@ -218,8 +247,7 @@ __global__ void __launch_bounds__(kRaceThreads, 3)
     return;
   }
   RacePart* const of_sequence = parts + int64_t{blockIdx.y} * gridDim.x;
-  const RacePart mine = race_chunk(sequence, verdict.num_accepted);
-  if (threadIdx.x == 0) of_sequence[blockIdx.x] = mine;
+  race_chunk(sequence, first, verdict.num_accepted, at, of_sequence[blockIdx.x]);
   if (!is_last_block(&arrivals[blockIdx.y], gridDim.x)) return;
   const RaceResult merged = merge_parts(of_sequence, gridDim.x);
   if (threadIdx.x != 0) return;
