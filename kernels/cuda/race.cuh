@@ -126,32 +126,33 @@ struct GroupDraw {
   }
 };
 
-// A group of tokens that arrive at E / weight; there: those of some weight.
+// A group of tokens that arrive at E / weight; there: those of some weight. Registers are few: the
+// race knows no logits.
 __device__ inline void enter_group(Race& race, const GroupDraw& draw, unsigned there,
-                                   const float (&logits)[kGroup], const double (&weights)[kGroup]) {
+                                   const double (&weights)[kGroup]) {
   const auto words = draw.words(draw.purpose);
   Arrival arrivals[kGroup];
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) arrivals[j] = arrival(words[j], weights[j]);
   race.enter(arrivals, there, [&](int j) {
     const double time = neg_log1p_f64(draw.uniform(words, j)) / pick(weights, j);
-    return Runner{time, static_cast<int32_t>(draw.token) + j, pick(logits, j)};
+    return Runner{time, static_cast<int32_t>(draw.token) + j, 0.0f};
   });
 }
 
-// A group of a coupled row.
+// A group of a coupled row. logits, loaded: its logits; who may win reads its own again.
 __device__ inline void enter_coupled_group(Race& race, const GroupDraw& draw, unsigned there,
-                                           const float (&logits)[kGroup], double per) {
+                                           const float* logits, const float (&loaded)[kGroup],
+                                           double per) {
   const auto words = draw.words(Purpose::coupled);
   Arrival arrivals[kGroup];
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) {
-    arrivals[j] = coupled_arrival(words[j], logits[j], static_cast<float>(per));
+    arrivals[j] = coupled_arrival(words[j], loaded[j], static_cast<float>(per));
   }
   race.enter(arrivals, there, [&](int j) {
-    const float logit = pick(logits, j);
-    const double time = coupled_time(draw.uniform(words, j), logit * per);
-    return Runner{time, static_cast<int32_t>(draw.token) + j, logit};
+    const double time = coupled_time(draw.uniform(words, j), logits[j] * per);
+    return Runner{time, static_cast<int32_t>(draw.token) + j, logits[j]};
   });
 }
 
@@ -191,12 +192,13 @@ __device__ inline Runner coupled_first(const RaceRow& row, const RandomKey& key,
       if (!is_kept(row.p, logits[j], row.first_token + first + j)) there &= ~(1u << j);
     }
     const auto token = static_cast<uint32_t>(row.first_token + first);
-    enter_coupled_group(race, {key, 0, Purpose::coupled, token}, there, logits, per);
+    enter_coupled_group(race, {key, 0, Purpose::coupled, token}, there, row.p_logits + first,
+                        logits, per);
   }
   return block_first(race.best);
 }
 
-// The same of a race by weights p.
+// The same of a race by weights p, without the logit.
 __device__ inline Runner weighted_first(const RaceRow& row, const RandomKey& key, int offset,
                                         Purpose purpose, int32_t begin, int32_t count) {
   const double scale = 1.0 / row.p.sum;  // as in probability()
@@ -215,7 +217,7 @@ __device__ inline Runner weighted_first(const RaceRow& row, const RandomKey& key
       weights[j] = kept_exp_of(row.p, logits[j], token + j) * scale;
       if (!(weights[j] > 0.0)) there &= ~(1u << j);
     }
-    enter_group(race, {key, offset, purpose, static_cast<uint32_t>(token)}, there, logits, weights);
+    enter_group(race, {key, offset, purpose, static_cast<uint32_t>(token)}, there, weights);
   }
   return block_first(race.best);
 }

@@ -128,35 +128,36 @@ struct RacePart {
   Overlap overlap;
 };
 
-// A thread's group at one position: logits and probabilities of the target and of the draft.
+// A thread's group at one position: the target's logits and the draft's, or what kept_exp makes of
+// them.
 struct GroupAt {
-  float p_logits[kGroup], q_logits[kGroup];
-  double p[kGroup], q[kGroup];
+  float p[kGroup], q[kGroup];
 };
 
 __device__ void load_at(const SequenceRows& rows, int position, int32_t first, GroupAt& at) {
   load_group(rows.target_logits + int64_t{position} * rows.shard_size, rows.shard_size, first,
-             at.p_logits);
+             at.p);
   if (rows.draft_logits == nullptr || position >= rows.num_drafted) return;
-  load_group(draft_shard(rows, position), rows.shard_size, first, at.q_logits);
+  load_group(draft_shard(rows, position), rows.shard_size, first, at.q);
 }
 
-__device__ void weigh(const RowDistribution& row, int32_t token, const float (&logits)[kGroup],
-                      unsigned there, double (&weights)[kGroup]) {
-  const double scale = 1.0 / row.sum;  // as in probability()
+__device__ void exponentiate(const RowDistribution& row, int32_t token, unsigned there,
+                             float (&logits)[kGroup]) {
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) {
-    weights[j] = (there >> j & 1) != 0 ? kept_exp_of(row, logits[j], token + j) * scale : 0.0;
+    logits[j] = (there >> j & 1) != 0 ? kept_exp_of(row, logits[j], token + j) : 0.0f;
   }
 }
 
-__device__ void add_overlap(const GroupAt& at, float lenience, Overlap& total) {
+__device__ void add_overlap(const GroupAt& at, double p_scale, double q_scale, float lenience,
+                            Overlap& total) {
   const double per_lenience = 1.0 / lenience;
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) {
-    const double lenient = min(at.p[j] * per_lenience, at.q[j]);
+    const double p = at.p[j] * p_scale, q = at.q[j] * q_scale;
+    const double lenient = min(p * per_lenience, q);
     total.sum += lenient;
-    if (lenience < 1.0f) total.shift += lenient - min(at.p[j], at.q[j]);
+    if (lenience < 1.0f) total.shift += lenient - min(p, q);
   }
 }
 
@@ -188,11 +189,15 @@ __device__ void race_chunk(const SequenceToVerify& sequence, int32_t first, int 
     load_at(rows, num_accepted, first, at);
     add_copied(rows, num_accepted, lenience, first, overlap);
   }
+  double p_scale, q_scale = 0.0;  // 1 / sum, as in probability()
   for (int position = drafted ? 0 : num_accepted;; ++position) {
-    weigh(rows.p[position], token, at.p_logits, there, at.p);
+    p_scale = 1.0 / rows.p[position].sum;
+    exponentiate(rows.p[position], token, there, at.p);
+    __syncwarp();  // p before q: both at once would take more registers than there are
     if (drafted && position < rows.num_drafted) {
-      weigh(rows.q[position], token, at.q_logits, there, at.q);
-      add_overlap(at, lenience, overlap);
+      q_scale = 1.0 / rows.q[position].sum;
+      exponentiate(rows.q[position], token, there, at.q);
+      add_overlap(at, p_scale, q_scale, lenience, overlap);
     }
     if (position == num_accepted) break;
     load_at(rows, position + 1, first, at);
@@ -200,17 +205,24 @@ __device__ void race_chunk(const SequenceToVerify& sequence, int32_t first, int 
   overlap.sum = block_sum(overlap.sum);
   if (lenience < 1.0f) overlap.shift = block_sum(overlap.shift);
   if (threadIdx.x == 0) part.overlap = overlap;  // before the race, which takes many registers
+  double weights[kGroup];
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) {
-    if (drafted && refused) at.p[j] -= at.q[j];
+    weights[j] = at.p[j] * p_scale;
+    if (drafted && refused) weights[j] -= at.q[j] * q_scale;
     const bool excluded = !drafted && refused && token + j == rows.drafted[num_accepted];
-    if (!(at.p[j] > 0.0) || excluded) there &= ~(1u << j);
+    if (!(weights[j] > 0.0) || excluded) there &= ~(1u << j);
   }
   Race race;
   enter_group(race, {sequence.key, num_accepted, Purpose::extra, static_cast<uint32_t>(token)},
-              there, at.p_logits, at.p);
-  const Runner winner = block_first(race.best);
-  if (threadIdx.x == 0) part.first = winner;
+              there, weights);
+  Runner winner = block_first(race.best);
+  if (threadIdx.x != 0) return;
+  if (winner.token >= 0) {
+    winner.logit = rows.target_logits[int64_t{num_accepted} * rows.shard_size + winner.token -
+                                      rows.first_token];
+  }
+  part.first = winner;
 }
 
 // By the block that ended last. Thread 0 gets the result.
