@@ -90,7 +90,7 @@ class DeviceOpBench {
     }
   }
 
-  // Rows at the end of one sequence.
+  // Rotation, the write into the cache and attention, of rows at the end of one sequence.
   void attention(const std::string& name, int64_t context, const AttentionShape& shape) {
     const int64_t tokens = context + std::ranges::max(options_.rows);
     const int64_t max_pages = (tokens + kPageTokens - 1) / kPageTokens;
@@ -106,6 +106,10 @@ class DeviceOpBench {
       return cached[i].view(DType::bf16,
                             {max_pages, shape.num_kv_heads, kPageTokens, shape.head_dim});
     };
+    const int64_t half = shape.head_dim / 2;
+    const Buffer table =
+        upload(std::vector<float>(tokens * half, 0.7f));  // of cosines, and of sines
+    const TensorView angles = table.view(DType::f32, {tokens, half});
     for (int64_t rows : options_.rows) {
       std::vector<int32_t> row_positions(rows);
       std::iota(row_positions.begin(), row_positions.end(), static_cast<int32_t>(context));
@@ -115,13 +119,14 @@ class DeviceOpBench {
                           page_table.view(DType::i32, {1, max_pages})};
       const Buffer qkv = upload(std::vector<float>(rows * shape.qkv_width(), 0.25f));
       const Buffer y = backend_.allocate(rows * shape.num_heads * shape.head_dim * sizeof(bf16));
-      measure("attention/" + name + absl::StrFormat("/rows:%d/context:%d", rows, context),
-              attention_cost({.each = rows, .context = context}, max_pages * kPageTokens, shape),
+      measure("rope_and_attend/" + name + absl::StrFormat("/rows:%d/context:%d", rows, context),
+              rope_and_attend_cost({.each = rows, .context = context}, max_pages * kPageTokens,
+                                   shape, true),
               cached.size() / 2, [&](size_t i) {
-                backend_.attention(qkv.view(DType::f32, {rows, shape.qkv_width()}), pages(2 * i),
-                                   pages(2 * i + 1),
-                                   y.view(DType::bf16, {rows, shape.num_heads * shape.head_dim}),
-                                   map, shape, stream_);
+                backend_.rope_and_attend(
+                    qkv.view(DType::f32, {rows, shape.qkv_width()}), angles, angles, pages(2 * i),
+                    pages(2 * i + 1), y.view(DType::bf16, {rows, shape.num_heads * shape.head_dim}),
+                    map, shape, stream_);
               });
     }
   }

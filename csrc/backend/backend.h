@@ -143,6 +143,14 @@ class Backend {
   virtual void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
                          const RowMap& map, const AttentionShape& shape, Stream& stream) = 0;
 
+  // Both in turn; what stands in qkv then is unspecified.
+  virtual void rope_and_attend(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
+                               TensorView v_pages, TensorView y, const RowMap& map,
+                               const AttentionShape& shape, Stream& stream) {
+    rope_and_cache(qkv, cos, sin, k_pages, v_pages, map, shape, stream);
+    attention(qkv, k_pages, v_pages, y, map, shape, stream);
+  }
+
   // Drafting and verification: kernels/cpu/{processors,sample,distribution,verify}.h say what each
   // does. The structs and all that they point to are memory of this backend.
   virtual void copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) = 0;
@@ -152,7 +160,8 @@ class Backend {
   // logits: f32 [n, vocab_size]; q_logits: f32 [any, vocab_size], apart from them
   virtual void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
                              RowDistribution* q, float* q_logits, Stream& stream) = 0;
-  // logits: f32 [any, shard_size]; rows: [to.num_rows]. Leaves the digest alone.
+  // logits: f32 [any, shard_size]; rows: [to.num_rows]; num_slots: for the candidates of so many of
+  // them there is room, none of them has a slot beyond. Leaves the digest alone.
   virtual void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
                               int64_t num_slots, SummaryMessage to, Stream& stream) = 0;
   // combine_rows, of which rows behind the sequences' are left out, and accept_step.

@@ -16,8 +16,9 @@ constexpr int64_t kToken = 4;
 constexpr int64_t kPanelRows = 16;
 constexpr int64_t kStepK = 32;
 // kernels/cuda/attention.h: positions of a split, bytes of its maximum and sum.
-constexpr int64_t kSplitTokens = 256;
+constexpr int64_t kSplitTokens = 128;
 constexpr int64_t kSplitStateBytes = 2 * kFloat;
+constexpr int64_t kFewRows = 16, kFewMaxHeadDim = 128, kFewCounters = 4096;
 // kernels/cuda/summary.cuh: tokens of a row that a block looks at, from a multiple of four, bytes
 // of what it finds, and of the count of a row's blocks.
 constexpr int64_t kChunkTokens = 1024;
@@ -134,7 +135,7 @@ OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
   }
   const int64_t width = shape.num_heads * shape.head_dim;
   const int64_t at_once =
-      std::max<int64_t>(1, kAttentionScratchBytes / row_scratch_bytes(max_positions, shape));
+      std::max(kFewRows, kAttentionScratchBytes / row_scratch_bytes(max_positions, shape));
   // q is read, y is written; a row's splits are written and read again.
   const int64_t row_bytes = width * (kFloat + kBf16);
   return {.kv_bytes = rows.sequences * (rows.context + rows.each) * 2 * shape.num_kv_heads *
@@ -145,6 +146,28 @@ OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
           .launches = 2 * divide_up(rows.rows(), at_once)};
 }
 
+bool cuda_attends_in_one(int64_t rows, const AttentionShape& shape) {
+  return rows <= kFewRows && shape.head_dim % 16 == 0 && shape.head_dim <= kFewMaxHeadDim &&
+         rows * std::max(shape.num_heads, shape.num_kv_heads) <= kFewCounters;
+}
+
+int64_t attending_in_one_saves_bytes(const AttendingRows& rows, const AttentionShape& shape,
+                                     bool rotates) {
+  const int64_t real = rows.sequences * rows.each;
+  const int64_t rotated = (shape.num_heads + shape.num_kv_heads) * shape.head_dim;
+  return kFloat * ((rotates ? real * rotated : 0) + rows.rows() * shape.num_heads * shape.head_dim);
+}
+
+OperationCost rope_and_attend_cost(const AttendingRows& rows, int64_t max_positions,
+                                   const AttentionShape& shape, bool rotates) {
+  OperationCost cost = rope_and_cache_cost(rows, shape, rotates);
+  cost += attention_cost(rows, max_positions, shape);
+  if (!cuda_attends_in_one(rows.rows(), shape)) return cost;
+  cost.activation_bytes -= attending_in_one_saves_bytes(rows, shape, rotates);
+  cost.launches = 1;
+  return cost;
+}
+
 int64_t cuda_activation_scratch_bytes(int64_t max_rows, int64_t n, Numerics numerics) {
   return cuda_linear_is_fast(max_rows, numerics) ? max_rows * n * kFloat : 0;
 }
@@ -152,7 +175,8 @@ int64_t cuda_activation_scratch_bytes(int64_t max_rows, int64_t n, Numerics nume
 int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
                                      const AttentionShape& shape) {
   const int64_t of_row = row_scratch_bytes(max_positions, shape);
-  return std::max(of_row, std::min(kAttentionScratchBytes, max_rows * of_row));
+  const int64_t at_once = std::min(max_rows, std::max(kFewRows, kAttentionScratchBytes / of_row));
+  return kFewCounters * 4 + at_once * of_row;
 }
 
 int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size) {

@@ -22,7 +22,8 @@ constexpr int64_t kFastLinearMinRows = 65;
 constexpr bool cuda_linear_is_fast(int64_t rows, Numerics numerics) {
   return numerics == Numerics::fast && rows >= kFastLinearMinRows;
 }
-// The most that the CUDA backend keeps of attention's partial results, unless one row has more.
+// The most that the CUDA backend keeps of attention's partial results, unless sixteen rows have
+// more.
 constexpr int64_t kAttentionScratchBytes = int64_t{128} << 20;
 
 struct OperationCost {
@@ -75,6 +76,14 @@ OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShap
 // once together.
 OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
                              const AttentionShape& shape);
+// Whether the CUDA backend rotates, caches and attends in one kernel.
+bool cuda_attends_in_one(int64_t rows, const AttentionShape& shape);
+// Where it does, of the sum of both: q and k are not written back, and q is read once.
+int64_t attending_in_one_saves_bytes(const AttendingRows& rows, const AttentionShape& shape,
+                                     bool rotates);
+OperationCost rope_and_attend_cost(const AttendingRows& rows, int64_t max_positions,
+                                   const AttentionShape& shape, bool rotates);
+
 // What linear_activated keeps of up to max_rows rows of n outputs: the product that cuBLASLt made
 // and another kernel activates; else nothing.
 int64_t cuda_activation_scratch_bytes(int64_t max_rows, int64_t n, Numerics numerics);

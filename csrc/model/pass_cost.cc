@@ -41,9 +41,9 @@ class Pass {
     const int64_t hidden = config_.hidden_size;
     norm(adds);
     linear(rows_, attention.qkv_width(), hidden, config_.attention_bias);
-    add(rope_and_cache_cost(shape_.rows, attention, config_.positions == Positions::rotary));
-    if (only_cache) return;
-    add(attention_cost(shape_.rows, shape_.max_positions, attention));
+    const bool rotates = config_.positions == Positions::rotary;
+    if (only_cache) return add(rope_and_cache_cost(shape_.rows, attention, rotates));
+    add(rope_and_attend_cost(shape_.rows, shape_.max_positions, attention, rotates));
     linear(rows_, hidden, attention.num_heads * attention.head_dim,
            config_.attention_bias && shard_.rank == 0);
     all_reduce();

@@ -199,10 +199,12 @@ void Transformer::attention_block(const LayerWeights& layer, TensorView addend, 
   norm(layer.input_norm, addend, scratch, stream);
   // Column-parallel: whole heads.
   backend_.linear(layer.qkv, scratch.normed, layer.qkv_bias.view, scratch.qkv, stream);
-  backend_.rope_and_cache(scratch.qkv, cos_, sin_, k_pages, v_pages, map, shard_.attention, stream);
-  if (only_cache) return;
-  backend_.attention(scratch.qkv, k_pages, v_pages, scratch.attention, map, shard_.attention,
-                     stream);
+  if (only_cache) {
+    return backend_.rope_and_cache(scratch.qkv, cos_, sin_, k_pages, v_pages, map, shard_.attention,
+                                   stream);
+  }
+  backend_.rope_and_attend(scratch.qkv, cos_, sin_, k_pages, v_pages, scratch.attention, map,
+                           shard_.attention, stream);
   // Row-parallel: partial products, summed in rank order.
   backend_.linear(layer.attention_out, scratch.attention, layer.attention_bias.view,
                   scratch.partial, stream);

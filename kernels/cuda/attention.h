@@ -2,7 +2,8 @@
 //
 // Pages of k: [num_pages, num_kv_heads, kPageTokens, head_dim]. Pages of v, where head_dim is a
 // multiple of 16: [num_pages, num_kv_heads, head_dim / 16] blocks of 512 bytes, each two right
-// operands of mma.m16n8k16 over the page's positions, 16 bytes a lane; otherwise as k.
+// operands of mma.m16n8k16 over the page's positions, 16 bytes a lane; otherwise as k. Values are
+// finite where nothing was written, too: they are weighed by zero.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,7 @@ void rope_and_cache(float* qkv,  // [rows, (num_heads + 2 * num_kv_heads) * head
                     AttentionShape shape, cudaStream_t stream);
 
 constexpr int kMaxHeadDim = 256;
-constexpr int kSplitTokens = 256;  // positions whose part of a sum is made in one piece
+constexpr int kSplitTokens = 128;  // positions whose part of a sum is made in one piece
 
 // Bytes of workspace in which `rows` rows over tables of max_pages pages are attended to together.
 // With less, attention goes through them a few at a time; it needs those of one row.
@@ -40,8 +41,8 @@ size_t attention_workspace_bytes(int64_t rows, int64_t max_pages, AttentionShape
 //
 // Order: positions are cut into splits of kSplitTokens, from 0. In a split: scores by one chain of
 // mma.m16n8k16 over head_dim; the largest of them; weights 2^(score - largest); their sum, in 8
-// groups of 32 positions; values by one chain over all of the split, in order. Splits are then
-// merged in order, each sum scaled to the larger maximum. It depends on the row's context alone.
+// groups of 16 positions; values by one chain over all of the split, in order. Splits are then
+// added in order, each scaled to the largest maximum. It depends on the row's context alone.
 //
 // Bound: the KV bytes of each sequence's context, once for neighbouring rows of a sequence with up
 // to 64 queries of a KV head (32 above head_dim 128); in long prefill, 4 operations for each query,
@@ -51,5 +52,23 @@ void attention(const float* qkv,  // as above; q alone is read
                bf16* y,  // [rows, num_heads * head_dim]
                void* workspace, size_t workspace_bytes, RowPointers map, int64_t rows,
                AttentionShape shape, cudaStream_t stream);
+
+constexpr int64_t kFewRows = 16;  // that attention_of_few takes
+constexpr int64_t kFewMaxHeadDim = 128;
+constexpr int64_t kFewCounters = 4096;  // rows times heads, at most
+
+// rope_and_cache and attention in one kernel, the same bits: steps of few rows wait for each
+// other's latency more than for memory. head_dim is a multiple of 16, up to kFewMaxHeadDim;
+// workspace is for all rows. What stands in qkv stays as it is. Pages that no row of these writes
+// to, and the map, are read before the kernels before it in the stream are over: another pass that
+// wrote them is, since passes begin with embed. Bound: as attention; two latencies of memory, and
+// of its second-level cache some more.
+void attention_of_few(
+    const float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages, bf16* v_pages,
+    bf16* y, void* workspace,
+    unsigned* arrivals,  // [kFewCounters], zero before and after
+    RowPointers map, int64_t rows, AttentionShape shape,
+    int64_t num_multiprocessors,  // that blocks are made for: the bits are the same
+    cudaStream_t stream);
 
 }  // namespace outrider::cuda

@@ -22,8 +22,14 @@ constexpr int kChunk = 8;           // bf16 in 16 bytes
 struct HeadPages {
   const bf16* k;
   const bf16* v;
-  int64_t page_stride;  // elements from page to page
+  int page_bytes;  // from page to page
   int head_dim;
+
+  // Widened once: one instruction.
+  __device__ const bf16* at(const bf16* pages, int page) const {
+    return reinterpret_cast<const bf16*>(reinterpret_cast<const char*>(pages) +
+                                         int64_t{page} * page_bytes);
+  }
 };
 
 // Where element i of the value at `token` of a page stands, from the head's start in the page.
@@ -34,37 +40,34 @@ __device__ inline int value_index(int token, int i, int head_dim) {
   return i / kBlockElements * 256 + lane * kChunk + word * 2 + token % 2;
 }
 
-// Elements i … i + 7 of the key at `token`, zeros beyond head_dim. kWhole: head_dim is a multiple
-// of 16. page < 0: zeros.
+// Elements i … i + 7 of the key at `token`; beyond head_dim, others of the key's (kWhole: head_dim
+// is a multiple of 16) or zeros: the query has zeros there.
 template <bool kWhole>
 __device__ uint4 load_key(const HeadPages& pages, int page, int token, int i) {
-  const bf16* key = pages.k + page * pages.page_stride + token * pages.head_dim;
+  const bf16* key = pages.at(pages.k, page) + token * pages.head_dim;
   if constexpr (kWhole) {
-    return load_16_where(key + i, page >= 0 && i < pages.head_dim);
+    return *reinterpret_cast<const uint4*>(key + min(i, pages.head_dim - kChunk));
   } else {
-    if (page < 0) return make_uint4(0, 0, 0, 0);
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // head_dim is even
       const int at = i + 2 * j;
-      words[j] =
-          at < pages.head_dim ? key[at].bits | static_cast<uint32_t>(key[at + 1].bits) << 16 : 0u;
+      words[j] = at < pages.head_dim ? pair_of(key[at], key[at + 1]) : 0u;
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 
 // This lane's part of a block of v, 16 elements at 16 positions: for each half of the elements the
-// two words of a right operand. page < 0: zeros.
+// two words of a right operand. Beyond head_dim: others, which nobody stores.
 template <bool kWhole>
 __device__ uint4 load_values(const HeadPages& pages, int page, int block) {
   const int lane = threadIdx.x % kWarp;
-  const bf16* values = pages.v + page * pages.page_stride;
-  const bool there = page >= 0 && block * kBlockElements < pages.head_dim;
+  const bf16* values = pages.at(pages.v, page);
   if constexpr (kWhole) {
-    return load_16_where(values + block * 256 + lane * kChunk, there);
+    const int there = min(block, pages.head_dim / kBlockElements - 1);
+    return *reinterpret_cast<const uint4*>(values + there * 256 + lane * kChunk);
   } else {
-    if (!there) return make_uint4(0, 0, 0, 0);
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -76,20 +79,6 @@ __device__ uint4 load_values(const HeadPages& pages, int page, int block) {
       words[j] = pair_of(value[0], value[pages.head_dim]);
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
-  }
-}
-
-// Zeros for all but the first `num_tokens` of a block's positions: what lies behind was never
-// written, and weight zero is not enough.
-__device__ inline void mask_values(uint4& values, int num_tokens) {
-  if (num_tokens >= kTokens) return;
-  const int lane = threadIdx.x % kWarp;
-  uint32_t* const words[4] = {&values.x, &values.y, &values.z, &values.w};
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int token = lane % 4 * 2 + j % 2 * 8;
-    if (token >= num_tokens) *words[j] = 0;
-    if (token + 1 >= num_tokens) *words[j] &= 0xffffu;
   }
 }
 

@@ -1,54 +1,19 @@
 // Attention over one split: a block of 8 warps weighs kSplitTokens positions for the queries (rows
 // by heads) of neighbouring rows that share a sequence and a KV head, 16 queries at a time. Each
-// warp scores 32 positions; then each sums its own 16 elements of a head over all positions.
+// warp scores 16 positions; then each sums its own 16 elements of a head over all positions.
 #pragma once
 
-#include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_pages.cuh"
+#include "kernels/cuda/attention_pass.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 
-constexpr int kSplitWarps = 8;
-constexpr int kSplitThreads = kSplitWarps * kWarp;
 constexpr int kSplitPages = kSplitTokens / kTokens;
 constexpr int kWarpTokens = kSplitTokens / kSplitWarps;
 constexpr int kWarpGroups = kWarpTokens / kMmaTokens;  // of 8 positions
 constexpr int kTileQueries = 16;
 constexpr int kHeldChunks = 4;  // of 32 elements of keys, in registers at a time
-
-// A split's part of a query's sums: sum is Σ 2^(score - maximum).
-struct SplitState {
-  float maximum;
-  float sum;
-};
-
-struct AttentionPass {
-  const float* qkv;
-  const bf16* k_pages;
-  const bf16* v_pages;
-  RowPointers map;
-  AttentionShape shape;
-  int64_t qkv_width;  // elements from row to row
-  float scale;        // of scores: log2(e) / sqrt(head_dim)
-  int rows;
-  int rows_per_group;  // that one block takes
-  int heads_per_group;
-  int max_splits;
-  SplitState* states;  // [rows, num_heads, max_splits]
-  float* values;       // [rows, num_heads, max_splits, head_dim]: Σ 2^(score - maximum) v
-};
-
-// Neighbouring rows of a sequence, and heads of a KV head.
-struct QueryGroup {
-  int first_row, num_rows;
-  int first_head, num_heads;
-  int context;  // positions that the longest of them sees
-
-  __device__ int num_queries() const { return num_rows * num_heads; }
-  __device__ int row(int query) const { return first_row + query / num_heads; }
-  __device__ int head(int query) const { return first_head + query % num_heads; }
-};
 
 // kChunks: of 32 elements in a head.
 template <int kChunks>
@@ -66,8 +31,36 @@ struct SplitShared {
   float sums[kSplitWarps][kTileQueries];
 };
 
-// Lays out all queries of a group.
+// Elements first … first + 7 of a head, zeros from head_dim on. kWhole: all or none are there.
+template <bool kWhole>
+__device__ void load_elements(const float* head, int first, int head_dim, float (&to)[kChunk]) {
+  if constexpr (kWhole) {
+    const auto* from = reinterpret_cast<const float4*>(head + first);
+    const float4 a = from[0], b = from[1];
+    const float all[kChunk] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) to[i] = all[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) to[i] = first + i < head_dim ? head[first + i] : 0.0f;
+  }
+}
+
+// Eight elements of a query, from 8 t of a chunk on, into their places.
 template <int kChunks>
+__device__ void lay_out(const float (&elements)[kChunk], int query, int chunk, int t,
+                        QueryTile<kChunks>& tile) {
+  auto* words = reinterpret_cast<uint32_t*>(tile.operands[chunk]);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {  // pairs of elements
+    const int lane = query % 8 * 4 + t;
+    const int word = j % 2 * 2 + query / 8;
+    words[(j / 2 * kWarp + lane) * 4 + word] = narrow_pair(elements[2 * j], elements[2 * j + 1]);
+  }
+}
+
+// Lays out all queries of a group.
+template <int kChunks, bool kWhole>
 __device__ void lay_out_queries(const AttentionPass& pass, const QueryGroup& group,
                                 QueryTile<kChunks>* tiles) {
   const int head_dim = static_cast<int>(pass.shape.head_dim);
@@ -76,22 +69,14 @@ __device__ void lay_out_queries(const AttentionPass& pass, const QueryGroup& gro
     const int query = i / (kChunks * 4);
     const int chunk = i / 4 % kChunks;
     const int t = i % 4;
-    const float* q = pass.qkv;
-    int there = 0;  // elements from 8 t of this chunk on
-    if (query < group.num_queries()) {
-      const int first = chunk * 32 + t * kChunk;
-      q += group.row(query) * pass.qkv_width + group.head(query) * head_dim + first;
-      there = head_dim - first;
+    float elements[kChunk] = {};
+    const int first = chunk * 32 + t * kChunk;
+    if (query < group.num_queries() && first < head_dim) {
+      const int row = group.row(query);
+      load_elements<kWhole>(pass.qkv + row * pass.qkv_width + group.head(query) * head_dim, first,
+                            head_dim, elements);
     }
-    auto* words = reinterpret_cast<uint32_t*>(tiles[query / kTileQueries].operands[chunk]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {  // pairs of elements
-      const float a = 2 * j < there ? q[2 * j] : 0.0f;
-      const float b = 2 * j < there ? q[2 * j + 1] : 0.0f;
-      const int lane = query % 8 * 4 + t;
-      const int word = j % 2 * 2 + query % kTileQueries / 8;
-      words[(j / 2 * kWarp + lane) * 4 + word] = narrow_pair(a, b);
-    }
+    lay_out(elements, query % kTileQueries, chunk, t, tiles[query / kTileQueries]);
   }
 }
 
@@ -120,17 +105,20 @@ __device__ void load_keys(const HeadPages& pages, int my_page, int first,
   }
 }
 
+// One block of v at all of a split's positions.
 template <bool kWhole>
-__device__ void load_all_values(const HeadPages& pages, int my_page, int block, int num_tokens,
+__device__ void load_all_values(const HeadPages& pages, int my_page, int block,
                                 uint4 (&values)[kSplitPages]) {
 #pragma unroll
   for (int i = 0; i < kSplitPages; ++i) {
-    const int page = __shfl_sync(kAllLanes, my_page, i);
-    values[i] = load_values<kWhole>(pages, page, block);
+    values[i] = load_values<kWhole>(pages, __shfl_sync(kAllLanes, my_page, i), block);
   }
-  if (num_tokens >= kSplitTokens) return;  // else behind all loads, so that none waits for another
-#pragma unroll
-  for (int i = 0; i < kSplitPages; ++i) mask_values(values[i], num_tokens - i * kTokens);
+}
+
+// Of a split, the page that a lane tells the others: behind the context, its last.
+__device__ inline int page_of_lane(const AttentionPass& pass, const QueryGroup& group, int split) {
+  const int entry = split * kSplitPages + static_cast<int>(threadIdx.x) % kSplitPages;
+  return pass.table(group.first_row)[min(entry, (group.context - 1) / kTokens)];
 }
 
 // One chain over head_dim, for this warp's positions; keys of `first` … are in registers.
@@ -154,8 +142,9 @@ __device__ void score(const QueryTile<kChunks>& queries, int first,
 
 // The two queries of which a lane holds scores, 8 apart, and the last position that each sees.
 struct LaneQueries {
-  int last[2];
+  int last[2] = {-1, -1};
 
+  LaneQueries() = default;
   __device__ LaneQueries(const AttentionPass& pass, const QueryGroup& group, int tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -214,8 +203,8 @@ __device__ inline void weigh(const LaneQueries& queries, int first,
     for (int group = 0; group < kWarpGroups; ++group) {
       const int position = first + group * kMmaTokens + lane % 4 * 2;
       const float* pair = &scores[group][i * 2];
-      const float a = position <= queries.last[i] ? exp2f(pair[0] - maximum) : 0.0f;
-      const float b = position < queries.last[i] ? exp2f(pair[1] - maximum) : 0.0f;
+      const float a = position <= queries.last[i] ? exp2_approximate(pair[0] - maximum) : 0.0f;
+      const float b = position < queries.last[i] ? exp2_approximate(pair[1] - maximum) : 0.0f;
       weights[i][group] = narrow_pair(a, b);
       sum += widen_low(weights[i][group]);
       sum += widen_high(weights[i][group]);
@@ -233,9 +222,10 @@ __device__ inline void weigh(const LaneQueries& queries, int first,
 }
 
 // Where a query's part of a split stands in the workspace, in splits.
-__device__ inline int64_t place_of(const AttentionPass& pass, const QueryGroup& group, int query,
-                                   int split) {
-  const int64_t row_head = group.row(query) * pass.shape.num_heads + group.head(query);
+__device__ inline int place_of(const AttentionPass& pass, const QueryGroup& group, int query,
+                               int split) {
+  const int row_head =
+      group.row(query) * static_cast<int>(pass.shape.num_heads) + group.head(query);
   return row_head * pass.max_splits + split;
 }
 
@@ -279,6 +269,23 @@ __device__ inline void store_states(const AttentionPass& pass, const QueryGroup&
   pass.states[place_of(pass, group, query, split)] = {maximum, sum};
 }
 
+// Scores -> what the split gives a tile's queries.
+template <int kChunks>
+__device__ void finish_tile(const AttentionPass& pass, const QueryGroup& group, int tile, int split,
+                            const LaneQueries& queries, float (&scores)[kWarpGroups][4],
+                            const uint4 (&values)[kSplitPages], SplitShared& shared) {
+  const int warp = threadIdx.x / kWarp;
+  const int first = split * kSplitTokens + warp * kWarpTokens;
+  find_maxima(queries, first, pass.scale, scores, shared);
+  __syncthreads();
+  // The maxima are read between these barriers alone: behind the second, the next tile's begin.
+  const float maximum = split_maximum(shared, threadIdx.x % kTileQueries);
+  weigh(queries, first, scores, shared);
+  __syncthreads();
+  store_states(pass, group, tile, split, maximum, shared);
+  sum_values(pass, group, tile, split, warp, queries, values, shared);
+}
+
 // One split of a group's context.
 template <int kChunks, bool kWhole>
 __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
@@ -287,13 +294,9 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
   constexpr int kHeld = kChunks < kHeldChunks ? kChunks : kHeldChunks;
   constexpr int kBlocks = (kChunks * 2 + kSplitWarps - 1) / kSplitWarps;  // of v, for each warp
   const int warp = threadIdx.x / kWarp;
-  const int first = split * kSplitTokens;
-  const int num_tokens = group.context - first;  // of this split on
-  const int entry = threadIdx.x % kSplitPages;
-  const int32_t* table =
-      pass.map.page_tables + pass.map.sequences[group.first_row] * pass.map.max_pages;
-  const int my_page = entry * kTokens < num_tokens ? table[split * kSplitPages + entry] : -1;
-  lay_out_queries(pass, group, tiles);
+  const int num_tokens = group.context - split * kSplitTokens;  // of this split on
+  const int my_page = page_of_lane(pass, group, split);
+  lay_out_queries<kChunks, kWhole>(pass, group, tiles);
   __syncthreads();
   constexpr bool kOnce = kChunks <= kHeld && kBlocks == 1;  // keys and values stay in registers
   uint4 keys[kHeld][kWarpGroups];
@@ -302,7 +305,7 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
     const LaneQueries queries(pass, group, tile);
     if (!kOnce || tile == 0) {
       load_keys<kHeld, kWhole>(pages, my_page, 0, keys);
-      load_all_values<kWhole>(pages, my_page, warp, num_tokens, values);
+      load_all_values<kWhole>(pages, my_page, warp, values);
     }
     float scores[kWarpGroups][4] = {};
     if (warp * kWarpTokens < num_tokens) {  // what nobody sees is not worth a score
@@ -312,62 +315,109 @@ __device__ void attend_split(const AttentionPass& pass, const HeadPages& pages,
         score<kChunks, kHeld>(tiles[tile], kHeld, keys, scores);
       }
     }
-    find_maxima(queries, first + warp * kWarpTokens, pass.scale, scores, shared);
-    __syncthreads();
-    // The maxima are read between these barriers alone: behind the second, the next tile's begin.
-    const float maximum = split_maximum(shared, threadIdx.x % kTileQueries);
-    weigh(queries, first + warp * kWarpTokens, scores, shared);
-    __syncthreads();
-    store_states(pass, group, tile, split, maximum, shared);
-    sum_values(pass, group, tile, split, warp, queries, values, shared);
+    finish_tile<kChunks>(pass, group, tile, split, queries, scores, values, shared);
     if constexpr (kBlocks > 1) {
-      load_all_values<kWhole>(pages, my_page, warp + kSplitWarps, num_tokens, values);
+      load_all_values<kWhole>(pages, my_page, warp + kSplitWarps, values);
       sum_values(pass, group, tile, split, warp + kSplitWarps, queries, values, shared);
     }
   }
 }
 
-// Grid: (groups of rows, KV heads, groups of heads) by shares. The splits of a group's sequences
-// are counted on, and dealt out to the shares.
+// What a block is there for: some rows of the pass, and heads that share a KV head.
+struct BlockShare {
+  int first_row, last_row;
+  int first_head, last_head;  // none where a rank has not all of a group
+  int kv_head;
+
+  __device__ explicit BlockShare(const AttentionPass& pass) {
+    const AttentionShape& shape = pass.shape;
+    const int group_size = static_cast<int>(shape.group_size);
+    const int head_groups = (group_size + pass.heads_per_group - 1) / pass.heads_per_group;
+    const int num_kv_heads = static_cast<int>(shape.num_kv_heads);
+    const int of_heads = static_cast<int>(blockIdx.x) / head_groups;
+    const int head_group = static_cast<int>(blockIdx.x) % head_groups;
+    kv_head = of_heads % num_kv_heads;
+    first_row = of_heads / num_kv_heads * pass.rows_per_group;
+    last_row = min(first_row + pass.rows_per_group, pass.rows);
+    const int first_of_kv = kv_head * group_size - static_cast<int>(shape.head_offset);
+    first_head = max(first_of_kv + head_group * pass.heads_per_group, 0);
+    last_head =
+        min(min(first_of_kv + (head_group + 1) * pass.heads_per_group, first_of_kv + group_size),
+            static_cast<int>(shape.num_heads));
+  }
+
+  __device__ bool has_heads() const { return first_head < last_head; }
+  __device__ HeadPages pages(const AttentionPass& pass) const {
+    const int64_t page_head = kTokens * pass.shape.head_dim;
+    return {pass.k_pages + kv_head * page_head, pass.v_pages + kv_head * page_head,
+            static_cast<int>(pass.shape.num_kv_heads * page_head * sizeof(bf16)),
+            static_cast<int>(pass.shape.head_dim)};
+  }
+};
+
+// Goes through a block's splits: those of its rows' sequences are counted on, and dealt out to the
+// blocks of gridDim.y.
+class SplitWalk {
+ public:
+  __device__ SplitWalk(const AttentionPass& pass, const BlockShare& share)
+      : pass_(pass), share_(share), row_(share.first_row), next_(blockIdx.y), num_splits_(0) {
+    group.num_heads = max(share.last_head - share.first_head, 1);
+    group.inverse = 65536 / group.num_heads + 1;
+    group.first_head = share.first_head;
+    group.kv_head = share.kv_head;
+  }
+
+  // The next one is `split` of `group`. False where there is none.
+  __device__ bool advance() {
+    for (; next_ >= num_splits_; begin_sequence()) {
+      next_ -= num_splits_;
+      if (row_ >= share_.last_row) return false;
+    }
+    split = next_;
+    next_ += gridDim.y;
+    return true;
+  }
+
+  QueryGroup group = {};
+  int split = 0;
+
+ private:
+  __device__ void begin_sequence() {
+    const RowPointers& map = pass_.map;
+    group.first_row = row_;
+    group.context = 0;
+    while (row_ < share_.last_row && map.sequences[row_] == map.sequences[group.first_row]) {
+      group.context = max(group.context, map.positions[row_] + 1);
+      ++row_;
+    }
+    group.num_rows = row_ - group.first_row;
+    num_splits_ = (group.context + kSplitTokens - 1) / kSplitTokens;
+  }
+
+  const AttentionPass& pass_;
+  const BlockShare& share_;
+  int row_;
+  int next_;        // counted from the sequence's first split
+  int num_splits_;  // of the sequence
+};
+
+// Blocks of a multiprocessor: two where they spill nothing.
 template <int kChunks, bool kWhole>
-__global__ void __launch_bounds__(kSplitThreads) split_kernel(AttentionPass pass) {
-  wait_for_earlier_kernels();
+constexpr int kSplitBlocks = kWhole&& kChunks <= 4 ? 2 : 1;
+
+// Grid: (groups of rows, KV heads, groups of heads) by shares.
+template <int kChunks, bool kWhole>
+__global__ void __launch_bounds__(kSplitThreads, kSplitBlocks<kChunks, kWhole>)
+    split_kernel(AttentionPass pass) {
   static_assert(kChunks <= kHeldChunks || kChunks == 2 * kHeldChunks);
+  wait_for_earlier_kernels();
   __shared__ SplitShared shared;
   auto* tiles = dynamic_shared<QueryTile<kChunks>>();
-  const AttentionShape& shape = pass.shape;
-  const int group_size = static_cast<int>(shape.group_size);
-  const int head_groups = (group_size + pass.heads_per_group - 1) / pass.heads_per_group;
-  const int kv_head = static_cast<int>(blockIdx.x / head_groups % shape.num_kv_heads);
-  const int first_row =
-      static_cast<int>(blockIdx.x / head_groups / shape.num_kv_heads) * pass.rows_per_group;
-  const int last_row = min(first_row + pass.rows_per_group, pass.rows);
-  const int first_of_kv = kv_head * group_size - static_cast<int>(shape.head_offset);
-  const int first_head =
-      max(first_of_kv + static_cast<int>(blockIdx.x) % head_groups * pass.heads_per_group, 0);
-  const int last_head =
-      min(min(first_of_kv + (static_cast<int>(blockIdx.x) % head_groups + 1) * pass.heads_per_group,
-              first_of_kv + group_size),
-          static_cast<int>(shape.num_heads));
-  if (first_head >= last_head) return;
-
-  const int64_t page_head = kTokens * shape.head_dim;
-  const HeadPages pages = {pass.k_pages + kv_head * page_head, pass.v_pages + kv_head * page_head,
-                           shape.num_kv_heads * page_head, static_cast<int>(shape.head_dim)};
-  const int num_shares = gridDim.y;
-  int next = blockIdx.y;  // of this group's splits, counted over its sequences
-  for (int row = first_row; row < last_row;) {
-    QueryGroup group = {row, 0, first_head, last_head - first_head, 0};
-    while (row < last_row && pass.map.sequences[row] == pass.map.sequences[group.first_row]) {
-      group.context = max(group.context, pass.map.positions[row] + 1);
-      ++row;
-    }
-    group.num_rows = row - group.first_row;
-    const int num_splits = (group.context + kSplitTokens - 1) / kSplitTokens;
-    for (; next < num_splits; next += num_shares) {
-      attend_split<kChunks, kWhole>(pass, pages, group, next, tiles, shared);
-    }
-    next -= num_splits;
+  const BlockShare share(pass);
+  if (!share.has_heads()) return;
+  SplitWalk walk(pass, share);
+  while (walk.advance()) {
+    attend_split<kChunks, kWhole>(pass, share.pages(pass), walk.group, walk.split, tiles, shared);
   }
 }
 

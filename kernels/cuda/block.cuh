@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx.cuh"
+
 namespace outrider::cuda {
 
 constexpr int kWarp = 32;
@@ -63,16 +65,13 @@ __device__ inline unsigned long long block_max(unsigned long long value) {
   return warp_max(of_warps[lane < static_cast<int>(blockDim.x) / kWarp ? lane : 0]);
 }
 
-// Whether this block is the last of `blocks` to come here: then what thread 0 of the others wrote
-// before is there for all of its threads. *arrivals is 0 before the first, and again behind the
-// last. All threads call.
+// Whether this block is the last of `blocks` to come here: then what all threads of the others
+// wrote before is there for all of its threads. *arrivals is 0 before the first, and again behind
+// the last. All threads call.
 __device__ inline bool is_last_block(unsigned* arrivals, unsigned blocks) {
   __shared__ bool last;
-  if (threadIdx.x == 0) {
-    __threadfence();  // what was written comes before the arrival
-    last = atomicInc(arrivals, blocks - 1) == blocks - 1;
-    __threadfence();  // and the arrivals before what is read
-  }
+  __syncthreads();
+  if (threadIdx.x == 0) last = count_arrival(arrivals, blocks) == blocks - 1;
   __syncthreads();
   return last;
 }

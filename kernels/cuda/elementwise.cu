@@ -20,97 +20,138 @@ __device__ int64_t grid_index() { return int64_t{blockIdx.x} * kThreads + thread
 
 constexpr int kHeld = 8;  // elements of a row that a thread has in registers: of 4096 all
 
-// body(element, its place among those held, or kHeld), for this thread's elements in order.
-template <class Body>
+// kWidth neighbours, that one instruction loads.
+template <class T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Neighbours {
+  T of[kWidth];
+};
+
+// body(the first of kWidth elements, their place among those held), for this thread's elements in
+// order; kHeld / kWidth: they are not held.
+template <int kWidth, class Body>
 __device__ void for_each_mine(int hidden, const Body& body) {
+  constexpr int kPlaces = kHeld / kWidth;
+  constexpr int kStride = kNormThreads * kWidth;
+  const int mine = static_cast<int>(threadIdx.x) * kWidth;
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j) {
-    const int i = static_cast<int>(threadIdx.x) + j * kNormThreads;
-    if (i < hidden) body(i, j);
+  for (int j = 0; j < kPlaces; ++j) {
+    if (mine + j * kStride < hidden) body(mine + j * kStride, j);
   }
-  for (int i = static_cast<int>(threadIdx.x) + kHeld * kNormThreads; i < hidden;
-       i += kNormThreads) {
-    body(i, kHeld);
-  }
+#pragma unroll 1  // rarely there, and code that is fetched takes longer than it runs
+  for (int i = mine + kPlaces * kStride; i < hidden; i += kStride) body(i, kPlaces);
 }
 
-// This thread's elements of a row: the first of them in registers, so that their loads are under way
-// together, and are not made again.
-template <class T>
+// This thread's elements of a row: the first of them in registers, so that their loads are under
+// way together, and are not made again.
+template <class T, int kWidth>
 class RowShare {
  public:
+  using Some = Neighbours<T, kWidth>;
+
   __device__ RowShare(const T* row, int hidden) : row_(row) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      const int i = static_cast<int>(threadIdx.x) + j * kNormThreads;
-      held_[j] = i < hidden ? row[i] : T{};
+    for (int j = 0; j < kPlaces; ++j) {
+      const int i = (static_cast<int>(threadIdx.x) + j * kNormThreads) * kWidth;
+      held_[j] = i < hidden ? load(i) : Some{};
     }
   }
-  __device__ T of(int i, int j) const { return j < kHeld ? held_[j] : row_[i]; }
-  __device__ void set(int j, T value) {
-    if (j < kHeld) held_[j] = value;
+  __device__ Some of(int i, int j) const { return j < kPlaces ? held_[j] : load(i); }
+  __device__ void set(int j, const Some& values) {
+    if (j < kPlaces) held_[j] = values;
   }
 
  private:
+  static constexpr int kPlaces = kHeld / kWidth;
+  __device__ Some load(int i) const { return *reinterpret_cast<const Some*>(row_ + i); }
+
   const T* row_;
-  T held_[kHeld];
+  Some held_[kPlaces];
 };
 
 // A row of x, once what is to be added is.
-__device__ inline RowShare<float> add_row(float* x, const float* addend, int hidden) {
-  RowShare<float> values(x, hidden);
+template <int kWidth>
+__device__ RowShare<float, kWidth> add_row(float* x, const float* addend, int hidden) {
+  RowShare<float, kWidth> values(x, hidden);
   if (addend == nullptr) return values;
-  const RowShare<float> added(addend, hidden);
-  for_each_mine(hidden, [&](int i, int j) {
-    const float sum = values.of(i, j) + added.of(i, j);
-    values.set(j, sum);
-    x[i] = sum;
+  const RowShare<float, kWidth> added(addend, hidden);
+  for_each_mine<kWidth>(hidden, [&](int i, int j) {
+    auto sums = values.of(i, j);
+    const auto more = added.of(i, j);
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) sums.of[e] += more.of[e];
+    values.set(j, sums);
+    *reinterpret_cast<Neighbours<float, kWidth>*>(x + i) = sums;
   });
   return values;
 }
 
+__device__ inline float plus(float a, float b) { return a + b; }
+
 // Grid: rows.
+template <int kWidth>
 __global__ void __launch_bounds__(kNormThreads)
     rms_norm_kernel(float* x, const float* addend, const bf16* weight, bf16* y, int hidden,
                     float epsilon) {
-  const RowShare<bf16> weights(weight, hidden);
+  const RowShare<bf16, kWidth> weights(weight, hidden);
   wait_for_earlier_kernels();
   const int64_t offset = int64_t{blockIdx.x} * hidden;
-  const RowShare<float> values =
-      add_row(x + offset, addend == nullptr ? nullptr : addend + offset, hidden);
+  const RowShare<float, kWidth> values =
+      add_row<kWidth>(x + offset, addend == nullptr ? nullptr : addend + offset, hidden);
   float squares = 0.0f;
-  for_each_mine(hidden, [&](int i, int j) {
-    squares = fmaf(values.of(i, j), values.of(i, j), squares);
+  for_each_mine<kWidth>(hidden, [&](int i, int j) {
+    const auto some = values.of(i, j);
+#pragma unroll
+    for (const float value : some.of) squares = fmaf(value, value, squares);
   });
-  squares = block_reduce(squares, [](float a, float b) { return a + b; });
-  const float scale = 1.0f / sqrtf(squares / static_cast<float>(hidden) + epsilon);
-  for_each_mine(hidden, [&](int i, int j) {
-    y[offset + i] = narrow(values.of(i, j) * scale * widen(weights.of(i, j)));
+  squares = block_reduce(squares, plus);
+  const float scale = rsqrtf(squares / static_cast<float>(hidden) + epsilon);
+  for_each_mine<kWidth>(hidden, [&](int i, int j) {
+    const auto some = values.of(i, j);
+    const auto weighed_by = weights.of(i, j);
+    Neighbours<bf16, kWidth> normed;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) {
+      normed.of[e] = narrow(some.of[e] * scale * widen(weighed_by.of[e]));
+    }
+    *reinterpret_cast<Neighbours<bf16, kWidth>*>(y + offset + i) = normed;
   });
 }
 
 // Grid: rows.
+template <int kWidth>
 __global__ void __launch_bounds__(kNormThreads)
     layer_norm_kernel(float* x, const float* addend, const bf16* weight, const bf16* bias, bf16* y,
                       int hidden, float epsilon) {
-  const auto plus = [](float a, float b) { return a + b; };
-  const RowShare<bf16> weights(weight, hidden), biases(bias, hidden);
+  const RowShare<bf16, kWidth> weights(weight, hidden), biases(bias, hidden);
   wait_for_earlier_kernels();
   const int64_t offset = int64_t{blockIdx.x} * hidden;
-  const RowShare<float> values =
-      add_row(x + offset, addend == nullptr ? nullptr : addend + offset, hidden);
+  const RowShare<float, kWidth> values =
+      add_row<kWidth>(x + offset, addend == nullptr ? nullptr : addend + offset, hidden);
   float sum = 0.0f;
-  for_each_mine(hidden, [&](int i, int j) { sum += values.of(i, j); });
+  for_each_mine<kWidth>(hidden, [&](int i, int j) {
+    const auto some = values.of(i, j);
+#pragma unroll
+    for (const float value : some.of) sum += value;
+  });
   const float mean = block_reduce(sum, plus) / static_cast<float>(hidden);
   float squares = 0.0f;
-  for_each_mine(hidden, [&](int i, int j) {
-    squares = fmaf(values.of(i, j) - mean, values.of(i, j) - mean, squares);
+  for_each_mine<kWidth>(hidden, [&](int i, int j) {
+    const auto some = values.of(i, j);
+#pragma unroll
+    for (const float value : some.of) squares = fmaf(value - mean, value - mean, squares);
   });
   const float variance = block_reduce(squares, plus) / static_cast<float>(hidden);
-  const float scale = 1.0f / sqrtf(variance + epsilon);
-  for_each_mine(hidden, [&](int i, int j) {
-    y[offset + i] =
-        narrow((values.of(i, j) - mean) * scale * widen(weights.of(i, j)) + widen(biases.of(i, j)));
+  const float scale = rsqrtf(variance + epsilon);
+  for_each_mine<kWidth>(hidden, [&](int i, int j) {
+    const auto some = values.of(i, j);
+    const auto weighed_by = weights.of(i, j), moved_by = biases.of(i, j);
+    Neighbours<bf16, kWidth> normed;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) {
+      normed.of[e] =
+          narrow((some.of[e] - mean) * scale * widen(weighed_by.of[e]) + widen(moved_by.of[e]));
+    }
+    *reinterpret_cast<Neighbours<bf16, kWidth>*>(y + offset + i) = normed;
   });
 }
 
@@ -175,18 +216,21 @@ __global__ void __launch_bounds__(kThreads)
 
 void rms_norm(float* x, const float* addend, const bf16* weight, bf16* y, int64_t rows,
               int64_t hidden, float epsilon, cudaStream_t stream) {
-  launch_overlapped(rms_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight,
-         y, static_cast<int>(hidden), epsilon);
+  launch_overlapped(hidden % 4 == 0 ? rms_norm_kernel<4> : rms_norm_kernel<1>,
+                    static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight, y,
+                    static_cast<int>(hidden), epsilon);
 }
 
 void layer_norm(float* x, const float* addend, const bf16* weight, const bf16* bias, bf16* y,
                 int64_t rows, int64_t hidden, float epsilon, cudaStream_t stream) {
-  launch_overlapped(layer_norm_kernel, static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight,
-         bias, y, static_cast<int>(hidden), epsilon);
+  launch_overlapped(hidden % 4 == 0 ? layer_norm_kernel<4> : layer_norm_kernel<1>,
+                    static_cast<unsigned>(rows), kNormThreads, 0, stream, x, addend, weight, bias,
+                    y, static_cast<int>(hidden), epsilon);
 }
 
 void silu_mul(const float* gate_up, bf16* y, int64_t rows, int64_t width, cudaStream_t stream) {
-  launch_overlapped(silu_mul_kernel, dim3(blocks_of(width), rows), kThreads, 0, stream, gate_up, y, width);
+  launch_overlapped(silu_mul_kernel, dim3(blocks_of(width), rows), kThreads, 0, stream, gate_up, y,
+                    width);
 }
 
 void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream) {
@@ -195,13 +239,15 @@ void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream) {
 
 void gather_rows(const bf16* x, const int32_t* indices, bf16* y, int64_t count, int64_t hidden,
                  cudaStream_t stream) {
-  launch_overlapped(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, x, indices, y, hidden);
+  launch_overlapped(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, x, indices, y,
+                    hidden);
 }
 
 void expand_logits(const float* x, const int32_t* head_rows, float* y, int64_t rows,
                    int64_t num_scored, int64_t vocab_size, cudaStream_t stream) {
   const dim3 grid(blocks_of(vocab_size), static_cast<unsigned>(rows));
-  launch_overlapped(expand_kernel, grid, kThreads, 0, stream, x, head_rows, y, num_scored, vocab_size);
+  launch_overlapped(expand_kernel, grid, kThreads, 0, stream, x, head_rows, y, num_scored,
+                    vocab_size);
 }
 
 void table_logits(const int32_t* tokens, const LogitTable& table, float* y, int64_t rows,

@@ -12,8 +12,8 @@ namespace outrider::cuda {
 
 // x += addend, where there is one; y = x / rms(x) * weight, rounded once to bf16.
 // Bound: rows * hidden * 6 bytes, 14 with an addend. Order: thread i of 512 sums the squares of
-// elements i, i + 512, … by fma; a warp's threads are added in a fixed tree, the warps in order.
-// Twin: ../cpu/elementwise.cc.
+// elements 4 i … 4 i + 3, 4 i + 2048, … by fma (of i, i + 512, … where hidden is no multiple of 4);
+// threads are added in fixed trees. Twin: ../cpu/elementwise.cc.
 void rms_norm(float* x,             // [rows, hidden]
               const float* addend,  // [rows, hidden], or null
               const bf16* weight,   // [hidden]

@@ -21,14 +21,18 @@ inline void check_cuda(cudaError_t result, const char* call) {
 // Dynamic shared memory that every kernel may have; more has to be asked for.
 constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
-// Whether a kernel can begin before the one before it has ended, on this process's GPU.
-inline bool kernels_overlap() {
-  static const bool overlap = [] {
+// Whether kernels can begin before those before them have ended: whether this process's GPU can,
+// and this program's kernels, of which `kernel` is one, were compiled to wait.
+template <class Kernel>
+bool kernels_overlap(Kernel* kernel) {
+  static const bool overlap = [&] {
     int device = 0, major = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
                "cudaDeviceGetAttribute");
-    return major >= 9;
+    cudaFuncAttributes attributes;
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    return major >= 9 && attributes.ptxVersion >= 90;
   }();
   return overlap;
 }
@@ -70,8 +74,8 @@ void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, siz
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
-  launch_with(kernels_overlap() ? 1 : 0, &attribute, kernel, grid, block, shared_bytes, stream,
-              std::forward<Arguments>(arguments)...);
+  launch_with(kernels_overlap(kernel) ? 1 : 0, &attribute, kernel, grid, block, shared_bytes,
+              stream, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace outrider::cuda

@@ -1,11 +1,11 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_product.cuh"
 #include "kernels/cuda/linear_stream.cuh"
 #include "kernels/cuda/linear_tile.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 namespace {
@@ -25,7 +25,6 @@ __global__ void pack_kernel(const bf16* source, int64_t first_row, int64_t n, in
 // Grid: rows of y.
 __global__ void embed_kernel(const bf16* packed, const int32_t* tokens, int64_t first_token,
                              float* y, int64_t n, int64_t k, int64_t steps) {
-  wait_for_earlier_kernels();
   const int64_t row = tokens[blockIdx.x] - first_token;
   const bool here = 0 <= row && row < n;
   for (int64_t i = threadIdx.x; i < k; i += blockDim.x) {
@@ -35,16 +34,17 @@ __global__ void embed_kernel(const bf16* packed, const int32_t* tokens, int64_t 
 
 template <int kRows, class Epilogue>
 void launch_stream(const Product& p, cudaStream_t stream) {
-  launch_overlapped(p.aligned ? stream_kernel<kRows, true, Epilogue> : stream_kernel<kRows, false, Epilogue>,
-         dim3(p.panels, divide_up(p.rows, kRows)), p.splits * kWarp, 0, stream, p);
+  launch_overlapped(
+      p.aligned ? stream_kernel<kRows, true, Epilogue> : stream_kernel<kRows, false, Epilogue>,
+      dim3(divide_up(p.rows, kRows), p.panels), p.splits * kWarp, 0, stream, p);
 }
 
 template <int kRows, int kOutputs, class Epilogue>
 void launch_tile(const Product& p, cudaStream_t stream) {
   using Tile = TileShape<kRows, kOutputs>;
   launch_overlapped(tile_kernel<kRows, kOutputs, Epilogue>,
-         dim3(divide_up(p.rows, kRows), divide_up(p.panels, Tile::kTilePanels)), Tile::kThreads,
-         Tile::kSharedBytes, stream, p);
+                    dim3(divide_up(p.rows, kRows), divide_up(p.panels, Tile::kTilePanels)),
+                    Tile::kThreads, Tile::kSharedBytes, stream, p);
 }
 
 template <class Epilogue>
@@ -84,7 +84,6 @@ LinearTile linear_tile(int64_t rows, int64_t n) {
   LinearTile best = {};
   int64_t least = INT64_MAX;
   for (LinearTile tile : kLinearTiles) {
-    if (tile.rows <= 16) continue;
     const int64_t blocks = divide_up(rows, tile.rows) * divide_up(n, tile.outputs);
     const int64_t cost = divide_up(blocks, kProcessors) * (tile.rows + tile.outputs);
     if (cost < least) {
@@ -119,7 +118,9 @@ void linear_activated(const bf16* x, const void* packed, const float* bias, Acti
 
 void embed(const void* packed, const int32_t* tokens, int64_t first_token, float* y, int64_t rows,
            int64_t n, int64_t k, cudaStream_t stream) {
-  launch_overlapped(embed_kernel, static_cast<unsigned>(rows), 256, 0, stream,
+  // Not overlapped: a pass begins when those before it have ended. Attention relies on it, which
+  // reads their keys and values before it waits.
+  launch(embed_kernel, static_cast<unsigned>(rows), 256, 0, stream,
          static_cast<const bf16*>(packed), tokens, first_token, y, n, k, divide_up(k, kStepK));
 }
 

@@ -13,10 +13,10 @@
 // bias last. Neither the number of rows, nor a row's place, nor the tile enters.
 //
 // Bound: n * k * 2 bytes of weights, read from memory once for as many rows as a tile has; beyond
-// some 64 rows the 2 * rows * n * k operations. Up to 16 rows, a block is one panel and a warp one
-// part of k, which streams weights straight into registers and meets the others in shared memory.
-// Above, a block is a tile of rows by outputs, both operands pass through shared memory in several
-// stages, and the parts follow one another. Twin: ../cpu/linear.cc.
+// some 64 rows the 2 * rows * n * k operations. With tiles of up to 16 rows, a block is one panel
+// and a warp one part of k, which streams weights straight into registers and meets the others in
+// shared memory. With larger ones, a block is a tile of rows by outputs, both operands pass through
+// shared memory in several stages, and the parts follow one another. Twin: ../cpu/linear.cc.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// linear for few rows: a block is a panel, a warp one part of k. Weights go from memory straight
+// linear in small tiles: a block is a panel, a warp one part of k. Weights go from memory straight
 // into registers, with no barrier before the parts are added.
 #pragma once
 
@@ -98,16 +98,17 @@ __device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
   }
 }
 
-// Grid: panels by tiles of rows. Block: p.splits warps.
+// Grid: tiles of rows by panels, so that blocks that share weights are neighbours. Block: p.splits
+// warps.
 template <int kRows, bool kAligned, class Epilogue>
 __global__ void __launch_bounds__(kMaxSplits* kWarp, 2) stream_kernel(Product p) {
   constexpr int kTiles = kRows / kMmaRows;
   __shared__ float partial[kMaxSplits][kRows][kPartialPitch];
   const int split = threadIdx.x / kWarp;
-  const int first_row = blockIdx.y * kRows;
+  const int first_row = blockIdx.x * kRows;
   float sums[kTiles][4] = {};
   const int begin = p.part_begin(split);
-  stream_part(LaneStream<kTiles, kAligned>(p, blockIdx.x, first_row, begin),
+  stream_part(LaneStream<kTiles, kAligned>(p, blockIdx.y, first_row, begin),
               p.part_begin(split + 1) - begin, sums);
 
   const int g = threadIdx.x % kWarp / 4;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kMaxSplits* kWarp, 2) stream_kernel(Product p)
     for (int s = 0; s < p.splits; ++s) total += partial[s][row][in_panel];
     float further = 0.0f;
     if constexpr (kColumns < kPanelRows) further = __shfl_down_sync(kAllLanes, total, 8);
-    const int column = blockIdx.x * kColumns + in_panel;
+    const int column = blockIdx.y * kColumns + in_panel;
     if (in_panel >= kColumns || column >= p.columns || first_row + row >= p.rows) continue;
     Column<Epilogue>(p, column).store(first_row + row, total, further);
   }

@@ -1,4 +1,4 @@
-// linear for many rows: a block is a tile of rows by outputs. Both operands pass through shared
+// linear in large tiles: a block is a tile of rows by outputs. Both operands pass through shared
 // memory, several steps under way; the parts of k follow one another.
 #pragma once
 

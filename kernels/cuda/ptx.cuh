@@ -104,32 +104,38 @@ __device__ inline uint4 load_streaming_16(const void* global) {
 #endif
 }
 
-// 16 bytes, aligned to 16, or zeros where !there, when `global` is not read. By a predicate: a
-// select behind the load would wait for it, and the next load for the select.
-__device__ inline uint4 load_16_where(const void* global, bool there) {
+// 2^x to 2 units in the last place, in one instruction; zero where that is below the normal
+// numbers.
+__device__ inline float exp2_approximate(float x) {
 #ifdef OUTRIDER_EMULATED
-  return there ? emu::load_global_16(global) : make_uint4(0, 0, 0, 0);
+  return exp2f(x);
 #else
-  uint4 value;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.u32 p, %5, 0;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
-      "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "}\n"
-      : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
-      : "l"(global), "r"(there ? 1u : 0u));
-  return value;
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
 #endif
 }
 
-// Lets the next kernel of the stream begin, then waits until those before this one are over and what
-// they wrote is there. A kernel that launch_overlapped starts calls it in every thread, before the
-// thread reads what they wrote or writes at all.
+// One of `blocks` arrives: *arrivals counts them, and is 0 again behind the last. What this thread
+// knows to be written is there for whoever arrives later, and what those knew who came before is
+// there for this thread. Returns how many they were.
+__device__ inline unsigned count_arrival(unsigned* arrivals, unsigned blocks) {
+#ifdef OUTRIDER_EMULATED
+  return atomicInc(arrivals, blocks - 1);
+#else
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;\n"
+               : "=r"(before)
+               : "l"(arrivals), "r"(blocks - 1)
+               : "memory");
+  return before;
+#endif
+}
+
+// Lets the next kernel of the stream begin, then waits until those before this one are over and
+// what they wrote is there. A kernel that launch_overlapped starts calls it in every thread, before
+// the thread reads what they wrote or writes at all. Before it, any of the kernels back to the last
+// that was launched plainly may still be running, and none before that.
 __device__ inline void wait_for_earlier_kernels() {
 #if defined(OUTRIDER_EMULATED)
   emu::wait_for_earlier_kernels();

@@ -13,9 +13,9 @@ namespace outrider::cuda {
 // Bound of all but the races: launch.
 void copy_tokens(const TokenCopy* copies, int64_t n, cudaStream_t stream);
 
-// combine_rows and accept_step in one kernel. Rows of no sequence (their `p` point into it) are
-// left out. Bound: launch; a filtered row merges its candidates in one thread, and where it is
-// coupled a warp runs its race.
+// combine_rows and accept_step in one kernel. The rows that count are those that `p` of a
+// sequence points to. Bound: launch; a filtered row merges its candidates in one thread, and where
+// it is coupled a warp runs its race.
 void combine_and_accept(const SummaryMessages& all, const VerifyRow* rows, int64_t num_rows,
                         RowDistribution* p, uint64_t* disagreeing,
                         const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,

@@ -64,12 +64,26 @@ TEST(OperationCost, RowsOfASequenceReadItsCacheTogether) {
 TEST(OperationCost, AttentionGoesInPiecesWhereItsScratchIsFull) {
   const AttentionShape shape = {
       .num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .group_size = 4};
-  const int64_t row_bytes = (131072 / 256) * 32 * (8 + 4 * 128);
-  const int64_t at_once = (int64_t{128} << 20) / row_bytes;
-  EXPECT_EQ(attention_cost({1, at_once, 0, 0}, 131072, shape).launches, 2);
-  EXPECT_EQ(attention_cost({1, at_once + 1, 0, 0}, 131072, shape).launches, 4);
-  EXPECT_EQ(cuda_attention_scratch_bytes(2, 131072, shape), 2 * row_bytes);
-  EXPECT_EQ(cuda_attention_scratch_bytes(512, 131072, shape), int64_t{128} << 20);
+  constexpr int64_t kCounterBytes = 4096 * 4, kMost = int64_t{128} << 20;
+  const auto row_bytes = [&](int64_t positions) { return positions / 128 * 32 * (8 + 4 * 128); };
+  const int64_t at_once = kMost / row_bytes(32768);
+  EXPECT_EQ(attention_cost({1, at_once, 0, 0}, 32768, shape).launches, 2);
+  EXPECT_EQ(attention_cost({1, at_once + 1, 0, 0}, 32768, shape).launches, 4);
+  EXPECT_EQ(cuda_attention_scratch_bytes(2, 32768, shape), kCounterBytes + 2 * row_bytes(32768));
+  EXPECT_EQ(cuda_attention_scratch_bytes(512, 32768, shape),
+            kCounterBytes + at_once * row_bytes(32768));
+}
+
+// Few rows get the scratch that they take, so that a step that verifies is one kernel a layer here.
+TEST(OperationCost, FewRowsAttendInOneKernelWhateverTheirContext) {
+  const AttentionShape shape = {
+      .num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .group_size = 4};
+  for (const int64_t rows : {1, 5, 16}) {
+    EXPECT_EQ(rope_and_attend_cost({1, rows, 0, 0}, 131072, shape, true).launches, 1) << rows;
+  }
+  EXPECT_EQ(rope_and_attend_cost({1, 17, 0, 0}, 1024, shape, true).launches, 3);
+  EXPECT_EQ(cuda_attention_scratch_bytes(512, 131072, shape),
+            4096 * 4 + 16 * (131072 / 128) * 32 * (8 + 4 * 128));
 }
 
 TEST(OperationCost, PaddedRows) {

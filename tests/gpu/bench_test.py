@@ -88,7 +88,7 @@ class Bench(unittest.TestCase):
         name = Path(SHAPE).stem
         for part in ("qkv", "attention_out", "gate_up", "down", "lm_head"):
             self.assertTrue(any(f"linear/{name}/{part}/rows:5/" in entry for entry in found), part)
-        self.assertIn(f"attention/{name}/rows:5/context:20", found)
+        self.assertIn(f"rope_and_attend/{name}/rows:5/context:20", found)
         self.assertIn(f"rms_norm/{name}/rows:1", found)
         for entry in report["benchmarks"]:
             self.assertGreater(entry["bytes_per_second"], 0)

@@ -45,8 +45,8 @@ TEST(Plan, EightBillionParametersOnOneGpu) {
   // 1025 positions read and one written.
   EXPECT_EQ(one["kv_bytes"], 1026 * 131072);
   EXPECT_EQ(plan["memory"]["kv_bytes_per_token"], 131072);
-  // 9 kernels a layer; tokens, embedding, last norm, LM head; 6 of verification.
-  EXPECT_EQ(one["kernel_launches"], 32 * 9 + 4 + 6);
+  // 7 kernels a layer; tokens, embedding, last norm, LM head; 2 of verification.
+  EXPECT_EQ(one["kernel_launches"], 32 * 7 + 4 + 2);
   EXPECT_EQ(one["exchanges"], 0);
   EXPECT_NEAR(one["ms"].get<double>(), 15.0e9 / 4.8e12 * 1e3, 0.05);
   EXPECT_NEAR(plan["predicted"]["plain_tokens_per_second"].get<double>(),
@@ -98,8 +98,8 @@ TEST(Plan, AGpt2) {
   const auto plan = planned(options);
   EXPECT_EQ(plan["parameters"], 1557611200);  // as Transformers counts
   const auto& one = plan["passes"][0];
-  // 9 kernels a layer; tokens, embedding, positions, last norm, LM head; 6 of verification.
-  EXPECT_EQ(one["kernel_launches"], 48 * 9 + 5 + 6);
+  // 7 kernels a layer; tokens, embedding, positions, last norm, LM head; 2 of verification.
+  EXPECT_EQ(one["kernel_launches"], 48 * 7 + 5 + 2);
   EXPECT_EQ(plan["memory"]["kv_bytes_per_token"], 48 * 2 * 1600 * 2);
   EXPECT_EQ(one["kv_bytes"], 502 * 48 * 2 * 1600 * 2);  // 501 positions read and one written
   // Embedding, two a layer, verification.

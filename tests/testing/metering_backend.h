@@ -130,7 +130,7 @@ class MeteringBackend final : public Backend {
   // From the positions themselves, in place of what a pass says of them.
   void attention(TensorView, TensorView, TensorView, TensorView y, const RowMap& map,
                  const AttentionShape& shape, Stream&) override {
-    constexpr int64_t kSplitTokens = 256;
+    constexpr int64_t kSplitTokens = 128;
     const int32_t* positions = map.positions.data<int32_t>();
     const int32_t* sequences = map.sequences.data<int32_t>();
     const int64_t width = shape.num_heads * shape.head_dim;
@@ -150,6 +150,20 @@ class MeteringBackend final : public Backend {
         6 * y.extent(0) * width + 2 * splits * (4 * width + 8 * shape.num_heads);
     cost_.flops += 4 * seen * width;
     cost_.launches += 2;
+  }
+
+  void rope_and_attend(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
+                       TensorView v_pages, TensorView y, const RowMap& map,
+                       const AttentionShape& shape, Stream& stream) override {
+    Backend::rope_and_attend(qkv, cos, sin, k_pages, v_pages, y, map, shape, stream);
+    const int64_t rows = y.extent(0);
+    if (!cuda_attends_in_one(rows, shape)) return;
+    const int32_t* positions = map.positions.data<int32_t>();
+    const int64_t real =
+        std::count_if(positions, positions + rows, [](int32_t position) { return position >= 0; });
+    cost_.activation_bytes -= attending_in_one_saves_bytes(
+        {.sequences = real, .padding = rows - real}, shape, cos.raw() != nullptr);
+    cost_.launches -= 2;
   }
 
   void copy_tokens(const TokenCopy*, int64_t n, Stream&) override { cost_ += copy_tokens_cost(n); }

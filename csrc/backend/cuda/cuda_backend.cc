@@ -23,6 +23,7 @@ using cuda::check_cuda;
 namespace {
 
 constexpr size_t kPieceBytes = size_t{32} << 20;  // of weights on their way to the device
+constexpr size_t kCounterBytes = cuda::kFewCounters * sizeof(unsigned);
 
 cudaStream_t handle(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
 
@@ -31,10 +32,16 @@ RowPointers row_pointers(const RowMap& map) {
           map.page_tables.data<int32_t>(), map.page_tables.extent(1)};
 }
 
-// Of `rows` rows at once, or of as many as the backend keeps scratch for: one at least.
+// Of `rows` rows at once, or of as many as the backend keeps scratch for: few ones always.
 size_t attention_bytes(int64_t rows, int64_t max_pages, const AttentionShape& shape) {
-  const size_t of_row = cuda::attention_workspace_bytes(1, max_pages, shape);
-  return std::max(of_row, std::min<size_t>(kAttentionScratchBytes, rows * of_row));
+  const auto of_row = static_cast<int64_t>(cuda::attention_workspace_bytes(1, max_pages, shape));
+  return of_row * std::min(rows, std::max(cuda::kFewRows, kAttentionScratchBytes / of_row));
+}
+
+// Of attention's scratch, behind the counters.
+void* attention_workspace(const Buffer& scratch, size_t bytes) {
+  CHECK(kCounterBytes + bytes <= scratch.bytes());
+  return static_cast<std::byte*>(scratch.data()) + kCounterBytes;
 }
 
 // What an operation needs of what was reserved.
@@ -47,6 +54,8 @@ void* reserved(const Buffer& scratch, size_t bytes) {
 
 CudaBackend::CudaBackend(int device, Numerics numerics) : device_(device) {
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  check_cuda(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
   if (numerics == Numerics::fast) fast_linear_.emplace();
   loading_ = make_stream();
   for (cudaEvent_t& mark : marks_) check_cuda(cudaEventCreate(&mark), "cudaEventCreate");
@@ -322,8 +331,8 @@ void CudaBackend::reserve_attention(int64_t max_rows, int64_t max_positions,
   const int64_t max_pages = (max_positions + kPageTokens - 1) / kPageTokens;
   const size_t bytes = attention_bytes(max_rows, max_pages, shape);
   const int64_t planned = cuda_attention_scratch_bytes(max_rows, max_positions, shape);
-  CHECK(bytes == static_cast<size_t>(planned));
-  reserve(attention_scratch_, bytes);
+  CHECK(kCounterBytes + bytes == static_cast<size_t>(planned));
+  reserve(attention_scratch_, kCounterBytes + bytes);
 }
 
 void CudaBackend::reserve_verification(int64_t max_rows, int64_t vocab_size) {
@@ -367,9 +376,28 @@ void CudaBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_pag
   CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
   check_row_map(map, rows, k_pages, v_pages, shape);
   const size_t bytes = attention_bytes(rows, map.page_tables.extent(1), shape);
-  void* const workspace = reserved(attention_scratch_, bytes);
+  void* const workspace = attention_workspace(attention_scratch_, bytes);
   cuda::attention(qkv.data<float>(), k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(),
                   workspace, bytes, row_pointers(map), rows, shape, handle(stream));
+}
+
+void CudaBackend::rope_and_attend(TensorView qkv, TensorView cos, TensorView sin,
+                                  TensorView k_pages, TensorView v_pages, TensorView y,
+                                  const RowMap& map, const AttentionShape& shape, Stream& stream) {
+  const int64_t rows = qkv.extent(0), max_pages = map.page_tables.extent(1);
+  if (!cuda_attends_in_one(rows, shape)) {
+    return Backend::rope_and_attend(qkv, cos, sin, k_pages, v_pages, y, map, shape, stream);
+  }
+  CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
+  CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
+  check_rope_tables(cos, sin, shape);
+  check_row_map(map, rows, k_pages, v_pages, shape);
+  void* const workspace =
+      attention_workspace(attention_scratch_, attention_bytes(rows, max_pages, shape));
+  cuda::attention_of_few(qkv.data<float>(), cos.data<float>(), sin.data<float>(),
+                         k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(), workspace,
+                         static_cast<unsigned*>(attention_scratch_.data()), row_pointers(map), rows,
+                         shape, num_multiprocessors_, handle(stream));
 }
 
 void CudaBackend::copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) {

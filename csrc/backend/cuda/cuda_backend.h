@@ -62,6 +62,9 @@ class CudaBackend final : public Backend {
                       Stream& stream) override;
   void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
                  const RowMap& map, const AttentionShape& shape, Stream& stream) override;
+  void rope_and_attend(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
+                       TensorView v_pages, TensorView y, const RowMap& map,
+                       const AttentionShape& shape, Stream& stream) override;
 
   void copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) override;
   void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
@@ -97,6 +100,7 @@ class CudaBackend final : public Backend {
   cuda::VerifyScratch verify_scratch(int64_t rows, int64_t vocab_size) const;
 
   int device_;
+  int num_multiprocessors_ = 0;
   std::vector<cudaStream_t> streams_;
   Graphs graphs_;
   cudaEvent_t marks_[kMaxMarks] = {};

@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void launch_sum(const void* parts, int ranks, int64_t n, void* sum, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((n + kThreads - 1) / kThreads);
-  launch_overlapped(add_parts<T>, blocks, kThreads, 0, stream, static_cast<const T*>(parts), ranks, n,
-         static_cast<T*>(sum));
+  launch_overlapped(add_parts<T>, blocks, kThreads, 0, stream, static_cast<const T*>(parts), ranks,
+                    n, static_cast<T*>(sum));
 }
 
 }  // namespace

@@ -37,10 +37,11 @@ TEST(Reserve, PlansCountWhatTheKernelsAskFor) {
     const int64_t max_pages = (positions + kPageTokens - 1) / kPageTokens;
     for (const int64_t rows : {1, 5, 64}) {
       EXPECT_EQ(cuda_attention_scratch_bytes(rows, positions, kShape),
-                cuda::attention_workspace_bytes(rows, max_pages, kShape));
+                cuda::kFewCounters * sizeof(unsigned) +
+                    cuda::attention_workspace_bytes(rows, max_pages, kShape));
     }
   }
-  for (const int64_t vocab : {1, 4096, 4097, 128256}) {
+  for (const int64_t vocab : {1, 1021, 1022, 2045, 2046, 128256}) {
     for (const int64_t rows : {1, 64}) {
       EXPECT_EQ(cuda_verify_scratch_bytes(rows, vocab), cuda::verify_workspace_bytes(rows, vocab));
       EXPECT_EQ(cuda_verify_arrivals_bytes(rows), cuda::verify_arrivals_bytes(rows));

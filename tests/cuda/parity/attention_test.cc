@@ -18,8 +18,8 @@ struct Row {
   int32_t position;  // -1: padding
 };
 
-// Sequences of random qkv rows, and pages in scrambled order that hold NaN where nothing was
-// written.
+// Sequences of random qkv rows, and pages in scrambled order that hold NaN (k) and what is barely
+// finite (v) where nothing was written.
 class CudaAttentionTest : public KernelTest {
  protected:
   void make(const AttentionShape& shape, int64_t sequences, int64_t length) {
@@ -39,7 +39,7 @@ class CudaAttentionTest : public KernelTest {
   void clear_cache() {
     const size_t elements = tables_.size() * shape_.num_kv_heads * kPageTokens * shape_.head_dim;
     k_.assign(elements, to_bf16(std::nanf("")));
-    v_ = k_;
+    v_.assign(elements, to_bf16(3e38f));
   }
 
   std::vector<Row> rows_between(int64_t begin, int64_t end) const {
@@ -56,8 +56,10 @@ class CudaAttentionTest : public KernelTest {
     return qkv_.data() + (row.sequence * length_ + row.position) * shape_.qkv_width();
   }
 
-  // One ragged pass, in workspace for `together` rows at a time -> y.
-  std::vector<bf16> run(const std::vector<Row>& rows, int64_t together) {
+  // One ragged pass, in workspace for `together` rows at a time -> y. multiprocessors: of
+  // attention_of_few, which does it then.
+  std::vector<bf16> run(const std::vector<Row>& rows, int64_t together,
+                        int64_t multiprocessors = 0) {
     std::vector<int32_t> positions, sequences;
     std::vector<float> qkv;
     for (Row row : rows) {
@@ -76,10 +78,22 @@ class CudaAttentionTest : public KernelTest {
     const DeviceArray<bf16> y(std::vector<bf16>(count * y_width(), to_bf16(1.0f)));
     const RowPointers map = {device_positions.data(), device_sequences.data(), tables.data(),
                              max_pages_};
-    rope_and_cache(device_qkv.data(), cos.data(), sin.data(), k.data(), v.data(), map, count,
-                   shape_, nullptr);
-    attention(device_qkv.data(), k.data(), v.data(), y.data(), workspace.data(), bytes, map, count,
-              shape_, nullptr);
+    const float* const cosines = rotates_ ? cos.data() : nullptr;
+    const float* const sines = rotates_ ? sin.data() : nullptr;
+    if (multiprocessors > 0) {
+      const DeviceArray<unsigned> counters(kFewCounters);
+      for (int again = 0; again < 2; ++again) {
+        attention_of_few(device_qkv.data(), cosines, sines, k.data(), v.data(), y.data(),
+                         workspace.data(), counters.data(), map, count, shape_, multiprocessors,
+                         nullptr);
+      }
+      EXPECT_EQ(counters.values(), std::vector<unsigned>(kFewCounters));
+    } else {
+      rope_and_cache(device_qkv.data(), cosines, sines, k.data(), v.data(), map, count, shape_,
+                     nullptr);
+      attention(device_qkv.data(), k.data(), v.data(), y.data(), workspace.data(), bytes, map,
+                count, shape_, nullptr);
+    }
     k_ = k.values();
     v_ = v.values();
     return y.values();
@@ -90,6 +104,20 @@ class CudaAttentionTest : public KernelTest {
     return {y.begin() + row * y_width(), y.begin() + (row + 1) * y_width()};
   }
 
+  // What attention_of_few gives and caches is what the others do, whatever number of blocks it has.
+  void expect_few_the_same(const std::vector<Row>& rows) {
+    const auto before_k = k_, before_v = v_;
+    const auto y = run(rows, 16);
+    const auto cached_k = k_, cached_v = v_;
+    for (int64_t multiprocessors : {1, 100}) {
+      k_ = before_k, v_ = before_v;
+      const auto of_few = run(rows, 16, multiprocessors);
+      EXPECT_TRUE(same_bits(of_few, y)) << shape_.head_dim << ", " << rows.size() << " rows";
+      EXPECT_TRUE(same_bits(k_, cached_k) && same_bits(v_, cached_v)) << shape_.head_dim;
+    }
+  }
+
+  bool rotates_ = true;
   AttentionShape shape_;
   int64_t sequences_, length_, max_pages_;
   std::vector<int32_t> tables_;
@@ -133,6 +161,44 @@ TEST_F(CudaAttentionTest, ChunksDoNotShow) {
       }
     }
   }
+}
+
+// Also of rows that begin a split, stand side by side in a sequence or apart, or are nobody's.
+TEST_F(CudaAttentionTest, FewRowsGetTheSameBits) {
+  const AttentionShape shapes[] = {kLong,
+                                   {3, 1, 112, 4, 1},
+                                   {9, 3, 64, 3, 0},
+                                   {4, 2, 64, 3, 2},
+                                   {20, 1, 32, 20, 0},
+                                   {2, 2, 128, 1, 0},
+                                   {2, 1, 96, 2, 0},
+                                   {5, 2, 80, 4, 1}};
+  for (const AttentionShape& shape : shapes) {
+    make(shape, 2, 262);
+    expect_few_the_same({{1, 0}, {0, 0}, {0, -1}});
+    expect_few_the_same({{0, -1}, {0, -1}});
+    run(rows_between(0, 252), 504);
+    expect_few_the_same(rows_between(252, 253));
+    expect_few_the_same(rows_between(252, 260));
+    clear_cache();
+    run(rows_between(0, 127), 254);
+    expect_few_the_same({{1, 127}, {0, -1}, {1, 128}, {0, 127}, {1, 129}, {1, 130}});
+  }
+}
+
+TEST_F(CudaAttentionTest, FewRowsThatAreNotRotatedGetTheSameBits) {
+  rotates_ = false;
+  make({9, 3, 64, 3, 0}, 2, 132);
+  run(rows_between(0, 126), 252);
+  expect_few_the_same(rows_between(126, 130));
+}
+
+TEST_F(CudaAttentionTest, FewRowsKeepWhatIsNotFiniteApart) {
+  make({4, 2, 32, 2, 0}, 2, 20);
+  run(rows_between(0, 12), 24);
+  input({0, 13})[4 * 32 + 5] = std::nanf("");                           // of the first key
+  input({1, 12})[6 * 32 + 7] = std::numeric_limits<float>::infinity();  // of the first value
+  expect_few_the_same(rows_between(12, 16));
 }
 
 TEST_F(CudaAttentionTest, WorkspaceDoesNotShow) {

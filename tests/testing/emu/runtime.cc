@@ -119,7 +119,8 @@ std::string run_grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped
                          static_cast<unsigned>(at / grid.x / grid.y)};
     shared.poison();
     emu::poison_static_shared();
-    std::string failure = blocks.run(grid, block, index, shared.data(), shared_bytes, overlapped, body);
+    std::string failure =
+        blocks.run(grid, block, index, shared.data(), shared_bytes, overlapped, body);
     if (!failure.empty()) return failure;
   }
   return "";
@@ -205,11 +206,10 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* function
       config.dynamicSmemBytes > static_cast<size_t>(max_dynamic_shared_bytes(function))) {
     return ::remember(cudaErrorInvalidValue);
   }
-  return ::remember(enqueue(config.stream,
-                            [grid, block, bytes = config.dynamicSmemBytes, overlapped,
-                             body = std::move(body)] {
-                              return run_grid(grid, block, bytes, overlapped, body);
-                            }));
+  return ::remember(enqueue(config.stream, [grid, block, bytes = config.dynamicSmemBytes,
+                                            overlapped, body = std::move(body)] {
+    return run_grid(grid, block, bytes, overlapped, body);
+  }));
 }
 
 }  // namespace emu
@@ -443,6 +443,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
   if (const cudaError_t error = check_driver()) return remember(error);
   if (capability() > kNewestCapability) return remember(cudaErrorNoKernelImageForDevice);
   *attributes = {};
+  attributes->ptxVersion = capability();
   attributes->maxThreadsPerBlock = emu::kMaxBlockThreads;
   attributes->maxDynamicSharedSizeBytes = max_dynamic_shared_bytes(function);
   return cudaSuccess;

@@ -184,6 +184,7 @@ struct cudaFuncAttributes {
   size_t localSizeBytes;
   int maxThreadsPerBlock;
   int numRegs;
+  int ptxVersion;
   int maxDynamicSharedSizeBytes;
 };
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function);
