@@ -20,9 +20,10 @@ class Measuring:
     def serving(self, record: Recorder) -> None:
         programs = self.programs
         slow = programs.slow(1, self.gpus)
-        tokens, loads = (4, ((1, 3), (4, 8))) if slow else (64, ((1, 16), (16, 64)))
-        # What is recorded as graphs the first time is recorded by the first of two; it leaves no
-        # prompt behind for the second to find.
+        tokens, loads = (4, ((1, 3), (4, 8))) if slow else (64, ((1, 100), (16, 256)))
+        # Equal work for all, so that the slowest tell of the server alone. What is recorded as
+        # graphs the first time is recorded by the first of two; it leaves no prompt behind for the
+        # second to find.
         with programs.server(programs.model, 1, self.gpus,
                              flags=("--no-prefix-cache",)) as address:
             for users, requests in loads:
@@ -31,8 +32,8 @@ class Measuring:
                     programs.run(programs.outrider, "loadtest", "--address", address,
                                  "--concurrency", users, "--requests", requests, "--max-tokens",
                                  tokens, "--ignore-eos", "--temperature", 0,
-                                 "--num-speculative-tokens", 0, "--report-every", 0, "--raw",
-                                 "--json", output)
+                                 "--num-speculative-tokens", 0, "--report-every", 0,
+                                 "--prompt-length", f"fixed:{tokens}", "--json", output)
                 load = json.loads(output.read_text())
                 record.result(f"{users} users", {key: load[key] for key in (
                     "tokens_per_second", "ttft_ms", "tpot_ms", "errors", "greedy")})
