@@ -160,11 +160,11 @@ class Backend {
   // logits: f32 [n, vocab_size]; q_logits: f32 [any, vocab_size], apart from them
   virtual void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
                              RowDistribution* q, float* q_logits, Stream& stream) = 0;
-  // logits: f32 [any, shard_size]; rows: [to.num_rows]; num_slots: for the candidates of so many of
-  // them there is room, none of them has a slot beyond. Leaves the digest alone.
+  // logits: f32 [any, shard_size]; rows: [to.num_rows]; num_slots: of `to`, for candidates; every
+  // candidates_slot is below it. Leaves the digest alone.
   virtual void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
                               int64_t num_slots, SummaryMessage to, Stream& stream) = 0;
-  // combine_rows, of which rows behind the sequences' are left out, and accept_step.
+  // combine_rows (rows that no sequence points to are left out), then accept_step.
   virtual void combine_and_accept(SummaryMessages all, const VerifyRow* rows, int64_t num_rows,
                                   RowDistribution* p, uint64_t* disagreeing,
                                   const SequenceToVerify* sequences, int64_t n, Verdict* verdicts,

@@ -151,11 +151,9 @@ bool cuda_attends_in_one(int64_t rows, const AttentionShape& shape) {
          rows * std::max(shape.num_heads, shape.num_kv_heads) <= kFewCounters;
 }
 
-int64_t attending_in_one_saves_bytes(const AttendingRows& rows, const AttentionShape& shape,
-                                     bool rotates) {
-  const int64_t real = rows.sequences * rows.each;
-  const int64_t rotated = (shape.num_heads + shape.num_kv_heads) * shape.head_dim;
-  return kFloat * ((rotates ? real * rotated : 0) + rows.rows() * shape.num_heads * shape.head_dim);
+int64_t attending_in_one_saves_bytes(int64_t rows, const AttentionShape& shape, bool rotates) {
+  const int64_t heads = 2 * shape.num_heads + shape.num_kv_heads;
+  return rotates ? rows * heads * shape.head_dim * kFloat : 0;
 }
 
 OperationCost rope_and_attend_cost(const AttendingRows& rows, int64_t max_positions,
@@ -163,7 +161,7 @@ OperationCost rope_and_attend_cost(const AttendingRows& rows, int64_t max_positi
   OperationCost cost = rope_and_cache_cost(rows, shape, rotates);
   cost += attention_cost(rows, max_positions, shape);
   if (!cuda_attends_in_one(rows.rows(), shape)) return cost;
-  cost.activation_bytes -= attending_in_one_saves_bytes(rows, shape, rotates);
+  cost.activation_bytes -= attending_in_one_saves_bytes(rows.sequences * rows.each, shape, rotates);
   cost.launches = 1;
   return cost;
 }
@@ -176,7 +174,7 @@ int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
                                      const AttentionShape& shape) {
   const int64_t of_row = row_scratch_bytes(max_positions, shape);
   const int64_t at_once = std::min(max_rows, std::max(kFewRows, kAttentionScratchBytes / of_row));
-  return kFewCounters * 4 + at_once * of_row;
+  return kFewCounters * kArrivalsBytes + at_once * of_row;
 }
 
 int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size) {

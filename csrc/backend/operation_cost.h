@@ -78,9 +78,9 @@ OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
                              const AttentionShape& shape);
 // Whether the CUDA backend rotates, caches and attends in one kernel.
 bool cuda_attends_in_one(int64_t rows, const AttentionShape& shape);
-// Where it does, of the sum of both: q and k are not written back, and q is read once.
-int64_t attending_in_one_saves_bytes(const AttendingRows& rows, const AttentionShape& shape,
-                                     bool rotates);
+// Where it does, of the sum of both, for rows that are somebody's: what is rotated is not written
+// back, and q is not read again.
+int64_t attending_in_one_saves_bytes(int64_t rows, const AttentionShape& shape, bool rotates);
 OperationCost rope_and_attend_cost(const AttendingRows& rows, int64_t max_positions,
                                    const AttentionShape& shape, bool rotates);
 
@@ -89,7 +89,7 @@ OperationCost rope_and_attend_cost(const AttendingRows& rows, int64_t max_positi
 int64_t cuda_activation_scratch_bytes(int64_t max_rows, int64_t n, Numerics numerics);
 
 // What attention keeps of partial results for passes of up to max_rows rows: of all of them, unless
-// that were too much.
+// that were too much; and its counters.
 int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
                                      const AttentionShape& shape);
 

@@ -276,7 +276,7 @@ void Verifier::exchange(TensorView mine, TensorView all, Stream& stream) {
   communicator_.all_gather(mine, all, stream);
 }
 
-// Of a rank alone they are copies.
+// A rank alone sets no marks: it exchanges nothing.
 double Verifier::seconds_of_exchange(int begin, int end) const {
   return communicator_.size() == 1 ? 0 : backend_.seconds_between(begin, end);
 }

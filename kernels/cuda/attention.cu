@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t kBlocksWanted = 512;  // of split_kernel: some waves of a large GPU
+
 int64_t split_bytes(AttentionShape shape) {
   return sizeof(SplitState) + shape.head_dim * sizeof(float);
 }
@@ -62,11 +63,10 @@ void launch_splits(const AttentionPass& pass, cudaStream_t stream) {
   }
 }
 
-// Blocks to spare: each reads keys for one tile of queries. One wave of them: where a key is short,
-// two have registers on a multiprocessor.
+// Blocks to spare: each reads keys for one tile of queries. One wave of them.
 template <int kChunks>
 void launch_few(FewRows few, int64_t num_multiprocessors, cudaStream_t stream) {
-  const dim3 grid = deal_out(few.pass, kTileQueries, (kChunks <= 2 ? 2 : 1) * num_multiprocessors);
+  const dim3 grid = deal_out(few.pass, kTileQueries, kFewBlocks<kChunks> * num_multiprocessors);
   CHECK(grid.x <= kFewCounters);
   launch_overlapped(few_kernel<kChunks>, grid, kSplitThreads, 0, stream, few);
 }

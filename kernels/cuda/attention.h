@@ -55,7 +55,8 @@ void attention(const float* qkv,  // as above; q alone is read
 
 constexpr int64_t kFewRows = 16;  // that attention_of_few takes
 constexpr int64_t kFewMaxHeadDim = 128;
-constexpr int64_t kFewCounters = 4096;  // rows times heads, at most
+constexpr int64_t kFewCounters =
+    4096;  // of groups of rows and heads: no more than rows times heads
 
 // rope_and_cache and attention in one kernel, the same bits: steps of few rows wait for each
 // other's latency more than for memory. head_dim is a multiple of 16, up to kFewMaxHeadDim;

@@ -65,7 +65,8 @@ __device__ NewToken<kChunks> new_token(const FewRows& few, const HeadPages& page
   return token;
 }
 
-// Eight elements of the query that this thread lays out, rotated as rotate_head does.
+// Eight elements of the query that this thread lays out, rotated as the others are (rotated_lower,
+// rotated_upper).
 template <int kChunks>
 struct QueryPart {
   int query = threadIdx.x / (kChunks * 4);
@@ -118,6 +119,11 @@ __device__ void merge_group(const FewRows& few, const BlockShare& share) {
       row * static_cast<int>(few.pass.shape.num_heads) + share.first_head + i % num_heads;
   merge_splits<kChunks * 16 / kMergeLanes>(few.pass, query, few.pass.map.positions[row], few.y);
 }
+
+// Blocks that are made for a multiprocessor: two where keys are short. From sm_89 to sm_100 it has
+// registers for both at once (held to them, sm_80 and sm_120 would spill).
+template <int kChunks>
+constexpr int kFewBlocks = kChunks <= 2 ? 2 : 1;
 
 // Grid: as split_kernel, with groups of one tile.
 template <int kChunks>

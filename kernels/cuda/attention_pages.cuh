@@ -9,7 +9,6 @@
 #include "kernels/attention_types.h"
 #include "kernels/cuda/bf16.cuh"
 #include "kernels/cuda/block.cuh"
-#include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 

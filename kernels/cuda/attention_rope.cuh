@@ -1,8 +1,12 @@
-// rope_and_cache: a warp takes one head of one row.
+// rope_and_cache, a warp for one head of one row; and the rotation and the write of a token, which
+// attention_of_few has too.
 #pragma once
 
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_pages.cuh"
+#include "kernels/cuda/bf16.cuh"
+#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 

@@ -5,7 +5,6 @@
 #include "kernels/cuda/linear_product.cuh"
 #include "kernels/cuda/linear_stream.cuh"
 #include "kernels/cuda/linear_tile.cuh"
-#include "kernels/cuda/ptx.cuh"
 
 namespace outrider::cuda {
 namespace {

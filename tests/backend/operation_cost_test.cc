@@ -86,6 +86,20 @@ TEST(OperationCost, FewRowsAttendInOneKernelWhateverTheirContext) {
             4096 * 4 + 16 * (131072 / 128) * 32 * (8 + 4 * 128));
 }
 
+// By hand: q, k and v are read, k and v written to the cache, y written, and a split's part of each
+// head written and read.
+TEST(OperationCost, AttendingInOneKernelReadsAndWritesEverythingOnce) {
+  const AttentionShape shape = {.num_heads = 9, .num_kv_heads = 3, .head_dim = 64, .group_size = 3};
+  constexpr int64_t kQ = 9 * 64, kKv = 2 * 3 * 64, kPart = 9 * (8 + 4 * 64);
+  for (const bool rotates : {false, true}) {
+    const auto cost = rope_and_attend_cost({.sequences = 1, .each = 3, .context = 0, .padding = 1},
+                                           256, shape, rotates);
+    // Of the padding, q and y: attention looks at all rows.
+    EXPECT_EQ(cost.activation_bytes, 3 * (kQ + kKv) * 4 + kQ * 4 + 4 * kQ * 2 + 3 * 2 * kPart);
+    EXPECT_EQ(cost.kv_bytes, 3 * kKv * 2 + 3 * kKv * 2);
+  }
+}
+
 TEST(OperationCost, PaddedRows) {
   const int64_t rows[][2] = {{1, 1},  {2, 2},   {3, 4},   {4, 4},    {5, 8},    {8, 8},
                              {9, 16}, {17, 32}, {64, 64}, {65, 128}, {129, 192}};

@@ -103,7 +103,8 @@ class Stages(Measuring):
         if programs.device != "cuda":
             return
         done = programs.run("nvidia-smi", "topo", "-m", check=False)
-        record.result("topology", done.stdout.splitlines())
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+        record.result("topology", plain.splitlines())
 
     def suites(self, program: Path) -> list[str]:
         """Of a test program, as it lists them: "Suite." """
@@ -245,7 +246,7 @@ class Stages(Measuring):
         if any(wrong):
             raise Failed(next(text for text in wrong if text))
         if None in wrong:
-            raise Unavailable(f"no suite ended in the time of a tool")
+            raise Unavailable("no suite ended in the time of its tool")
 
     def sanitize(self, record: Recorder, command, program, suites, figure, pattern) -> str | None:
         """What is wrong; empty where nothing is, None where nothing was seen to its end."""

@@ -161,8 +161,7 @@ class MeteringBackend final : public Backend {
     const int32_t* positions = map.positions.data<int32_t>();
     const int64_t real =
         std::count_if(positions, positions + rows, [](int32_t position) { return position >= 0; });
-    cost_.activation_bytes -= attending_in_one_saves_bytes(
-        {.sequences = real, .padding = rows - real}, shape, cos.raw() != nullptr);
+    cost_.activation_bytes -= attending_in_one_saves_bytes(real, shape, cos.raw() != nullptr);
     cost_.launches -= 2;
   }
 

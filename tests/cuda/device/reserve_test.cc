@@ -32,6 +32,20 @@ int64_t free_bytes() {
   return static_cast<int64_t>(free);
 }
 
+TEST(Reserve, PlansKnowWhichRowsAreFew) {
+  AttentionShape shape = {
+      .num_heads = 4, .num_kv_heads = 2, .head_dim = cuda::kFewMaxHeadDim, .group_size = 2};
+  EXPECT_TRUE(cuda_attends_in_one(cuda::kFewRows, shape));
+  EXPECT_FALSE(cuda_attends_in_one(cuda::kFewRows + 1, shape));
+  shape.num_heads = cuda::kFewCounters / cuda::kFewRows;
+  EXPECT_TRUE(cuda_attends_in_one(cuda::kFewRows, shape));
+  shape.num_heads += 1;
+  EXPECT_FALSE(cuda_attends_in_one(cuda::kFewRows, shape));
+  shape = {
+      .num_heads = 4, .num_kv_heads = 2, .head_dim = cuda::kFewMaxHeadDim + 16, .group_size = 2};
+  EXPECT_FALSE(cuda_attends_in_one(1, shape));
+}
+
 TEST(Reserve, PlansCountWhatTheKernelsAskFor) {
   for (const int64_t positions : {1, 16, 17, 256, 257, 8192}) {
     const int64_t max_pages = (positions + kPageTokens - 1) / kPageTokens;

@@ -81,13 +81,13 @@ class CudaAttentionTest : public KernelTest {
     const float* const cosines = rotates_ ? cos.data() : nullptr;
     const float* const sines = rotates_ ? sin.data() : nullptr;
     if (multiprocessors > 0) {
-      const DeviceArray<unsigned> counters(kFewCounters);
+      const DeviceArray<unsigned> arrivals(kFewCounters);
       for (int again = 0; again < 2; ++again) {
         attention_of_few(device_qkv.data(), cosines, sines, k.data(), v.data(), y.data(),
-                         workspace.data(), counters.data(), map, count, shape_, multiprocessors,
+                         workspace.data(), arrivals.data(), map, count, shape_, multiprocessors,
                          nullptr);
       }
-      EXPECT_EQ(counters.values(), std::vector<unsigned>(kFewCounters));
+      EXPECT_EQ(arrivals.values(), std::vector<unsigned>(kFewCounters));
     } else {
       rope_and_cache(device_qkv.data(), cosines, sines, k.data(), v.data(), map, count, shape_,
                      nullptr);
