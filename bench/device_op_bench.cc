@@ -63,7 +63,7 @@ class DeviceOpBench {
       const Buffer x = upload(random_values(rows * k));
       const Buffer y = backend_.allocate(rows * n * sizeof(float));
       measure("linear/" + name + absl::StrFormat("/rows:%d/n:%d/k:%d", rows, n, k),
-              linear_cost(rows, n, k, false), weights.size(), [&](size_t i) {
+              linear_cost(rows, n, k, false, options_.numerics), weights.size(), [&](size_t i) {
                 backend_.linear(weights[i], x.view(DType::bf16, {rows, k}), {},
                                 y.view(DType::f32, {rows, n}), stream_);
               });
@@ -82,8 +82,8 @@ class DeviceOpBench {
       const Buffer x = upload(random_values(rows * k));
       const Buffer y = backend_.allocate(rows * width * sizeof(bf16));
       measure("linear/" + name + absl::StrFormat("/rows:%d/n:%d/k:%d", rows, n, k),
-              linear_activated_cost(rows, width, k, false, activation), weights.size(),
-              [&](size_t i) {
+              linear_activated_cost(rows, width, k, false, activation, options_.numerics),
+              weights.size(), [&](size_t i) {
                 backend_.linear_activated(weights[i], x.view(DType::bf16, {rows, k}), {},
                                           activation, y.view(DType::bf16, {rows, width}), stream_);
               });
@@ -225,10 +225,12 @@ int run_device_op_bench(const DeviceOpBenchOptions& options, BenchDevice& device
   }
   std::printf("%s, %s, a copy moves %.1f GB/s\n\n", device.name.c_str(),
               device.backend->description().c_str(), bench.bandwidth() / 1e9);
-  std::printf("| operation | us | GB/s | of a copy |\n| --- | ---: | ---: | ---: |\n");
+  std::printf("| operation | us | GB/s | of a copy | TFLOP/s |\n");
+  std::printf("| --- | ---: | ---: | ---: | ---: |\n");
   for (const Measurement& m : bench.measurements()) {
-    std::printf("| %s | %.2f | %.1f | %.1f %% |\n", m.name.c_str(), m.seconds * 1e6,
-                m.counters.at("bytes_per_second") / 1e9, 100 * m.counters.at("of_memory"));
+    std::printf("| %s | %.2f | %.1f | %.1f %% | %.1f |\n", m.name.c_str(), m.seconds * 1e6,
+                m.counters.at("bytes_per_second") / 1e9, 100 * m.counters.at("of_memory"),
+                m.counters.at("flops_per_second") / 1e12);
   }
   if (options.json) {
     write_bench_report(*options.json,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/bench_device.h"
+#include "core/numerics.h"
 
 namespace outrider {
 
@@ -14,6 +15,7 @@ struct DeviceOpBenchOptions {
   std::vector<std::filesystem::path> shapes;     // see ModelConfig::load_shape
   std::vector<int64_t> rows = {1, 4, 5, 8, 16};  // of each operation
   std::vector<int64_t> contexts = {1024, 8192};  // tokens that attention finds in the cache
+  Numerics numerics = Numerics::exact;           // the device's
   int repeats = 7;                               // medians are reported
   size_t copy_bytes = size_t{1} << 30;           // of the copy; a quarter goes by between two uses
                                                  // of the same weights, so that no cache has them

@@ -52,7 +52,7 @@ BenchDevice open_bench_device(BenchDeviceOptions options, World* world) {
   }
   if (world != nullptr && world->size() > 1) check_nccl_library();
   open_cuda_device(*choice.gpu);
-  device.backend = make_cuda_backend(*choice.gpu);
+  device.backend = make_cuda_backend(*choice.gpu, options.gpus.numerics);
   return device;
 }
 
@@ -108,8 +108,9 @@ int bench_load(const LoadBenchOptions& options, const BenchDeviceOptions& on) {
 }
 
 // Rows, ascending as they are given or not; the first is what others are compared with.
-CLI::Option* add_rows(CLI::App& command, std::vector<int64_t>& rows, const std::string& what) {
-  return command.add_option("--rows", rows, what)->delimiter(',')->check(CLI::Range(1, 16));
+CLI::Option* add_rows(CLI::App& command, std::vector<int64_t>& rows, const std::string& what,
+                      int most = 16) {
+  return command.add_option("--rows", rows, what)->delimiter(',')->check(CLI::Range(1, most));
 }
 
 void add_copy_flag(CLI::App& command, size_t& bytes) {
@@ -139,7 +140,8 @@ void add_op_command(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"stack", "prefill", "ops"}));
   op->add_option("--shape", device_options->shapes,
                  cuda + "files with fields of a config.json, as for plan");
-  add_rows(*op, device_options->rows, cuda + "1 … 16, with commas (default 1,4,5,8,16)");
+  add_rows(*op, device_options->rows, cuda + "with commas (default 1,4,5,8,16)", 1024);
+  add_numerics_flag(*op, on->gpus.numerics);
   op->add_option("--contexts", device_options->contexts,
                  cuda + "tokens in the cache, with commas (default 1024,8192)")
       ->delimiter(',')
@@ -151,6 +153,7 @@ void add_op_command(CLI::App& bench, Action& action) {
       if (device_options->shapes.empty()) {
         throw Error("bench op --device cuda: expected --shape, files with fields of a config.json");
       }
+      device_options->numerics = on->gpus.numerics;
       device_options->repeats = options->repeats;
       device_options->json = options->json;
       BenchDevice device = open_bench_device(*on, nullptr);

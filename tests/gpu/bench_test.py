@@ -17,12 +17,12 @@ PROGRAM, SHAPE, CHECKPOINT, DRAFT, HEAD, MPIRUN = sys.argv[1:7]
 del sys.argv[1:]
 
 
-def bench(*arguments):
+def bench(*arguments, rows="1,5"):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         done = subprocess.run(
             [PROGRAM, "bench", *map(str, arguments), "--device", "cuda", "--json", str(file),
-             "--repeats", "2", "--copy-mib", "1", "--rows", "1,5"],
+             "--repeats", "2", "--copy-mib", "1", "--rows", rows],
             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             timeout=240, check=False)
         report = json.loads(file.read_text()) if file.exists() else None
@@ -92,6 +92,14 @@ class Bench(unittest.TestCase):
         self.assertIn(f"rms_norm/{name}/rows:1", found)
         for entry in report["benchmarks"]:
             self.assertGreater(entry["bytes_per_second"], 0)
+
+    def test_operations_on_long_prompts(self):
+        for numerics, backend in (("exact", "cuda/sm_90"), ("fast", "cuda/sm_90/fast")):
+            done, report = bench("op", "--shape", SHAPE, "--contexts", 20, "--numerics", numerics,
+                                 rows="70")
+            self.check(done, report)
+            self.assertEqual(report["context"]["backend"], backend)
+            self.assertTrue(all("/rows:70" in entry for entry in names(report)))
 
     def test_exchanges(self):
         # The sum of two ranks is NCCL's own; that of three is ordered, of gathered parts (up to
