@@ -312,7 +312,8 @@ class NoModel(unittest.TestCase):
                 self.stages.programs, "run", return_value=planned):
             with self.assertRaisesRegex(Unavailable, "SmolLM2"):
                 self.stages.benchmarks(self.record)
-        self.assertEqual(measured, ["decode llama-1b", "decode llama-8b", "operations"])
+        self.assertEqual(measured, ["decode llama-1b", "decode llama-8b", "operations",
+                                    "long prompts exact", "long prompts fast"])
 
 
 class Runner(unittest.TestCase):
