@@ -51,6 +51,18 @@ DEFECTS = [
     defect('wait: a stage is multiplied before its copies have come', 'kernels/cuda/linear_tile.cuh',
            'cp_async_wait<Tile::kStages - 2>', 'cp_async_wait<Tile::kStages - 1>', 'parity_tests',
            'CudaLinearTest.EveryTileGivesARowTheSameBits', 'kernels/cuda/linear.cu'),
+    defect('early: rows of a product are read before earlier kernels have ended',
+           'kernels/cuda/linear_stream.cuh',
+           'wait_for_earlier_kernels();\n#pragma unroll\n  for (int i = 0; i < kAhead; ++i) {\n'
+           '    if (i < steps) stream.load_rows(i, loaded[i]);\n  }',
+           'for (int i = 0; i < kAhead; ++i) {\n    if (i < steps) stream.load_rows(i, loaded[i]);\n'
+           '  }\n  wait_for_earlier_kernels();', 'device_tests', '*CudaTransformer*',
+           'kernels/cuda/linear.cu'),
+    defect('early: queries are read before earlier kernels have ended',
+           'kernels/cuda/attention_few.cuh',
+           'wait_for_earlier_kernels();\n    QueryPart<kChunks> query;\n    query.load(few, group);',
+           'QueryPart<kChunks> query;\n    query.load(few, group);\n    wait_for_earlier_kernels();',
+           'device_tests', '*CudaTransformer*', 'kernels/cuda/attention.cu'),
     defect('index: an element behind the row', 'kernels/cuda/elementwise.cu',
            'if (i >= width) return;', 'if (i > width) return;', 'parity_tests',
            '*AnActivatedProductIsTheProductAndThenItsActivation'),

@@ -160,6 +160,40 @@ TEST(EmulatedBarrier, ReportsThreadsThatDoNotWaitForEarlierKernels) {
   EXPECT_EQ(failure(), "");
 }
 
+// y[i] = x[n - 1 - i] + 1; `base` is there before the wait, and x too where it is read too early.
+__global__ void reverse_and_add(const int* x, int* y, int n, bool too_early) {
+  __shared__ int base;
+  const int i = threadIdx.x;
+  if (i == 0) base = 1;
+  int read = too_early ? x[n - 1 - i] : 0;
+  __syncthreads();
+  wait_for_earlier_kernels();
+  if (!too_early) read = x[n - 1 - i];
+  y[i] = read + base;
+}
+
+// Whether four of them, one behind the other, come to what they should.
+bool chain_adds_up(int too_early) {
+  constexpr int kThreads = 64, kKernels = 4;
+  const OnDevice<int> x(std::vector<int>((kKernels + 1) * kThreads, 0));
+  launch(reverse_and_add, 1, kThreads, 0, nullptr, x.data(), x.data() + kThreads, kThreads, false);
+  for (int k = 1; k < kKernels; ++k) {
+    launch_overlapped(reverse_and_add, 1, kThreads, 0, nullptr, x.data() + k * kThreads,
+                      x.data() + (k + 1) * kThreads, kThreads, k == too_early);
+  }
+  return x.values().back() == kKernels;
+}
+
+TEST(EmulatedBarrier, HoldsUntilEarlierKernelsHaveEnded) {
+  EXPECT_EQ(count_seeds(20, [] { return chain_adds_up(-1); }), 20);
+}
+
+TEST(EmulatedBarrier, SeesWhatIsReadBeforeEarlierKernelsHaveEnded) {
+  for (const int too_early : {1, 3}) {
+    EXPECT_LT(count_seeds(20, [&] { return chain_adds_up(too_early); }), 15) << too_early;
+  }
+}
+
 TEST(EmulatedBarrier, AFailureStopsTheDevice) {
   const OnDevice<int> x(std::vector<int>{1});
   launch(refuse, 1, 1, 0, nullptr);

@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
-#include "testing/emu/block_scheduler.h"
+#include "testing/emu/grid.h"
 
 namespace outrider::cuda {
 
@@ -55,7 +55,7 @@ template <class Body>
 int count_seeds(int seeds, const Body& body) {
   int count = 0;
   for (int seed = 1; seed <= seeds; ++seed) {
-    emu::BlockScheduler::current().seed(seed);
+    emu::seed_orders(seed);
     count += body();
   }
   return count;

@@ -37,10 +37,9 @@ std::string place(const std::source_location& where) {
 
 }  // namespace
 
-BlockScheduler& BlockScheduler::current() {
-  thread_local BlockScheduler scheduler;
-  return scheduler;
-}
+static thread_local BlockScheduler* running_scheduler = nullptr;
+
+BlockScheduler& BlockScheduler::current() { return *running_scheduler; }
 
 // SplitMix64 (Steele et al. 2014).
 uint64_t BlockScheduler::random() {
@@ -50,12 +49,11 @@ uint64_t BlockScheduler::random() {
   return z ^ (z >> 31);
 }
 
-std::string BlockScheduler::run(dim3 grid, dim3 block, uint3 index, void* shared,
-                                size_t shared_bytes, bool overlapped,
-                                const std::function<void()>& kernel) {
-  grid_ = gridDim = grid;
-  block_ = blockDim = block;
-  index_ = blockIdx = index;
+void BlockScheduler::begin(dim3 grid, dim3 block, uint3 index, void* shared, size_t shared_bytes,
+                           bool overlapped, const std::function<void()>& kernel) {
+  grid_ = grid;
+  block_ = block;
+  index_ = index;
   shared_ = shared;
   shared_bytes_ = shared_bytes;
   overlapped_ = overlapped;
@@ -68,20 +66,43 @@ std::string BlockScheduler::run(dim3 grid, dim3 block, uint3 index, void* shared
     thread.fiber = std::make_unique<Fiber>(&run_thread, this, static_cast<int>(threads_.size()));
   }
   start_warps();
+}
 
+std::string BlockScheduler::go_on(bool earlier_ended) {
+  gridDim = grid_;
+  blockDim = block_;
+  blockIdx = index_;
+  earlier_ended_ = earlier_ended;
+  uint32_t at_earlier = 0;
+  for (int w = 0; earlier_ended && w < num_warps(); ++w) {
+    warps_[w].ready |= std::exchange(warps_[w].at_earlier, 0);
+  }
+  running_scheduler = this;
   std::string failure;
   do {
     run_warps();
     if (failed()) {
       failure = describe_block() + ", " + failure_;
     } else if (num_exited_ < num_threads_ && !release_barrier()) {
+      for (int w = 0; w < num_warps(); ++w) at_earlier |= warps_[w].at_earlier;
+      if (at_earlier != 0) break;
       failure = describe_block() + ": " + describe_waiting();
     }
   } while (failure.empty() && num_exited_ < num_threads_);
-  if (!failure.empty()) {
-    for (int i = 0; i < num_threads_; ++i) threads_[i].fiber->restart();
-  }
+  running_scheduler = nullptr;
+  if (!failure.empty()) abandon();
   return failure;
+}
+
+void BlockScheduler::abandon() {
+  for (int i = 0; i < num_threads_; ++i) threads_[i].fiber->restart();
+}
+
+void BlockScheduler::wait_for_earlier_kernels() {
+  threads_[running_].has_waited = true;
+  if (earlier_ended_) return;
+  warp().at_earlier |= lane_bit(lane());
+  wait();
 }
 
 // Body of every fiber: one thread of a block after the other.
@@ -116,7 +137,8 @@ void BlockScheduler::start_warps() {
   for (int w = 0; w < num_warps(); ++w) {
     const int lanes = std::min(num_threads_ - w * kWarpLanes, kWarpLanes);
     warps_[w].ready = lanes == kWarpLanes ? ~uint32_t{0} : lane_bit(lanes) - 1;
-    warps_[w].at_operation = warps_[w].at_barrier = warps_[w].exited = warps_[w].predicates = 0;
+    warps_[w].at_operation = warps_[w].at_barrier = warps_[w].at_earlier = 0;
+    warps_[w].exited = warps_[w].predicates = 0;
   }
 }
 

@@ -33,17 +33,22 @@ struct PendingCopy {
 
 class BlockScheduler {
  public:
-  // The one of this (operating system's) thread.
+  // The one whose block this (operating system's) thread runs.
   static BlockScheduler& current();
 
   // Where orders are drawn from.
   void seed(uint64_t seed) { random_ = seed; }
   uint64_t random();
 
-  // Runs `kernel` once for each thread. overlapped: every thread has to wait for earlier kernels.
-  // Returns what went wrong, empty where nothing did.
-  std::string run(dim3 grid, dim3 block, uint3 index, void* shared, size_t shared_bytes,
-                  bool overlapped, const std::function<void()>& kernel);
+  // A block whose threads run `kernel` once each. overlapped: every one of them has to wait for
+  // earlier kernels.
+  void begin(dim3 grid, dim3 block, uint3 index, void* shared, size_t shared_bytes, bool overlapped,
+             const std::function<void()>& kernel);
+  // Runs it, to its end or, where earlier kernels have not ended, to where no thread can go on
+  // without them. Returns what went wrong, empty where nothing did.
+  std::string go_on(bool earlier_ended);
+  // Forgets the block, wherever it is.
+  void abandon();
 
   // On a fiber, from here on.
 
@@ -59,7 +64,7 @@ class BlockScheduler {
   void* shared() const { return shared_; }
   bool in_shared(const void* data, size_t bytes) const;
   int lane() const { return running_ % kWarpLanes; }
-  void wait_for_earlier_kernels() { threads_[running_].has_waited = true; }
+  void wait_for_earlier_kernels();
   std::vector<PendingCopy>& pending_copies() { return threads_[running_].copies; }
   int& copy_group() { return threads_[running_].copy_group; }
 
@@ -73,7 +78,7 @@ class BlockScheduler {
 
   // Where its lanes are, a bit each, and what they wait for.
   struct Warp {
-    uint32_t ready, at_operation, at_barrier, exited;
+    uint32_t ready, at_operation, at_barrier, at_earlier, exited;
     uint32_t predicates;  // that they gave at the barrier
     uint32_t mask[kWarpLanes];
     WarpOperation operation[kWarpLanes];
@@ -109,6 +114,7 @@ class BlockScheduler {
   void* shared_ = nullptr;
   size_t shared_bytes_ = 0;
   bool overlapped_ = false;
+  bool earlier_ended_ = true;
   const std::function<void()>* kernel_ = nullptr;
 };
 

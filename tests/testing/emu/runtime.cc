@@ -2,11 +2,10 @@
 #include <cuda_runtime.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +13,7 @@
 #include "testing/emu/block_scheduler.h"
 #include "testing/emu/device_memory.h"
 #include "testing/emu/environment.h"
-#include "testing/emu/static_shared.h"
+#include "testing/emu/grid.h"
 #include "testing/emu/stream.h"
 
 #if defined(OUTRIDER_EMU_SANITIZED)
@@ -28,7 +27,6 @@ namespace {
 constexpr int kMaxSharedBytes = 99 * 1024;
 constexpr int kNewestCapability = 121;  // that kernels were "built" for
 constexpr int kDefaultSharedBytes = 48 * 1024;
-constexpr unsigned char kPoisonByte = 0xff;
 
 // A test may ask for more.
 int num_devices() { return static_cast<int>(emu::environment_number("OUTRIDER_EMU_DEVICES", 1)); }
@@ -75,55 +73,6 @@ int max_dynamic_shared_bytes(const void* function) {
   const std::lock_guard lock(attributes.mutex);
   const auto found = attributes.max_dynamic_shared_bytes.find(function);
   return found == attributes.max_dynamic_shared_bytes.end() ? kDefaultSharedBytes : found->second;
-}
-
-emu::BlockScheduler& scheduler() {
-  thread_local const bool seeded = [] {
-    emu::BlockScheduler::current().seed(emu::environment_number("OUTRIDER_EMU_SEED", 1));
-    return true;
-  }();
-  static_cast<void>(seeded);
-  return emu::BlockScheduler::current();
-}
-
-// Dynamic shared memory of one block after the other.
-class SharedMemory {
- public:
-  explicit SharedMemory(size_t bytes) : bytes_(bytes) {
-    if (posix_memalign(&data_, 128, bytes) != 0) std::abort();
-  }
-  ~SharedMemory() { std::free(data_); }
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
-
-  void* data() const { return data_; }
-  void poison() { std::memset(data_, kPoisonByte, bytes_); }
-
- private:
-  size_t bytes_;
-  void* data_ = nullptr;
-};
-
-// The blocks one after the other, in an order that is drawn.
-std::string run_grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped,
-                     const std::function<void()>& body) {
-  emu::BlockScheduler& blocks = scheduler();
-  SharedMemory shared(shared_bytes);
-  const uint64_t count = uint64_t{grid.x} * grid.y * grid.z;
-  uint64_t stride = 1 + blocks.random() % count;
-  while (std::gcd(stride, count) != 1) ++stride;
-  uint64_t at = blocks.random() % count;
-  for (uint64_t i = 0; i < count; ++i, at = (at + stride) % count) {
-    const uint3 index = {static_cast<unsigned>(at % grid.x),
-                         static_cast<unsigned>(at / grid.x % grid.y),
-                         static_cast<unsigned>(at / grid.x / grid.y)};
-    shared.poison();
-    emu::poison_static_shared();
-    std::string failure =
-        blocks.run(grid, block, index, shared.data(), shared_bytes, overlapped, body);
-    if (!failure.empty()) return failure;
-  }
-  return "";
 }
 
 // Rows of bytes, one after the other.
@@ -206,10 +155,12 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* function
       config.dynamicSmemBytes > static_cast<size_t>(max_dynamic_shared_bytes(function))) {
     return ::remember(cudaErrorInvalidValue);
   }
-  return ::remember(enqueue(config.stream, [grid, block, bytes = config.dynamicSmemBytes,
-                                            overlapped, body = std::move(body)] {
-    return run_grid(grid, block, bytes, overlapped, body);
-  }));
+  const auto launched =
+      std::make_shared<Grid>(grid, block, config.dynamicSmemBytes, overlapped, std::move(body));
+  Operation operation([launched] { return launched->run(); });
+  operation.is_kernel = true;
+  if (overlapped) operation.begin = [launched] { return launched->begin(); };
+  return ::remember(enqueue(config.stream, std::move(operation)));
 }
 
 }  // namespace emu

@@ -71,14 +71,33 @@ std::vector<Variable> find_variables() {
   return found;
 }
 
+// Calls act(data, bytes) for each of the calling thread's.
+template <class Act>
+void for_each_variable(const Act& act) {
+  static const std::vector<Variable> variables = find_variables();
+  auto* const anchor = reinterpret_cast<std::byte*>(&threadIdx);
+  for (const Variable& variable : variables) act(anchor + variable.from_anchor, variable.bytes);
+}
+
 }  // namespace
 
 void poison_static_shared() {
-  static const std::vector<Variable> variables = find_variables();
-  auto* const anchor = reinterpret_cast<std::byte*>(&threadIdx);
-  for (const Variable& variable : variables) {
-    std::memset(anchor + variable.from_anchor, 0xff, variable.bytes);
-  }
+  for_each_variable([](std::byte* data, size_t bytes) { std::memset(data, 0xff, bytes); });
+}
+
+std::vector<std::byte> save_static_shared() {
+  std::vector<std::byte> saved;
+  for_each_variable(
+      [&](const std::byte* data, size_t bytes) { saved.insert(saved.end(), data, data + bytes); });
+  return saved;
+}
+
+void restore_static_shared(const std::vector<std::byte>& saved) {
+  const std::byte* from = saved.data();
+  for_each_variable([&](std::byte* data, size_t bytes) {
+    std::memcpy(data, from, bytes);
+    from += bytes;
+  });
 }
 
 }  // namespace emu

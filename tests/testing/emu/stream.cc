@@ -15,6 +15,20 @@
 
 namespace emu {
 
+// Before a kernel, those behind it begin that may. next(i): the i-th operation behind this one;
+// null: there is none yet.
+template <class Next>
+static std::string run_operation(const Operation& operation, const Next& next) {
+  constexpr size_t kFarthest = 4;  // kernels that may have begun
+  for (size_t i = 0; operation.is_kernel && i < kFarthest; ++i) {
+    const Operation* const later = next(i);
+    if (later == nullptr || later->begin == nullptr) break;
+    std::string failure = later->begin();
+    if (!failure.empty()) return failure;
+  }
+  return operation.run();
+}
+
 // Operations that have not run yet.
 class StreamQueue {
  public:
@@ -50,7 +64,9 @@ class StreamQueue {
       std::string failure = device_failure();
       if (failure.empty()) {
         try {
-          failure = operation();
+          const uint64_t behind = count - num_done_ - 1;
+          failure =
+              run_operation(operation, [&](size_t i) { return i < behind ? pending(i) : nullptr; });
         } catch (const std::exception& error) {
           failure = error.what();
         }
@@ -61,6 +77,11 @@ class StreamQueue {
   }
 
  private:
+  // Null: there is none. It stays where it is until it is its turn.
+  const Operation* pending(size_t i) {
+    const std::lock_guard lock(mutex_);
+    return i < pending_.size() ? &pending_[i] : nullptr;
+  }
   Operation pop() {
     const std::lock_guard lock(mutex_);
     Operation operation = std::move(pending_.front());
@@ -430,8 +451,10 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess;
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   return emu::enqueue(stream, [operations = executable->operations] {
-    for (const emu::Operation& operation : *operations) {
-      std::string failure = operation();
+    for (size_t at = 0; at < operations->size(); ++at) {
+      std::string failure = emu::run_operation((*operations)[at], [&](size_t i) {
+        return at + 1 + i < operations->size() ? &(*operations)[at + 1 + i] : nullptr;
+      });
       if (!failure.empty()) return failure;
     }
     return std::string();

@@ -9,11 +9,25 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 namespace emu {
 
-// Returns what went wrong, empty where nothing did. A graph runs it many times.
-using Operation = std::function<std::string()>;
+// Returns what went wrong, empty where nothing did.
+using Action = std::function<std::string()>;
+
+// A graph runs it many times.
+struct Operation {
+  template <class Run>
+  requires std::is_invocable_r_v<std::string, Run&> Operation(Run run) : run(std::move(run)) {}
+
+  Action run;
+  bool is_kernel = false;
+  // Of a kernel that may begin while those before it run: begins it, if it has not begun and so the
+  // lot falls. Null: it may not.
+  Action begin;
+};
 
 class StreamQueue;
 

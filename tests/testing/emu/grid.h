@@ -1,0 +1,45 @@
+// Grid: the blocks of a kernel that was launched.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace emu {
+
+// Where this thread's orders, and what begins early, are drawn from (OUTRIDER_EMU_SEED).
+void seed_orders(uint64_t seed);
+
+class Grid {
+ public:
+  // overlapped: every thread of it has to wait for earlier kernels.
+  Grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped, std::function<void()> body);
+  ~Grid();
+
+  // Each returns what went wrong, empty where nothing did.
+
+  // While earlier kernels have not ended: runs one of its blocks to where that waits for them, if
+  // none has begun, and the lot falls so.
+  std::string begin();
+  // Its blocks, one after the other, in an order that is drawn. What has begun goes on first or
+  // last.
+  std::string run();
+
+ private:
+  class Early;
+
+  uint3 index_of(uint64_t block) const;
+
+  dim3 grid_, block_;
+  size_t shared_bytes_;
+  bool overlapped_;
+  std::function<void()> body_;
+  uint64_t count_;  // of blocks
+  std::unique_ptr<Early> early_;
+};
+
+}  // namespace emu
