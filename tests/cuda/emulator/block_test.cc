@@ -160,38 +160,97 @@ TEST(EmulatedBarrier, ReportsThreadsThatDoNotWaitForEarlierKernels) {
   EXPECT_EQ(failure(), "");
 }
 
-// y[i] = x[n - 1 - i] + 1; `base` is there before the wait, and x too where it is read too early.
-__global__ void reverse_and_add(const int* x, int* y, int n, bool too_early) {
-  __shared__ int base;
-  const int i = threadIdx.x;
-  if (i == 0) base = 1;
-  int read = too_early ? x[n - 1 - i] : 0;
+enum class Early { nothing, reads, copies, writes };
+
+// y = x, reversed within each block, and base + 100 * block, which static shared memory holds from
+// before the wait on. runs += 1. x is read, or y written, there as well where `early` says so.
+__global__ void reverse_and_add(const int* x, int* y, int* runs, int base, Early early) {
+  __shared__ int added;
+  int* const shared = dynamic_shared<int>();  // [blockDim.x]
+  const int i = threadIdx.x, first = blockIdx.x * blockDim.x, at = first + i;
+  const int reversed = first + blockDim.x - 1 - i;
+  if (i == 0) added = 100 * blockIdx.x + base;
+  shared[i] = early == Early::reads ? x[at] : 0;
+  if (early == Early::copies && i % 4 == 0) cp_async_16(shared + i, x + at, true);
+  cp_async_commit();
+  if (early == Early::writes) y[at] = 0;
   __syncthreads();
   wait_for_earlier_kernels();
-  if (!too_early) read = x[n - 1 - i];
-  y[i] = read + base;
+  cp_async_wait<0>();
+  __syncthreads();
+  const bool is_there = early == Early::reads || early == Early::copies;
+  y[at] = added + (is_there ? shared[blockDim.x - 1 - i] : x[reversed]);
+  runs[at] += 1;
 }
 
-// Whether four of them, one behind the other, come to what they should.
-bool chain_adds_up(int too_early) {
-  constexpr int kThreads = 64, kKernels = 4;
-  const OnDevice<int> x(std::vector<int>((kKernels + 1) * kThreads, 0));
-  launch(reverse_and_add, 1, kThreads, 0, nullptr, x.data(), x.data() + kThreads, kThreads, false);
-  for (int k = 1; k < kKernels; ++k) {
-    launch_overlapped(reverse_and_add, 1, kThreads, 0, nullptr, x.data() + k * kThreads,
-                      x.data() + (k + 1) * kThreads, kThreads, k == too_early);
+// Whether five of them in turns from one array to the other come to what they should, all but the
+// one `at` as they ought to be.
+bool chain_adds_up(int at, Early early, bool in_graph) {
+  constexpr int kThreads = 64, kSize = 3 * kThreads, kKernels = 5;
+  std::vector<int> first(kSize), expected(kSize);
+  std::iota(first.begin(), first.end(), 0);
+  for (int i = 0; i < kSize; ++i) {
+    const int block = i / kThreads, last = block * kThreads + kThreads - 1;
+    expected[i] = last - i % kThreads + kKernels * 100 * block + kKernels * (kKernels - 1) / 2;
   }
-  return x.values().back() == kKernels;
+  const OnDevice<int> x(first), y(kSize), runs(kSize);
+  cudaStream_t stream;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  if (in_graph) check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin");
+  for (int k = 0; k < kKernels; ++k) {
+    const int* const from = k % 2 == 0 ? x.data() : y.data();
+    int* const to = k % 2 == 0 ? y.data() : x.data();
+    const Early of_it = k == at ? early : Early::nothing;
+    if (k == 0) {
+      launch(reverse_and_add, 3, kThreads, kThreads * sizeof(int), stream, from, to, runs.data(), k,
+             of_it);
+    } else {
+      launch_overlapped(reverse_and_add, 3, kThreads, kThreads * sizeof(int), stream, from, to,
+                        runs.data(), k, of_it);
+    }
+  }
+  if (in_graph) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    check_cuda(cudaStreamEndCapture(stream, &graph), "end");
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    check_cuda(cudaGraphLaunch(executable, stream), "launch");
+    check_cuda(cudaStreamSynchronize(stream), "synchronize");
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+  }
+  check_cuda(cudaStreamSynchronize(stream), "synchronize");
+  cudaStreamDestroy(stream);
+  return y.values() == expected && runs.values() == std::vector(kSize, kKernels);
 }
 
 TEST(EmulatedBarrier, HoldsUntilEarlierKernelsHaveEnded) {
-  EXPECT_EQ(count_seeds(20, [] { return chain_adds_up(-1); }), 20);
+  for (const bool in_graph : {false, true}) {
+    EXPECT_EQ(count_seeds(20, [&] { return chain_adds_up(-1, Early::nothing, in_graph); }), 20);
+  }
 }
 
-TEST(EmulatedBarrier, SeesWhatIsReadBeforeEarlierKernelsHaveEnded) {
-  for (const int too_early : {1, 3}) {
-    EXPECT_LT(count_seeds(20, [&] { return chain_adds_up(too_early); }), 15) << too_early;
+TEST(EmulatedBarrier, SeesWhatIsDoneBeforeEarlierKernelsHaveEnded) {
+  for (const Early early : {Early::reads, Early::copies, Early::writes}) {
+    for (const int at : {1, 3}) {
+      for (const bool in_graph : {false, true}) {
+        EXPECT_LT(count_seeds(20, [&] { return chain_adds_up(at, early, in_graph); }), 15)
+            << static_cast<int>(early) << " of kernel " << at << (in_graph ? " of a graph" : "");
+      }
+    }
   }
+}
+
+// What had begun behind a kernel that failed is forgotten, and others begin early as before.
+TEST(EmulatedBarrier, ForgetsWhatHadBegunBehindAFailure) {
+  const auto after_a_failure = [](int at, Early early) {
+    launch(refuse, 1, 1, 0, nullptr);
+    for (int k = 0; k < 4; ++k) launch_overlapped(wait_for_earlier, 2, 64, 0, nullptr, 64);
+    EXPECT_THAT(failure(), HasSubstr("__trap() in "));
+    return chain_adds_up(at, early, true);
+  };
+  EXPECT_EQ(count_seeds(20, [&] { return after_a_failure(-1, Early::nothing); }), 20);
+  EXPECT_LT(count_seeds(20, [&] { return after_a_failure(1, Early::reads); }), 15);
 }
 
 TEST(EmulatedBarrier, AFailureStopsTheDevice) {

@@ -85,13 +85,23 @@ std::string BlockScheduler::go_on(bool earlier_ended) {
       failure = describe_block() + ", " + failure_;
     } else if (num_exited_ < num_threads_ && !release_barrier()) {
       for (int w = 0; w < num_warps(); ++w) at_earlier |= warps_[w].at_earlier;
-      if (at_earlier != 0) break;
+      if (at_earlier != 0) {
+        read_copies();
+        break;
+      }
       failure = describe_block() + ": " + describe_waiting();
     }
   } while (failure.empty() && num_exited_ < num_threads_);
   running_scheduler = nullptr;
   if (!failure.empty()) abandon();
   return failure;
+}
+
+// A copy may read as soon as it is asked for, and so before earlier kernels have ended.
+void BlockScheduler::read_copies() {
+  for (int i = 0; i < num_threads_; ++i) {
+    for (PendingCopy& copy : threads_[i].copies) copy.read();
+  }
 }
 
 void BlockScheduler::abandon() {

@@ -2,11 +2,15 @@
 //
 // Warps run one after the other, each until all of its lanes wait at a barrier of the block or have
 // exited, so that a warp is as far ahead of the others as it can be. In which order, and in which
-// order a warp's lanes run, is drawn anew at every barrier. Where some threads wait for others that
+// order a warp's lanes run, is drawn anew at every barrier. A block that begins before its turn
+// stops where its threads wait for earlier kernels. Where some threads wait for others that
 // will never come, the block has failed, and what it was doing is forgotten.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <source_location>
@@ -27,8 +31,14 @@ using WarpOperation = void (*)(uint32_t mask, void* const* operands);
 // A copy that cp.async began and no wait has completed.
 struct PendingCopy {
   void* to;
-  const void* from;  // null: zeros
+  const void* from;  // null: of `bytes`
   int group;
+  std::array<std::byte, 16> bytes{};  // zeros, or what was there when it was read
+
+  void read() {
+    if (from != nullptr) std::memcpy(bytes.data(), from, bytes.size());
+    from = nullptr;
+  }
 };
 
 class BlockScheduler {
@@ -93,6 +103,7 @@ class BlockScheduler {
   void resume(int thread);
   void wait();
   void start_warps();
+  void read_copies();
   void run_warps();
   void run_warp(int warp);
   void check_mask(uint32_t mask, const std::source_location& where);

@@ -238,13 +238,10 @@ void cp_async_commit() { ++block().copy_group(); }
 void cp_async_wait(int groups) {
   auto& copies = block().pending_copies();
   const int closed = block().copy_group();
-  const auto complete = [&](const PendingCopy& copy) {
+  const auto complete = [&](PendingCopy& copy) {
     if (copy.group >= closed - groups) return false;
-    if (copy.from != nullptr) {
-      std::memcpy(copy.to, copy.from, 16);
-    } else {
-      std::memset(copy.to, 0, 16);
-    }
+    copy.read();
+    std::memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
     return true;
   };
   copies.erase(std::remove_if(copies.begin(), copies.end(), complete), copies.end());

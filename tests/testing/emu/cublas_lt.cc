@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "core/bf16.h"
 #include "testing/emu/device_memory.h"
@@ -149,6 +150,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
     }
     return std::string();
   };
-  return emu::enqueue(stream, product) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
-                                                      : CUBLAS_STATUS_INVALID_VALUE;
+  emu::Operation multiply(product);
+  multiply.is_kernel = true;
+  return emu::enqueue(stream, std::move(multiply)) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                                  : CUBLAS_STATUS_INVALID_VALUE;
 }

@@ -1,8 +1,11 @@
 #include "testing/emu/grid.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,7 +18,7 @@ namespace emu {
 namespace {
 
 constexpr unsigned char kPoisonByte = 0xff;
-constexpr int kMostEarly = 3;  // blocks of a thread that have begun and wait
+constexpr size_t kMostEarly = 3;  // blocks of a thread that have begun and wait
 
 // Dynamic shared memory of one block after the other.
 class SharedMemory {
@@ -35,68 +38,73 @@ class SharedMemory {
   void* data_ = nullptr;
 };
 
-// Of this thread: one for blocks that run to their end, and those for blocks that begin early.
-struct Schedulers {
-  Schedulers() { whole.seed(environment_number("OUTRIDER_EMU_SEED", 1)); }
+}  // namespace
 
-  BlockScheduler whole;
-  std::vector<std::unique_ptr<BlockScheduler>> free;
-  int num_early = 0;
+// Where a block of a kernel waits for earlier kernels.
+class EarlyBlock {
+ public:
+  const Grid* grid() const { return grid_; }  // null: free
+  uint64_t block() const { return block_; }
+
+  std::string begin(const Grid& grid, uint64_t block, uint64_t seed) {
+    grid_ = &grid;
+    block_ = block;
+    shared_.emplace(grid.shared_bytes_).poison();
+    poison_static_shared();
+    scheduler_.seed(seed);
+    scheduler_.begin(grid.grid_, grid.block_, grid.index_of(block), shared_->data(),
+                     grid.shared_bytes_, grid.overlapped_, grid.body_);
+    const std::string failure = scheduler_.go_on(false);
+    static_shared_ = save_static_shared();
+    if (failure.empty()) return "";
+    grid_ = nullptr;
+    return failure + " (begun before earlier kernels had ended)";
+  }
+  std::string end() {
+    restore_static_shared(static_shared_);
+    grid_ = nullptr;
+    return scheduler_.go_on(true);
+  }
+  void abandon() {
+    if (std::exchange(grid_, nullptr) != nullptr) scheduler_.abandon();
+  }
+
+ private:
+  const Grid* grid_ = nullptr;
+  uint64_t block_ = 0;
+  std::optional<SharedMemory> shared_;
+  std::vector<std::byte> static_shared_;
+  BlockScheduler scheduler_;
 };
 
-const std::shared_ptr<Schedulers>& schedulers() {
-  thread_local const auto schedulers = std::make_shared<Schedulers>();
-  return schedulers;
+namespace {
+
+struct OfThread {
+  OfThread() { whole.seed(environment_number("OUTRIDER_EMU_SEED", 1)); }
+
+  // What has begun of the grid; of null: a free one. Null: there is none.
+  EarlyBlock* find(const Grid* grid) {
+    const auto found = std::find_if(early.begin(), early.end(),
+                                    [&](const EarlyBlock& block) { return block.grid() == grid; });
+    return found == early.end() ? nullptr : &*found;
+  }
+
+  BlockScheduler whole;  // of blocks that run to their end
+  std::array<EarlyBlock, kMostEarly> early;
+};
+
+OfThread& of_thread() {
+  thread_local OfThread of_thread;
+  return of_thread;
 }
 
 }  // namespace
 
-void seed_orders(uint64_t seed) { schedulers()->whole.seed(seed); }
+void seed_orders(uint64_t seed) { of_thread().whole.seed(seed); }
 
-// A block that waits for earlier kernels.
-class Grid::Early {
- public:
-  Early(const Grid& grid, uint64_t block) : block_(block), shared_(grid.shared_bytes_) {
-    ++all_->num_early;
-    if (all_->free.empty()) all_->free.push_back(std::make_unique<BlockScheduler>());
-    scheduler_ = std::move(all_->free.back());
-    all_->free.pop_back();
-    scheduler_->seed(all_->whole.random());
-    shared_.poison();
-    scheduler_->begin(grid.grid_, grid.block_, grid.index_of(block), shared_.data(),
-                      grid.shared_bytes_, grid.overlapped_, grid.body_);
-  }
-  ~Early() {
-    if (!ended_) scheduler_->abandon();
-    --all_->num_early;
-    all_->free.push_back(std::move(scheduler_));
-  }
-  Early(const Early&) = delete;
-  Early& operator=(const Early&) = delete;
-
-  uint64_t block() const { return block_; }
-
-  std::string begin() {
-    poison_static_shared();
-    std::string failure = scheduler_->go_on(false);
-    static_shared_ = save_static_shared();
-    ended_ = !failure.empty();
-    return failure;
-  }
-  std::string end() {
-    restore_static_shared(static_shared_);
-    ended_ = true;
-    return scheduler_->go_on(true);
-  }
-
- private:
-  std::shared_ptr<Schedulers> all_ = schedulers();
-  uint64_t block_;
-  SharedMemory shared_;
-  std::vector<std::byte> static_shared_;
-  std::unique_ptr<BlockScheduler> scheduler_;
-  bool ended_ = false;
-};
+void abandon_early_blocks() {
+  for (EarlyBlock& block : of_thread().early) block.abandon();
+}
 
 Grid::Grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped, std::function<void()> body)
     : grid_(grid),
@@ -106,23 +114,22 @@ Grid::Grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped, std::fun
       body_(std::move(body)),
       count_(uint64_t{grid.x} * grid.y * grid.z) {}
 
-Grid::~Grid() = default;
-
 uint3 Grid::index_of(uint64_t block) const {
   return {static_cast<unsigned>(block % grid_.x), static_cast<unsigned>(block / grid_.x % grid_.y),
           static_cast<unsigned>(block / grid_.x / grid_.y)};
 }
 
-std::string Grid::begin() {
-  Schedulers& all = *schedulers();
-  if (early_ != nullptr || all.num_early == kMostEarly || all.whole.random() % 2 == 0) return "";
-  early_ = std::make_unique<Early>(*this, all.whole.random() % count_);
-  return early_->begin();
+std::string Grid::begin() const {
+  OfThread& all = of_thread();
+  EarlyBlock* const free = all.find(nullptr);
+  if (free == nullptr || all.find(this) != nullptr || all.whole.random() % 2 == 0) return "";
+  const uint64_t block = all.whole.random() % count_;
+  return free->begin(*this, block, all.whole.random());
 }
 
-std::string Grid::run() {
-  BlockScheduler& blocks = schedulers()->whole;
-  const std::unique_ptr<Early> early = std::move(early_);
+std::string Grid::run() const {
+  BlockScheduler& blocks = of_thread().whole;
+  EarlyBlock* const early = of_thread().find(this);
   const bool early_last = early != nullptr && blocks.random() % 2 == 0;
   std::string failure;
   if (early != nullptr && !early_last) failure = early->end();

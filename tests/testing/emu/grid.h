@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 
 namespace emu {
@@ -14,23 +13,27 @@ namespace emu {
 // Where this thread's orders, and what begins early, are drawn from (OUTRIDER_EMU_SEED).
 void seed_orders(uint64_t seed);
 
+// Forgets the blocks that have begun early on this thread: the device has failed.
+void abandon_early_blocks();
+
+// A graph may run one many times, and threads the same one at once: what has begun of it is the
+// thread's.
 class Grid {
  public:
   // overlapped: every thread of it has to wait for earlier kernels.
   Grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped, std::function<void()> body);
-  ~Grid();
 
   // Each returns what went wrong, empty where nothing did.
 
   // While earlier kernels have not ended: runs one of its blocks to where that waits for them, if
   // none has begun, and the lot falls so.
-  std::string begin();
+  std::string begin() const;
   // Its blocks, one after the other, in an order that is drawn. What has begun goes on first or
   // last.
-  std::string run();
+  std::string run() const;
 
  private:
-  class Early;
+  friend class EarlyBlock;
 
   uint3 index_of(uint64_t block) const;
 
@@ -39,7 +42,6 @@ class Grid {
   bool overlapped_;
   std::function<void()> body_;
   uint64_t count_;  // of blocks
-  std::unique_ptr<Early> early_;
 };
 
 }  // namespace emu

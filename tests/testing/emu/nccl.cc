@@ -15,6 +15,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/mpi_communicator.h"
@@ -158,7 +159,7 @@ void wait_for_graphs(const ncclComm& comm, const char* call) {
 template <class Body>
 ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
   const std::shared_ptr<void> captured = emu::is_capturing(stream) ? comm->captured : nullptr;
-  const cudaError_t result = emu::enqueue(stream, [comm = comm->self, captured, body] {
+  emu::Operation operation([comm = comm->self, captured, body] {
     try {
       fail_where_asked(*comm);
       body();
@@ -168,6 +169,8 @@ ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
       return std::string("NCCL: ") + error.what();
     }
   });
+  operation.is_kernel = true;
+  const cudaError_t result = emu::enqueue(stream, std::move(operation));
   return result == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 

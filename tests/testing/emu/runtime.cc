@@ -149,14 +149,16 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* function
   if (!grid_fits || threads < 1 || threads > kMaxBlockThreads || block.z > 64) {
     return ::remember(cudaErrorInvalidConfiguration);
   }
-  const bool overlapped = config.numAttrs == 1;
+  const bool has_attribute = config.numAttrs == 1;
   if (config.numAttrs > 1 ||
-      (overlapped && config.attrs->id != cudaLaunchAttributeProgrammaticStreamSerialization) ||
+      (has_attribute && config.attrs->id != cudaLaunchAttributeProgrammaticStreamSerialization) ||
       config.dynamicSmemBytes > static_cast<size_t>(max_dynamic_shared_bytes(function))) {
     return ::remember(cudaErrorInvalidValue);
   }
-  const auto launched =
-      std::make_shared<Grid>(grid, block, config.dynamicSmemBytes, overlapped, std::move(body));
+  const bool overlapped =
+      has_attribute && config.attrs->val.programmaticStreamSerializationAllowed != 0;
+  const auto launched = std::make_shared<const Grid>(grid, block, config.dynamicSmemBytes,
+                                                     overlapped, std::move(body));
   Operation operation([launched] { return launched->run(); });
   operation.is_kernel = true;
   if (overlapped) operation.begin = [launched] { return launched->begin(); };

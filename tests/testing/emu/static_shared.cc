@@ -1,5 +1,6 @@
 // Where they are is read from the program's own symbols: thread-local statics of functions in
-// outrider::cuda. A program without symbols finds there what the block before left.
+// outrider::cuda. A program without symbols finds there what the block before left, and a block
+// that began early what others did.
 #include "testing/emu/static_shared.h"
 
 #include <elf.h>

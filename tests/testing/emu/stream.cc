@@ -12,6 +12,7 @@
 
 #include "testing/emu/device_memory.h"
 #include "testing/emu/environment.h"
+#include "testing/emu/grid.h"
 
 namespace emu {
 
@@ -19,7 +20,7 @@ namespace emu {
 // null: there is none yet.
 template <class Next>
 static std::string run_operation(const Operation& operation, const Next& next) {
-  constexpr size_t kFarthest = 4;  // kernels that may have begun
+  constexpr size_t kFarthest = 4;  // kernels behind it
   for (size_t i = 0; operation.is_kernel && i < kFarthest; ++i) {
     const Operation* const later = next(i);
     if (later == nullptr || later->begin == nullptr) break;
@@ -70,7 +71,10 @@ class StreamQueue {
         } catch (const std::exception& error) {
           failure = error.what();
         }
-        if (!failure.empty()) fail_device(failure);
+        if (!failure.empty()) {
+          fail_device(failure);
+          abandon_early_blocks();
+        }
       }
       ++num_done_;
     }

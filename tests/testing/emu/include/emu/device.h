@@ -17,7 +17,8 @@
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(...)
 #define __grid_constant__
-// One block at a time runs on a thread of the host.
+// One block at a time runs on a thread of the host; of one that waits for earlier kernels `grid`
+// keeps what stands in them.
 #define __shared__ static thread_local
 
 extern constinit thread_local uint3 threadIdx;
