@@ -2,13 +2,16 @@
 // is seen.
 #include <numeric>
 
+#include "testing/emu/stream.h"
 #include "tests/cuda/emulator/kernel_test.h"
 
 namespace outrider::cuda {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Gt;
 using ::testing::HasSubstr;
+using ::testing::Lt;
 
 __global__ void write_indices(int* y) {
   const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -170,7 +173,7 @@ __global__ void reverse_and_add(const int* x, int* y, int* runs, int base, Early
   const int i = threadIdx.x, first = blockIdx.x * blockDim.x, at = first + i;
   const int reversed = first + blockDim.x - 1 - i;
   if (i == 0) added = 100 * blockIdx.x + base;
-  shared[i] = early == Early::reads ? x[at] : 0;
+  if (early == Early::reads) shared[i] = x[at];
   if (early == Early::copies && i % 4 == 0) cp_async_16(shared + i, x + at, true);
   cp_async_commit();
   if (early == Early::writes) y[at] = 0;
@@ -234,23 +237,31 @@ TEST(EmulatedBarrier, SeesWhatIsDoneBeforeEarlierKernelsHaveEnded) {
   for (const Early early : {Early::reads, Early::copies, Early::writes}) {
     for (const int at : {1, 3}) {
       for (const bool in_graph : {false, true}) {
-        EXPECT_LT(count_seeds(20, [&] { return chain_adds_up(at, early, in_graph); }), 15)
+        const int unseen = count_seeds(20, [&] { return chain_adds_up(at, early, in_graph); });
+        EXPECT_THAT(unseen, AllOf(Gt(0), Lt(15)))
             << static_cast<int>(early) << " of kernel " << at << (in_graph ? " of a graph" : "");
       }
     }
   }
 }
 
-// What had begun behind a kernel that failed is forgotten, and others begin early as before.
+__global__ void fail_elsewhere() { emu::fail_device("another thread's __trap() in a kernel"); }
+
+// What had begun when a kernel failed, the one before it or another thread's, is forgotten, and
+// others begin early as before.
 TEST(EmulatedBarrier, ForgetsWhatHadBegunBehindAFailure) {
-  const auto after_a_failure = [](int at, Early early) {
-    launch(refuse, 1, 1, 0, nullptr);
+  void (*failing)() = refuse;
+  const auto after_a_failure = [&](int at, Early early) {
+    launch(failing, 1, 1, 0, nullptr);
     for (int k = 0; k < 4; ++k) launch_overlapped(wait_for_earlier, 2, 64, 0, nullptr, 64);
     EXPECT_THAT(failure(), HasSubstr("__trap() in "));
     return chain_adds_up(at, early, true);
   };
-  EXPECT_EQ(count_seeds(20, [&] { return after_a_failure(-1, Early::nothing); }), 20);
-  EXPECT_LT(count_seeds(20, [&] { return after_a_failure(1, Early::reads); }), 15);
+  for (void (*const kernel)() : {refuse, fail_elsewhere}) {
+    failing = kernel;
+    EXPECT_EQ(count_seeds(20, [&] { return after_a_failure(-1, Early::nothing); }), 20);
+    EXPECT_LT(count_seeds(20, [&] { return after_a_failure(1, Early::reads); }), 15);
+  }
 }
 
 TEST(EmulatedBarrier, AFailureStopsTheDevice) {

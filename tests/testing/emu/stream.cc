@@ -71,11 +71,10 @@ class StreamQueue {
         } catch (const std::exception& error) {
           failure = error.what();
         }
-        if (!failure.empty()) {
-          fail_device(failure);
-          abandon_early_blocks();
-        }
+        if (!failure.empty()) fail_device(failure);
       }
+      // Whoever failed: what has begun has no turn any more.
+      if (!failure.empty()) abandon_early_blocks();
       ++num_done_;
     }
   }
