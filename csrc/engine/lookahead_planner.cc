@@ -10,9 +10,9 @@ namespace outrider {
 namespace {
 
 // Observations of a position that count in full: of a server's drafter, and of one sequence.
-constexpr double kServerWindow = 256, kSequenceWindow = 32;
+constexpr double kServerWindow = 1024, kSequenceWindow = 32;
 // A plain step is taken after so many others, so that what one costs stays known, and first of all.
-constexpr int64_t kPlainEvery = 64;
+constexpr int64_t kPlainEvery = 128;
 constexpr int64_t kPlainFirst = 3;
 constexpr int kPlainPatience = 4;  // prompts may stand in the way
 // A drafter that is not worth its time is tried again after so many steps.

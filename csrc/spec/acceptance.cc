@@ -15,8 +15,8 @@ constexpr double kFirstGuess = 0.6, kFirstGuessWeight = 2;
 constexpr double kInheritedWeight = 2, kServerWeight = 32;
 constexpr double kCarried = 0.5;  // of how much better a sequence does, to its next position
 // Standard deviations between what a sequence showed and what is believed of it, at most.
-constexpr double kFurthest = 1.5;
-constexpr double kKept = 0.99;  // of what is known, by a step without drafts
+constexpr double kFurthest = 2;
+constexpr double kKept = 0.95;  // of what is known, by a step without drafts
 
 double posterior(double accepted, double reached, double guess, double weight) {
   return (accepted + weight * guess) / (reached + weight);

@@ -189,7 +189,7 @@ TEST(LookaheadPlanner, NoiseDoesNotBreakThePromise) {
 }
 
 TEST(LookaheadPlanner, AGoodDrafterIsUsedAsTheBestFixedKIs) {
-  for (const double alpha : {0.5, 0.7, 0.9}) {
+  for (const double alpha : {0.5, 0.7, 0.9, 0.97}) {
     double best = 0;  // c is 0.1, and a row is 0.02 of a pass
     for (int k = 0; k <= kMaxDraftTokens; ++k) {
       best = std::max(best, expected_speedup(alpha, k, 0.1, 1 + 0.02 * k));
@@ -198,7 +198,7 @@ TEST(LookaheadPlanner, AGoodDrafterIsUsedAsTheBestFixedKIs) {
       SimulatedServer server(adaptive(), tables(), tables(), 1, with_probability(alpha));
       server.noisy = noisy;
       for (int i = 0; i < 20'000; ++i) server.step();
-      EXPECT_GT(server.plain_ms / server.total_ms, 0.98 * best) << alpha;
+      EXPECT_GT(server.plain_ms / server.total_ms, 0.99 * best) << alpha;
     }
   }
 }
