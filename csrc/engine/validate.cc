@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <string>
 #include <utility>
@@ -221,8 +222,9 @@ absl::Status validate_repeatable(const Request& request, const Limits& limits) {
 absl::Status validate_lenience(const Request& request) {
   const SpeculationParams& speculation = request.speculation;
   const float lenience = speculation.lenience;
-  if (!(lenience > 0 && lenience <= 1)) {
-    return unexpected("speculation.lenience", lenience, "a number in (0, 1]");
+  // Engines take numbers below the normal ones for 0.
+  if (!(lenience >= std::numeric_limits<float>::min() && lenience <= 1)) {
+    return unexpected("speculation.lenience", lenience, "a number in (0, 1], 1.2e-38 at least");
   }
   if (lenience == 1) return absl::OkStatus();
   if (speculation.off) {

@@ -203,6 +203,10 @@ const std::vector<Case>& cases() {
          r.sampling.seed = 1, r.speculation.mode = VerifyMode::rejection;
          r.speculation.lenience = 0.5f;
        }},
+      {"a lenience that engines take for 0", "speculation.lenience",
+       [](Request& r) {
+         r.speculation.lenience = std::nextafter(std::numeric_limits<float>::min(), 0.0f);
+       }},
       {"lenience 0", "speculation.lenience", [](Request& r) { r.speculation.lenience = 0; }},
       {"lenience above 1", "speculation.lenience",
        [](Request& r) { r.speculation.lenience = std::nextafter(1.0f, 2.0f); }},
