@@ -37,7 +37,7 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
       continue;
     }
     ++account.sequences[d];
-    account.may_copy += sequence.terms.may_copy && sequence.drafter == sequence.terms.drafter;
+    account.may_copy[d] += sequence.terms.may_copy && sequence.drafter == sequence.terms.drafter;
     account.rows[d] += outcome.drafts.num_drafted;
     account.accepted[d] += accepted;
     num_adaptive_rows += outcome.drafts.num_drafted;
@@ -96,12 +96,13 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
   std::array<double, kNumDrafterKinds> added = account.added_ms;
   added[static_cast<int>(DrafterKind::model)] +=
       pricing_.round_ms(DrafterKind::model, prefill.adaptive_draft);
-  double expected = 0;
-  for (const double ms : added) expected += ms;
-  double overrun = 0;  // of what drafting adds, beyond its price
   if (prefill.target == 0 && prefill.adaptive_draft > 0 &&
       prefill.draft == prefill.adaptive_draft) {
-    overrun = std::min(durations.ms - base_ms, kMostOverrun * expected) / expected - 1;
+    double& fed = added[static_cast<int>(DrafterKind::model)];
+    double expected = 0;
+    for (const double ms : added) expected += ms;
+    const double others = expected - fed;
+    fed = std::max(0.0, std::min(durations.ms - base_ms, kMostOverrun * expected) - others);
   }
   DecodeShape decoded = account.base;
   decoded.prompt_rows = 0;
@@ -109,23 +110,27 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
                               ? 0
                               : (pricing_.step_ms(decoded) + pricing_.draft_ms(decoded)) /
                                     static_cast<double>(decoded.sequences + account.accepted_exact);
-  // Who may copy and cannot, since copying has nothing left, earns for it.
-  LossBudget& copying = of(DrafterKind::prompt_lookup).budget;
-  if (account.may_copy > 0 && copying.is_spent()) {
-    copying.earn(plain_ms * account.may_copy / static_cast<double>(account.plain.sequences));
+  // Who may copy and cannot, since copying has nothing left, earns half of the time for it.
+  std::array<double, kNumDrafterKinds> earning;  // sequences
+  std::copy(account.sequences.begin(), account.sequences.end(), earning.begin());
+  if (of(DrafterKind::prompt_lookup).budget.is_spent()) {
+    for (int d = 0; d < kNumDrafterKinds; ++d) {
+      const double half = 0.5 * account.may_copy[d];
+      earning[d] -= half;
+      earning[static_cast<int>(DrafterKind::prompt_lookup)] += half;
+    }
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     Drafter& drafter = drafters_[d];
     if (!drafter.budget.has_started()) continue;
+    if (earning[d] > 0) {
+      drafter.budget.earn(plain_ms * earning[d] / static_cast<double>(account.plain.sequences));
+    }
     if (account.sequences[d] > 0) {
-      drafter.budget.earn(plain_ms * account.sequences[d] /
-                          static_cast<double>(account.plain.sequences));
       drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
       if (account.rows[d] > 0 || prefill.adaptive_draft == 0) drafter.catching_up = -1;
     }
-    if (added[d] > 0) {
-      drafter.budget.charge((1 + overrun) * added[d] - account.accepted[d] * token_ms);
-    }
+    if (added[d] > 0) drafter.budget.charge(added[d] - account.accepted[d] * token_ms);
   }
 }
 

@@ -69,9 +69,15 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
     sequence.proposed.clear();
   }
   unstretched_ms_ = 0;
+  for (Drafter& drafter : drafters_) drafter.tried = -1;
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
-    if (prompts.waiting > 0) return choose_beside_prompts(step, prompts);
-    choose_adaptively(step);
+    const bool beside_prompts = prompts.waiting > 0;
+    const bool plain = beside_prompts || wants_plain_step(step);
+    if (!beside_prompts) choose_drafters(step, plain);
+    find_base(step);
+    count_sequences(step);
+    if (beside_prompts) return choose_beside_prompts(step, prompts);
+    choose_adaptively(step, plain);
     return 0;
   }
   if (policy_.kind == LookaheadPolicy::Kind::fixed) return 0;
@@ -87,7 +93,6 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
 // cannot be helped: it would wait.
 double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
                                                const PromptRows& prompts) {
-  for (Drafter& drafter : drafters_) drafter.tried = -1;
   candidates_.clear();
   bool all_may = !step.empty();
   for (DecodeChoice& choice : step) {
@@ -164,32 +169,25 @@ LookaheadPlanner::BesidePrompts LookaheadPlanner::beside_prompts(std::span<const
   return found;
 }
 
-void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
-  if (step.empty()) return;
-  for (Drafter& drafter : drafters_) {
-    drafter.num_sequences = 0;
-    drafter.drawing_ms = 0;
-    drafter.tried = -1;
-  }
-  ++steps_since_copy_tried_;
-  DecodeShape base;
-  costs_.tokens = 0;
-  costs_.max_ms = std::numeric_limits<double>::infinity();
+// What the step comes to where those whose K is to be chosen draft nothing.
+void LookaheadPlanner::find_base(std::span<const DecodeChoice> step) {
+  base_ = {};
+  base_tokens_ = 0;
   for (const DecodeChoice& choice : step) {
-    Sequence& sequence = sequences_.at(choice.id);
-    if (sequence.terms.may_copy) choose_drafter(sequence, choice);
+    const Sequence& sequence = sequences_.at(choice.id);
     const auto position = static_cast<int64_t>(choice.tokens.size());
     const int k = choice.exact ? choice.num_draft_tokens : 0;
-    base.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, k);
-    costs_.tokens += 1;
-    if (k > 0) costs_.tokens += accepted_of(hazard_of_sequence(sequence), k);
-    if (!choice.exact) {
-      ++of(sequence.drafter).num_sequences;
-      of(sequence.drafter).drawing_ms +=
-          pricing_.drawing_ms(sequence.drafter, sequence.terms.drawing);
-    }
+    base_.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, k);
+    base_tokens_ += 1;
+    if (k > 0) base_tokens_ += accepted_of(hazard_of_sequence(sequence), k);
   }
-  last_base_ = base;
+}
+
+void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool plain) {
+  if (step.empty()) return;
+  const DecodeShape& base = base_;
+  costs_.tokens = base_tokens_;
+  costs_.max_ms = std::numeric_limits<double>::infinity();
   // An objective that is missed without drafts already hides none that can be met.
   const double base_ms = pricing_.step_ms(base) + pricing_.draft_ms(base);
   for (const DecodeChoice& choice : step) {
@@ -197,7 +195,6 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
     if (objective_ms >= base_ms) costs_.max_ms = std::min(costs_.max_ms, objective_ms);
   }
   set_budgets(base);
-  const bool plain = wants_plain_step(base.sequences);
 
   candidates_.clear();
   int64_t most_drafted = 0;
@@ -247,12 +244,36 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step) {
 }
 
 // What a plain step takes is known from plain steps alone.
-bool LookaheadPlanner::wants_plain_step(int64_t sequences) {
+bool LookaheadPlanner::wants_plain_step(std::span<const DecodeChoice> step) {
+  if (step.empty()) return false;
+  const auto sequences = static_cast<int64_t>(step.size());
   const CostFit& fit = pricing_.fit(sequences);
   if (fit.num_since_plain() < kPlainEvery && fit.num_plain() >= kPlainFirst) return false;
   int& asked = plain_asked_[StepPricing::size_of(sequences)];
   if (++asked > kPlainEvery) asked = 0;
   return asked <= kPlainPatience;
+}
+
+// Who may copy is one of copying's, whatever it drafts with: or copying's budget would be that of
+// how many copied last.
+void LookaheadPlanner::count_sequences(std::span<const DecodeChoice> step) {
+  for (Drafter& drafter : drafters_) {
+    drafter.num_sequences = 0;
+    drafter.drawing_ms = 0;
+  }
+  const auto count = [&](DrafterKind kind, Drawing drawing) {
+    ++of(kind).num_sequences;
+    of(kind).drawing_ms += pricing_.drawing_ms(kind, drawing);
+  };
+  for (const DecodeChoice& choice : step) {
+    if (choice.exact) continue;
+    const Sequence& sequence = sequences_.at(choice.id);
+    const DraftingTerms& terms = sequence.terms;
+    count(sequence.drafter, terms.drawing);
+    if (terms.may_copy && sequence.drafter == terms.drafter) {
+      count(DrafterKind::prompt_lookup, terms.drawing);
+    }
+  }
 }
 
 void LookaheadPlanner::set_budgets(const DecodeShape& base) {
@@ -279,15 +300,24 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
 }
 
 // Copies where that is at least as likely to be right as what would be drawn. Texts change: one
-// copy that this refuses is tried every so often.
-void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice) {
+// copy that this refuses is tried every so often, in a step that may draft.
+void LookaheadPlanner::choose_drafters(std::span<const DecodeChoice> step, bool plain) {
+  if (step.empty()) return;
+  ++steps_since_copy_tried_;
+  for (const DecodeChoice& choice : step) {
+    Sequence& sequence = sequences_.at(choice.id);
+    if (sequence.terms.may_copy) choose_drafter(sequence, choice, plain);
+  }
+}
+
+void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice, bool plain) {
   sequence.draft_class = 0;
   if (choice.num_draft_tokens == 0 || of(DrafterKind::prompt_lookup).budget.is_spent()) return;
   const double drawn = hazard_of_sequence(sequence)[0];
   sequence.drafter = DrafterKind::prompt_lookup;
   if (find_proposal(sequence, choice)) {
     if (hazard_of_sequence(sequence)[0] >= drawn) return;
-    if (steps_since_copy_tried_ >= kTryEvery) {
+    if (!plain && steps_since_copy_tried_ >= kTryEvery) {
       steps_since_copy_tried_ = 0;
       sequence.tries_copy = true;
       return;
@@ -370,8 +400,12 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   Sequence& sequence = sequences_.at(catch_up.id);
   const DrafterKind kind = sequence.terms.drafter;
   Drafter& drafter = of(kind);
-  DecodeShape base = last_base_;
-  if (base.sequences == 0) base.add(pricing_.target(), 0, kind, sequence.terms.drawing, 0);
+  DecodeShape base = base_;
+  double base_tokens = base_tokens_;
+  if (base.sequences == 0) {
+    base.add(pricing_.target(), 0, kind, sequence.terms.drawing, 0);
+    base_tokens = 1;
+  }
   if (!drafter.budget.has_started()) {
     drafter.num_sequences = std::max(drafter.num_sequences, 1);
     set_budgets(base);
@@ -387,7 +421,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
                          .row_ms = pricing_.drawing_ms(kind, sequence.terms.drawing),
                          .hazard = hazard_of(sequence.counts[0], hazard_of(drafter.counts[0]))});
   chosen_.assign(1, 0);
-  costs_.tokens = static_cast<double>(base.sequences);
+  costs_.tokens = base_tokens;
   costs_.max_ms = sequence.terms.max_step_ms > 0 ? sequence.terms.max_step_ms
                                                  : std::numeric_limits<double>::infinity();
   drafter.num_sequences = std::max(drafter.num_sequences, 1);

@@ -116,15 +116,16 @@ class LookaheadPlanner final : public LookaheadChooser {
     std::array<int, kNumDrafterKinds> sequences{};    // adaptive ones
     std::array<int, kNumDrafterKinds> rows{};         // that they drafted
     std::array<int, kNumDrafterKinds> accepted{};     // … and emitted
+    std::array<int, kNumDrafterKinds> may_copy{};  // adaptive ones that might have copied instead
     int accepted_exact = 0;
-    int may_copy = 0;  // of the adaptive ones, those that drew or drafted nothing
   };
 
   Drafter& of(DrafterKind kind) { return drafters_[static_cast<int>(kind)]; }
   const Drafter& of(DrafterKind kind) const { return drafters_[static_cast<int>(kind)]; }
   void forget_removed();
 
-  void choose_adaptively(std::span<DecodeChoice> step);
+  void find_base(std::span<const DecodeChoice> step);
+  void choose_adaptively(std::span<DecodeChoice> step, bool plain);
   struct BesidePrompts {
     double gain = 0;       // how many times as fast as without drafts prompts get on
     double prompt_ms = 0;  // as choose() returns it
@@ -134,11 +135,13 @@ class LookaheadPlanner final : public LookaheadChooser {
   double choose_beside_prompts(std::span<DecodeChoice> step, const PromptRows& prompts);
   BesidePrompts beside_prompts(std::span<const DecodeChoice> step, const PromptRows& prompts,
                                int k) const;
-  bool wants_plain_step(int64_t sequences);
+  bool wants_plain_step(std::span<const DecodeChoice> step);
+  void count_sequences(std::span<const DecodeChoice> step);
   void fill_costs(const DecodeShape& base, int64_t most_drafted);
   void set_budgets(const DecodeShape& base);
   bool find_proposal(Sequence& sequence, const DecodeChoice& choice);
-  void choose_drafter(Sequence& sequence, const DecodeChoice& choice);
+  void choose_drafters(std::span<const DecodeChoice> step, bool plain);
+  void choose_drafter(Sequence& sequence, const DecodeChoice& choice, bool plain);
   Hazard hazard_of_sequence(const Sequence& sequence) const;
   void try_others(std::span<DecodeChoice> step, int64_t num_drafted, const LookaheadChoice& choice);
 
@@ -154,7 +157,8 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::vector<int64_t> removed_;
   std::array<int, StepPricing::kSizes> plain_asked_{};
   int64_t steps_since_copy_tried_ = 0;
-  DecodeShape last_base_;
+  DecodeShape base_;           // of the step that is planned, without what is chosen
+  double base_tokens_ = 0;     // that it is expected to emit
   double unstretched_ms_ = 0;  // of the step that is planned, where drafts buy prompts time
 
   LookaheadSearch search_;

@@ -210,6 +210,7 @@ bool Scheduler::reclaim_draft(const ScheduledSequence& for_whom) {
     if (s.exact() || !holds_draft_pages(&s)) continue;
     rows_.all += s.work.num_draft_tokens;
     s.work.num_draft_tokens = 0;
+    if (s.ready_to_decode()) rows_.prefill_ms_by_drafts = 0;  // it would wait without drafts
     drop_draft(s);
     return true;
   }

@@ -17,6 +17,8 @@ constexpr double kCarried = 0.5;  // of how much better a sequence does, to its 
 // Standard deviations between what a sequence showed and what is believed of it, at most.
 constexpr double kFurthest = 2;
 constexpr double kKept = 0.95;  // of what is known, by a step without drafts
+// Of what is known of positions behind a draft that was accepted whole.
+constexpr double kKeptBehind = 0.995;
 
 double posterior(double accepted, double reached, double guess, double weight) {
   return (accepted + weight * guess) / (reached + weight);
@@ -55,12 +57,15 @@ void AcceptanceCounts::observe(int num_drafted, int num_accepted) {
     reached_[i] += 1;
     accepted_[i] += i < num_accepted;
   }
+  if (num_accepted == num_drafted) fade(num_drafted, kKeptBehind);
 }
 
-void AcceptanceCounts::age() {
-  for (int i = 0; i < kMaxDraftTokens; ++i) {
-    reached_[i] *= kKept;
-    accepted_[i] *= kKept;
+void AcceptanceCounts::age() { fade(0, kKept); }
+
+void AcceptanceCounts::fade(int first, double kept) {
+  for (int i = first; i < kMaxDraftTokens; ++i) {
+    reached_[i] *= kept;
+    accepted_[i] *= kept;
   }
 }
 

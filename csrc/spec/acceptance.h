@@ -33,6 +33,8 @@ class AcceptanceCounts {
   explicit AcceptanceCounts(double window) : window_(window) {}
 
   // A step verified num_drafted tokens and kept num_accepted: nothing is learnt behind a refusal.
+  // Where all were kept, one more might have been: what is known of positions behind them counts
+  // less from now on, or a few refusals there would never be found out either.
   void observe(int num_drafted, int num_accepted);
   // A step drafted nothing because of what is known here: that counts less from now on, or bad luck
   // would never be found out.
@@ -42,6 +44,8 @@ class AcceptanceCounts {
   double accepted(int position) const { return accepted_[position]; }
 
  private:
+  void fade(int first, double kept);
+
   double window_;
   std::array<double, kMaxDraftTokens> reached_{}, accepted_{};
 };

@@ -98,10 +98,17 @@ void LookaheadSearch::begin_limits(Sequences sequences, double plain_ms) {
   for (const LookaheadSequence& sequence : sequences) {
     limits_ms_.push_back(plain_ms * (1 + sequence.spare));
   }
+  least_limit_ = 0;
+  found_limit_ms_ = -1;  // not looked for
 }
 
-double LookaheadSearch::least_limit_ms() const {
-  return *std::min_element(limits_ms_.begin(), limits_ms_.end());
+double LookaheadSearch::least_limit_ms() {
+  if (limits_ms_[least_limit_] != found_limit_ms_) {
+    const auto least = std::min_element(limits_ms_.begin(), limits_ms_.end());
+    least_limit_ = static_cast<size_t>(least - limits_ms_.begin());
+    found_limit_ms_ = *least;
+  }
+  return found_limit_ms_;
 }
 
 template <typename Visit>
@@ -166,12 +173,10 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
   int best_cap = 0, best_rows = 0;
   for (int cap = 1; cap <= deepest; ++cap) {
     int num_rows = 0;
-    double limit_ms = 0;  // at least: they rise from row to row
     walk(sequences, costs, cap, [&](const Row&, double tokens, double ms) {
       ++num_rows;
       if (ms > max_ms || tokens <= best * ms) return true;
-      if (ms > limit_ms) limit_ms = least_limit_ms();
-      if (ms > limit_ms) {
+      if (ms > least_limit_ms()) {
         choice_.held_back = true;
         return true;
       }

@@ -107,10 +107,12 @@ class LookaheadSearch {
   void walk(Sequences sequences, const LookaheadCosts& costs, int cap, const Visit& visit);
 
   void begin_limits(Sequences sequences, double plain_ms);
-  double least_limit_ms() const;
+  double least_limit_ms();
 
   std::vector<Row> rows_;
-  std::vector<double> limits_ms_;  // [sequences]: that the step may take for each
+  std::vector<double> limits_ms_;  // [sequences]: that the step may take for each; they only rise
+  size_t least_limit_ = 0;         // the least of them …
+  double found_limit_ms_ = 0;      // … where it still is what it was when it was found
   std::vector<std::array<int, kMaxDraftTokens>> drafting_;  // [drafters]
   std::vector<double> added_ms_;                            // [drafters]
   std::vector<bool> closed_;                                // [drafters]

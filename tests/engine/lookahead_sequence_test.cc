@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 
 #include "engine/lookahead_planner.h"
 #include "lookahead_tables.h"
@@ -191,6 +193,98 @@ TEST_F(OneSequence, CopyingEarnsWhileItMayNot) {
   }
   EXPECT_GT(steps, 0);
   EXPECT_LT(steps, 5000);
+}
+
+// Who may copy and draw, and gains by neither, loses no more than by one of them.
+TEST_F(OneSequence, CopyingAndDrawingTogetherCostAHundredthAtMost) {
+  constexpr double kRowMs = 3, kRoundMs = 4;
+  constexpr double kStart = 20 * 4 * (kRowMs + kRoundMs) + 20 * 4 * kRowMs;
+  const std::vector<int32_t> repeats(8, 1);
+  const std::vector<std::function<int(int, int)>> lures = {
+      [](int, int) { return 0; },
+      [](int, int k) { return k <= 1 ? k : 0; },
+      [](int, int k) { return k <= 2 ? k : 0; },
+      [](int step, int k) { return step / 100 % 2 == 0 ? k : 0; },
+      [](int step, int k) { return step / 1000 % 2 == 0 ? k : 0; },
+  };
+  for (const auto& accepted_of : lures) {
+    LookaheadPlanner planner(adaptive(), tables(kRowMs, kRoundMs));
+    planner.add(kId, {.drafter = kModel, .may_copy = true});
+    double ms = 0, plain_ms = 0;
+    std::array<int, kNumDrafterKinds> drafted{};
+    for (int i = 0; i < 50'000; ++i) {
+      const int k = choose(planner, repeats, kMaxDraftTokens);
+      const DrafterKind drafter = planner.drafter_now(kId);
+      drafted[static_cast<int>(drafter)] += k;
+      const double draft_ms = drafter == kModel ? k * kRoundMs : 0;
+      const double step_ms = 10 + k * kRowMs + draft_ms;
+      const int accepted = accepted_of(i, k);
+      observe(planner, k, accepted, step_ms, draft_ms);
+      ms += step_ms;
+      plain_ms += 10 * (accepted + 1);
+      ASSERT_LE(ms, 1.01 * plain_ms + kStart) << i;
+    }
+    EXPECT_GT(drafted[static_cast<int>(kModel)], 0);
+    EXPECT_GT(drafted[static_cast<int>(DrafterKind::prompt_lookup)], 0);
+  }
+}
+
+// What a crowd lost by copying keeps nobody who is alone from it for as long.
+TEST_F(OneSequence, CopiesSoonAfterACrowdHasLostByIt) {
+  LookaheadPlanner planner(adaptive(), tables());
+  constexpr int kCrowd = 64;
+  const std::vector<int32_t> repeats(8, 1);
+  for (int64_t id = 100; id < 100 + kCrowd; ++id) {
+    planner.add(id, {.drafter = kModel, .may_copy = true});
+  }
+  const auto left = [&] {
+    return planner.reports()[static_cast<int>(DrafterKind::prompt_lookup)].budget_ms;
+  };
+  // Steps that nobody would have allowed: first all is accepted, then nothing.
+  const auto take = [&](int drafted, int accepted) {
+    std::vector<DecodeChoice> all;
+    for (int64_t id = 100; id < 100 + kCrowd; ++id) {
+      all.push_back({.id = id, .tokens = repeats, .num_draft_tokens = kMaxDraftTokens});
+    }
+    planner.choose(all, {});
+    std::vector<LookaheadOutcome> outcomes;
+    for (const DecodeChoice& choice : all) {
+      outcomes.push_back({.id = choice.id,
+                          .position = 8,
+                          .drafts = {.num_drafted = drafted, .num_accepted = accepted},
+                          .num_emitted = 1 + accepted});
+    }
+    planner.observe(outcomes, {}, {10 + 0.2 * ((1 + drafted) * kCrowd - 1), 0});
+  };
+  for (int i = 0; i < 20; ++i) take(1, 1);
+  while (left() > 192) take(kMaxDraftTokens, 0);
+  while (left() > 64) take(1, 0);  // 51 ms are a drafting step of all
+  take(3, 0);
+  ASSERT_GT(left(), 5);
+  ASSERT_LT(left(), 30);
+  for (int64_t id = 100; id < 100 + kCrowd; ++id) planner.remove(id);
+  planner.add(kId, {.drafter = kModel, .may_copy = true});
+  int steps = 0;
+  for (; steps < 1000; ++steps) {
+    const int k = choose(planner, repeats, kMaxDraftTokens);
+    if (k > 0 && planner.drafter_now(kId) == DrafterKind::prompt_lookup) break;
+    observe(planner, k, 0, 10 + 1.2 * k, k);
+  }
+  EXPECT_LT(steps, 150);  // the crowd's luck keeps it from it; it is tried every 64 steps
+}
+
+// Prices are still those of a slower machine: that a step takes less than they say is no gain by
+// what was fed in it.
+TEST_F(OneSequence, FeedingACacheGainsNothing) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(kId, {.drafter = kModel});
+  choose(planner, {1}, kMaxDraftTokens);  // budgets begin
+  observe(planner, 8, 0, 10 + 1.2 * 8, 8);
+  const auto left = [&] { return planner.reports()[static_cast<int>(kModel)].budget_ms; };
+  const double before = left();
+  ASSERT_GT(before, 0);
+  observe(planner, 0, 0, 2, 0, {.draft = 64, .adaptive_draft = 64});
+  EXPECT_LE(left(), before + 0.101);  // a hundredth of a plain step
 }
 
 // A drafter that is right a third of the time pays. One answer that it cannot help is drafted for

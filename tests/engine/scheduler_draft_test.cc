@@ -219,6 +219,36 @@ TEST(Scheduler, ReclaimsDraftPagesOfTheLastThatCanDoWithout) {
   EXPECT_EQ(scheduler.stats().num_preemptions, 1);
 }
 
+// Whose drafts are taken away for another's waits no longer than without drafts.
+TEST(Scheduler, DraftsThatAreTakenAwayBuyPromptsNothing) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 110}}};
+  limits.prefill_slowdown = 1.8;
+  limits.num_draft_pages = 6;
+  Scheduler scheduler(limits);
+  RecordingChooser chooser;
+  chooser.prompt_ms = 40;
+  scheduler.add(spec(1, 2 * kP - 4, 4));
+  scheduler.add(spec(2, kP + 1, 4));
+  while (scheduler.stats().num_running < 2 || chooser.told.size() < 2) {
+    commit_all(scheduler, scheduler.plan(&chooser), 1);
+  }
+  scheduler.add(spec(3, 2000, 0));
+  int64_t fed = 0;
+  for (int i = 0;; ++i) {
+    ASSERT_LT(i, 20);
+    const StepPlan plan = scheduler.plan(&chooser);
+    const int64_t rows = work_of(scheduler, plan, 3)->prefill_end - fed;
+    fed += rows;
+    if (reclaims(scheduler, plan, 2)) {
+      EXPECT_LT(rows, 20);
+      break;
+    }
+    EXPECT_GT(rows, 35);
+    commit_all(scheduler, plan, 1);
+  }
+}
+
 TEST(Scheduler, CatchesUpWhenDraftPagesAreFreeAgain) {
   SchedulerLimits limits = roomy();
   limits.num_draft_pages = 6;
