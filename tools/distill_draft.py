@@ -354,7 +354,9 @@ class Trainer:
         draft = self.draft if arguments.kind == "head" else self.draft.shape
         size = {"parameters_read": draft.read_each_pass(),
                 "target_parameters_read": self.target.shape.read_each_pass()}
-        cost = arguments.cost or size["parameters_read"] / size["target_parameters_read"]
+        cost = arguments.cost
+        if cost is None:
+            cost = size["parameters_read"] / size["target_parameters_read"]
         coverage = np.mean([np.isin(s["tokens"][s["generated"]], self.token_ids).mean()
                             for s in self.held_out.shards])
         log(arguments, {"begin": self.step, "steps": self.num_steps(), **size, "c": cost,
@@ -413,6 +415,13 @@ def log(arguments: argparse.Namespace, line: dict) -> None:
         file.write(text + "\n")
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"is {value}; expected 1 or more")
+    return value
+
+
 def parse() -> argparse.Namespace:
     cache = Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
     common = argparse.ArgumentParser(add_help=False)
@@ -434,31 +443,31 @@ def parse() -> argparse.Namespace:
 
     command = commands.add_parser("generate", parents=[common], help="draw text from the target")
     command.set_defaults(run=run_generate)
-    command.add_argument("--shards", type=int, default=48, help="of training text")
-    command.add_argument("--held-out-shards", type=int, default=1)
-    command.add_argument("--rows", type=int, default=4096,
+    command.add_argument("--shards", type=positive, default=48, help="of training text")
+    command.add_argument("--held-out-shards", type=positive, default=1)
+    command.add_argument("--rows", type=positive, default=4096,
                          help="sequences of a shard, in one batch")
-    command.add_argument("--length", type=int, default=512, help="tokens of a sequence")
+    command.add_argument("--length", type=positive, default=512, help="tokens of a sequence")
     command.add_argument("--keep-hidden", action="store_true",
                          help="keep the target's final states: more disk, and training that does "
                          "not run the target (worth it on a CPU)")
 
     training = argparse.ArgumentParser(add_help=False, parents=[common])
     training.add_argument("--kind", choices=("model", "head"), default="model")
-    training.add_argument("--layers", type=int, default=2, help="of a model")
-    training.add_argument("--depth", type=int, default=3,
+    training.add_argument("--layers", type=positive, default=2, help="of a model")
+    training.add_argument("--depth", type=positive, default=3,
                           help="tokens in a row that a head is taught to guess (default: 3)")
     training.add_argument("--start-from", type=Path, metavar="DIR",
                           help="an exported head to train further, in a new --work")
-    training.add_argument("--head-tokens", type=int, default=8192)
-    training.add_argument("--batch", type=int, default=128, help="sequences of a step")
+    training.add_argument("--head-tokens", type=positive, default=8192)
+    training.add_argument("--batch", type=positive, default=128, help="sequences of a step")
     training.add_argument("--learning-rate", type=float, default=1e-3)
     command = commands.add_parser("train", parents=[training], help="train the draft")
     command.set_defaults(run=run_train, compile=False)
     command.add_argument("--train-tokens", type=int, default=300_000_000,
                          help="positions to see, over all epochs, while the learning rate falls")
     command.add_argument("--tv-weight", type=float, default=1.0)
-    command.add_argument("--evaluate-every", type=int, default=200, metavar="STEPS")
+    command.add_argument("--evaluate-every", type=positive, default=200, metavar="STEPS")
     command.add_argument("--cost", type=float, help="c: time of a draft pass over that of a target "
                          "pass (default: parameters read by one over the other's)")
     command.add_argument("--compile", action="store_true", help="torch.compile both models")

@@ -90,6 +90,11 @@ CountTables CountTables::load(const std::filesystem::path& path, int64_t vocab_s
                                    std::to_string(vocab_size + 1) +
                                    ", one more than the model's vocabulary");
   }
+  if (rows.front() != 0 || rows.back() != entries) {
+    file.refuse("bigram_rows", "begins with " + std::to_string(rows.front()) + " and ends with " +
+                                   std::to_string(rows.back()) + "; expected 0 and " +
+                                   std::to_string(entries) + ", the entries of bigram_tokens");
+  }
   for (int64_t token = 0; token < vocab_size; ++token) {
     const int32_t begin = rows[token], end = rows[token + 1];
     if (begin < 0 || end < begin || end > entries) {

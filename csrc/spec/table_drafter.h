@@ -12,7 +12,8 @@
 
 namespace outrider {
 
-// Logarithms of counts, on the host. A token that was never counted is never drafted.
+// Logarithms of counts, on the host. A token that was never counted is
+// not drafted, but where what is asked of the request, as min_tokens, masks all that were.
 struct CountTable {
   std::vector<TableRow> rows;   // [vocab_size]
   std::vector<int32_t> tokens;  // [entries]

@@ -18,7 +18,8 @@ namespace outrider::cpu {
 void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w);
 
 // The smallest time, then the smallest token; time is +infinity where no token has weight. Leaves
-// `overlap` 0. Twin: ../cuda/sample.cu.
+// `overlap` 0. Twins: weighted_first (../cuda/race.cuh), of a draft's own row, and race_chunk
+// (../cuda/verify.cu), of the target's.
 // Bound: compute, ~50 instructions a token. No sums, so no order.
 RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa);
 

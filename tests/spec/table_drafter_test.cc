@@ -94,7 +94,9 @@ TEST_F(TableDrafterTest, NamesWhatIsWrongWithAFile) {
   expect("unigram_counts", {1, 1}, "has 2 entries; expected 3");
   expect("bigram_rows", {0, 2, 2, 2, 3}, "has 5 entries; expected 6");
   expect("bigram_rows", {0, 2, 1, 2, 3, 3}, "holds 2 and 1 at 1");
-  expect("bigram_rows", {0, 2, 2, 2, 4, 4}, "up to 3");
+  expect("bigram_rows", {0, 2, 4, 3, 3, 3}, "up to 3");
+  expect("bigram_rows", {1, 2, 2, 2, 3, 3}, "begins with 1 and ends with 3; expected 0 and 3");
+  expect("bigram_rows", {0, 2, 2, 2, 2, 2}, "begins with 0 and ends with 2");
   expect("bigram_tokens", {3, 3, 3}, "holds 3 at 1");
   Tensors missing = kCounts;
   missing.erase("bigram_counts");
