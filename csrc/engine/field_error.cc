@@ -2,6 +2,7 @@
 #include "engine/field_error.h"
 
 #include <absl/strings/cord.h>
+#include <absl/strings/escaping.h>
 #include <absl/strings/str_cat.h>
 
 #include "model/utf8.h"
@@ -21,9 +22,9 @@ absl::Status field_error(absl::string_view field, absl::string_view problem) {
 }
 
 std::string excerpt(std::string_view text) {
-  std::string quoted = "\"";
-  append_utf8(text.substr(0, kMaxExcerptBytes), &quoted);
-  return quoted + "\"";
+  std::string valid;
+  append_utf8(text.substr(0, kMaxExcerptBytes), &valid);
+  return absl::StrCat("\"", absl::Utf8SafeCEscape(valid), "\"");
 }
 
 std::string field_of(const absl::Status& status) {

@@ -12,8 +12,8 @@ namespace outrider {
 // Message: "FIELD PROBLEM", e.g. field_error("sampling_params.top_p", "is 1.5; expected …").
 absl::Status field_error(absl::string_view field, absl::string_view problem);
 
-// A client's text as a status tells it: in quotes, and no more than its first 64 bytes, since a
-// client's gRPC takes only so much.
+// A client's text as a status tells it: in quotes, with escapes for ASCII's control characters, and
+// no more than its first 64 bytes, since a client's gRPC takes only so much.
 std::string excerpt(std::string_view text);
 
 // The field that `status` names; empty where it names none.

@@ -57,8 +57,14 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
 TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
                                     const PrefillRows& prefill, const StepDurations& durations) {
   TimedStep timed;
+  owed_to_prompts_ms_ = 0;
   if (pricing_.known()) {
     const Account account = account_of(outcomes, prefill.target);
+    if (prefill.target == 0 && !outcomes.empty()) {
+      double added_ms = 0;
+      for (const double ms : account.added_ms) added_ms += ms;
+      owed_to_prompts_ms_ = added_ms / slowness(account.all.sequences);
+    }
     if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
       settle(account, prefill, durations);
       settle_waiting(outcomes, account);
@@ -130,7 +136,9 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
       drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
       if (account.rows[d] > 0 || prefill.adaptive_draft == 0) drafter.catching_up = -1;
     }
-    if (added[d] > 0) drafter.budget.charge(added[d] - account.accepted[d] * token_ms);
+    if (added[d] > 0 || account.rows[d] > 0) {
+      drafter.budget.charge(added[d] - account.accepted[d] * token_ms);
+    }
   }
 }
 
@@ -150,6 +158,13 @@ void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes
 }
 
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
+  // Of those whose K is chosen, by drafter and class: the longest draft, and whether one of its
+  // length was accepted whole.
+  struct Longest {
+    int num_drafted = 0;
+    bool accepted = false;
+  };
+  std::array<std::array<Longest, kClasses>, kNumDrafterKinds> longest;
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     const bool judged = std::exchange(sequence.judged, false);
@@ -162,12 +177,26 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     const int i = sequence.draft_class;
     sequence.counts[i].observe(used.num_drafted, used.num_accepted);
     drafter.counts[i].observe(used.num_drafted, used.num_accepted);
+    if (!sequence.terms.exact) {
+      const int k = outcome.drafts.num_drafted;
+      const bool all = used.num_accepted == k;
+      if (all) sequence.counts[i].age_behind(k);
+      Longest& of_all = longest[static_cast<int>(sequence.drafter)][i];
+      if (k > of_all.num_drafted) of_all = {.num_drafted = k};
+      if (k == of_all.num_drafted) of_all.accepted |= all;
+    }
     drafter.alpha_sum += used.alpha_sum;
     drafter.alpha_rows += used.alpha_rows;
     ++drafter.totals.num_drafts;
     drafter.totals.num_draft_tokens += used.num_drafted;
     drafter.totals.num_accepted_draft_tokens += used.num_accepted;
     if (drafter.tried == outcome.id) drafter.try_again = used.num_accepted > 0;
+  }
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    for (int i = 0; i < kClasses; ++i) {
+      const Longest& of_all = longest[d][i];
+      if (of_all.accepted) drafters_[d].counts[i].age_behind(of_all.num_drafted);
+    }
   }
 }
 

@@ -64,6 +64,7 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
   for (const DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
     sequence.drafter = sequence.terms.drafter;
+    sequence.draft_class = 0;
     sequence.tries_copy = false;
     sequence.waits = sequence.judged = false;
     sequence.proposed.clear();
@@ -97,7 +98,6 @@ double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
   bool all_may = !step.empty();
   for (DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
-    sequence.draft_class = 0;
     all_may = all_may && !choice.exact && choice.num_draft_tokens > 0 &&
               !drafts_by_copying(sequence.drafter) && sequence.terms.max_step_ms == 0 &&
               of(sequence.drafter).budget.has_started();
@@ -254,8 +254,8 @@ bool LookaheadPlanner::wants_plain_step(std::span<const DecodeChoice> step) {
   return asked <= kPlainPatience;
 }
 
-// Who may copy is one of copying's, whatever it drafts with: or copying's budget would be that of
-// how many copied last.
+// Who may copy or draw is one of both drafters, whatever it does now: or a budget would be that of
+// how many drafted last.
 void LookaheadPlanner::count_sequences(std::span<const DecodeChoice> step) {
   for (Drafter& drafter : drafters_) {
     drafter.num_sequences = 0;
@@ -267,12 +267,9 @@ void LookaheadPlanner::count_sequences(std::span<const DecodeChoice> step) {
   };
   for (const DecodeChoice& choice : step) {
     if (choice.exact) continue;
-    const Sequence& sequence = sequences_.at(choice.id);
-    const DraftingTerms& terms = sequence.terms;
-    count(sequence.drafter, terms.drawing);
-    if (terms.may_copy && sequence.drafter == terms.drafter) {
-      count(DrafterKind::prompt_lookup, terms.drawing);
-    }
+    const DraftingTerms& terms = sequences_.at(choice.id).terms;
+    count(terms.drafter, terms.drawing);
+    if (terms.may_copy) count(DrafterKind::prompt_lookup, terms.drawing);
   }
 }
 
@@ -311,7 +308,6 @@ void LookaheadPlanner::choose_drafters(std::span<const DecodeChoice> step, bool 
 }
 
 void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice, bool plain) {
-  sequence.draft_class = 0;
   if (choice.num_draft_tokens == 0 || of(DrafterKind::prompt_lookup).budget.is_spent()) return;
   const double drawn = hazard_of_sequence(sequence)[0];
   sequence.drafter = DrafterKind::prompt_lookup;

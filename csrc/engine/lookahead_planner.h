@@ -57,6 +57,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   double slowness(int64_t sequences) const override {
     return pricing_.fit(sequences).plain_factor();
   }
+  double owed_to_prompts_ms() const override { return owed_to_prompts_ms_; }
 
   // What the sequence drafts with in the step that is planned.
   DrafterKind drafter_now(int64_t id) const { return sequences_.at(id).drafter; }
@@ -157,8 +158,9 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::vector<int64_t> removed_;
   std::array<int, StepPricing::kSizes> plain_asked_{};
   int64_t steps_since_copy_tried_ = 0;
-  DecodeShape base_;           // of the step that is planned, without what is chosen
-  double base_tokens_ = 0;     // that it is expected to emit
+  DecodeShape base_;        // of the step that is planned, without what is chosen
+  double base_tokens_ = 0;  // that it is expected to emit
+  double owed_to_prompts_ms_ = 0;
   double unstretched_ms_ = 0;  // of the step that is planned, where drafts buy prompts time
 
   LookaheadSearch search_;

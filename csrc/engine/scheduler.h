@@ -29,7 +29,8 @@ struct SchedulerLimits {
   int64_t prefill_beside = 0;   // the same while somebody decodes; 0: as many as the costs allow
   // A step with prefill rows beside decode rows takes at most prefill_slowdown of what it would
   // without them, or prefill_ms more, so that the streams that run stay smooth (or as long as its
-  // drafts make up for, as LookaheadChooser::choose says); but one row always finds its place.
+  // drafts make up for, as LookaheadChooser::choose says, and what prompts waited for those of the
+  // step before); but one row always finds its place.
   // Where those that decode have objectives that the target's pass would meet without prefill,
   // prefill adds no more than keeps them, or kObjectiveShare of what it could add else: who waits
   // for a first token may not wait for ever.
@@ -81,7 +82,7 @@ struct CatchUp {
 // Rows of prompts of a step that is to decode too.
 struct PromptRows {
   int64_t waiting = 0;  // that there are to compute
-  int64_t plain = 0;    // of them, that the step has if nothing is drafted
+  int64_t plain = 0;    // of them, that the step has if nothing is drafted, and nothing is owed
   int64_t most = 0;     // that it may have whatever time they take
 };
 
@@ -97,6 +98,9 @@ class LookaheadChooser {
   virtual bool may_catch_up(const CatchUp& catch_up) = 0;
   // How many times as long steps of so many sequences take as SchedulerLimits::costs say.
   virtual double slowness(int64_t sequences) const = 0;
+  // How much longer the last step took for what choose() let it draft, in milliseconds of the same
+  // costs: so much more may prompts take that came meanwhile.
+  virtual double owed_to_prompts_ms() const = 0;
 };
 
 // Rows of a step that are no decode rows.

@@ -57,6 +57,7 @@ void Scheduler::limit_prefill() {
   const double slowness = chooser_ != nullptr ? chooser_->slowness(sequences) : 1;
   rows_.prefill_ms = std::max((limits_.prefill_slowdown - 1) * ms, rows_.prefill_ms_by_drafts);
   const double least_ms = kObjectiveShare * rows_.prefill_ms;
+  if (chooser_ != nullptr) rows_.prefill_ms += chooser_->owed_to_prompts_ms();
   for (const ScheduledSequence* s : running_) {
     const double most_ms = s->spec.max_step_ms / slowness;
     if (!s->work.decode || most_ms < ms) continue;  // none, or missed already

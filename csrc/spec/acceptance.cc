@@ -57,10 +57,11 @@ void AcceptanceCounts::observe(int num_drafted, int num_accepted) {
     reached_[i] += 1;
     accepted_[i] += i < num_accepted;
   }
-  if (num_accepted == num_drafted) fade(num_drafted, kKeptBehind);
 }
 
 void AcceptanceCounts::age() { fade(0, kKept); }
+
+void AcceptanceCounts::age_behind(int num_drafted) { fade(num_drafted, kKeptBehind); }
 
 void AcceptanceCounts::fade(int first, double kept) {
   for (int i = first; i < kMaxDraftTokens; ++i) {

@@ -33,12 +33,13 @@ class AcceptanceCounts {
   explicit AcceptanceCounts(double window) : window_(window) {}
 
   // A step verified num_drafted tokens and kept num_accepted: nothing is learnt behind a refusal.
-  // Where all were kept, one more might have been: what is known of positions behind them counts
-  // less from now on, or a few refusals there would never be found out either.
   void observe(int num_drafted, int num_accepted);
   // A step drafted nothing because of what is known here: that counts less from now on, or bad luck
   // would never be found out.
   void age();
+  // A step kept all of num_drafted tokens, where more might have been drafted: what is known of the
+  // positions behind them counts less from now on, or a few refusals there would choose K for good.
+  void age_behind(int num_drafted);
 
   double reached(int position) const { return reached_[position]; }
   double accepted(int position) const { return accepted_[position]; }

@@ -306,6 +306,7 @@ struct SharedSteps {
   double row_ms = 0.2, round_ms = 1;
   int length = 64;
   uint64_t seed = 3;
+  double falls = 1;               // a drafted token is as likely, times this, as the one before
   double most_lost = 0;           // plain steps, by the worst answer
   std::vector<double> slowdowns;  // of each sequence's answers, over plain steps
 
@@ -342,7 +343,9 @@ struct SharedSteps {
       for (int i = 0; i < n; ++i) {
         const int k = choices[i].num_draft_tokens;
         int accepted = 0;
-        while (accepted < k && std::uniform_real_distribution()(random) < alphas[i]) ++accepted;
+        for (double alpha = alphas[i]; accepted < k; ++accepted, alpha *= falls) {
+          if (std::uniform_real_distribution()(random) >= alpha) break;
+        }
         outcomes.push_back({.id = answers[i].id,
                             .position = 1,
                             .drafts = {.num_drafted = k, .num_accepted = accepted},
@@ -397,6 +400,19 @@ TEST(LookaheadPlanner, EarlyBadLuckDoesNotFixK) {
     steps.run(11'000);
     EXPECT_LT(steps.slowdowns.front() * best, 1 / 0.97) << seed;
   }
+}
+
+// Each of many might look whether second tokens are any better now: they look together.
+TEST(LookaheadPlanner, ManyLookNoOftenerThanOne) {
+  constexpr int kSequences = 16;
+  SharedSteps steps{
+      .alphas = std::vector<double>(kSequences, 0.9), .round_ms = 0.1, .falls = 1.0 / 3};
+  steps.run(12'000);
+  constexpr double kPlainMs = 10 + 0.2 * (kSequences - 1);
+  constexpr double kDraftingMs = kPlainMs + 0.2 * kSequences + 0.09 + 0.01 * kSequences;
+  const double mean =
+      std::accumulate(steps.slowdowns.begin(), steps.slowdowns.end(), 0.0) / kSequences;
+  EXPECT_LT(mean, kDraftingMs / (1.9 * kPlainMs) / 0.995);  // K is 1
 }
 
 TEST(LookaheadPlanner, WhoGainsHoldsNobodyBack) {

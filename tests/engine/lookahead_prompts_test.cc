@@ -50,6 +50,12 @@ struct BesidePrompts {
       const double draft_ms = real.draft_ms(shape);
       planner.observe(outcomes, {.target = prompted ? prompts.plain : 0},
                       {real.step_ms(shape) + draft_ms, draft_ms});
+      if (one_names_its_k) continue;
+      DecodeShape plain = shape;
+      plain.drafted_rows = 0;
+      const double added_ms = real.step_ms(shape) - real.step_ms(plain) + draft_ms;
+      // Prompts that were there had their share.
+      EXPECT_NEAR(planner.owed_to_prompts_ms(), prompted ? 0 : added_ms, 0.2 * added_ms + 1e-9);
     }
   }
 };

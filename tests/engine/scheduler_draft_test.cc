@@ -1,6 +1,8 @@
 // The scheduler: how many tokens are drafted, and whose draft pages go first.
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "engine/scheduler.h"
 #include "tests/engine/scheduler_harness.h"
 
@@ -68,8 +70,9 @@ struct RecordingChooser final : LookaheadChooser {
   }
   bool may_catch_up(const CatchUp&) override { return true; }
   double slowness(int64_t) const override { return slow; }
+  double owed_to_prompts_ms() const override { return owed_ms; }
 
-  double slow = 1, prompt_ms = 0;
+  double slow = 1, prompt_ms = 0, owed_ms = 0;
   PromptRows latest;
   std::vector<bool> told;  // of each step in which somebody decodes
 };
@@ -79,9 +82,10 @@ TEST(Scheduler, AnObjectiveBoundsPrefillOnASlowerMachine) {
   SchedulerLimits limits = roomy();
   limits.costs = {.steps = {{1, 10}, {101, 110}}, .ms_per_logit_row = 1};
   limits.prefill_slowdown = 1.8;
-  const auto rows_beside = [&](double slow, double objective_ms) {
+  const auto rows_beside = [&](double slow, double objective_ms, double owed_ms = 0) {
     RecordingChooser chooser;
     chooser.slow = slow;
+    chooser.owed_ms = owed_ms;
     Scheduler scheduler(limits);
     SequenceSpec stream = spec(1, 1);
     stream.lookahead = 0;
@@ -97,6 +101,9 @@ TEST(Scheduler, AnObjectiveBoundsPrefillOnASlowerMachine) {
   EXPECT_EQ(rows_beside(1.25, 100), 8);
   EXPECT_EQ(rows_beside(0.75, 12), 6);
   EXPECT_EQ(rows_beside(2, 15), 8);  // it cannot be met
+  EXPECT_EQ(rows_beside(1, 100, 5), 13);
+  EXPECT_EQ(rows_beside(1, 15, 5), 5);
+  EXPECT_EQ(rows_beside(1, 10.5, 5), 2);  // a quarter of what they might have had
 }
 
 TEST(Scheduler, PromptsMayTakeWhatDraftsBuyThem) {
@@ -217,6 +224,29 @@ TEST(Scheduler, ReclaimsDraftPagesOfTheLastThatCanDoWithout) {
   }
   EXPECT_TRUE(reclaimed);
   EXPECT_EQ(scheduler.stats().num_preemptions, 1);
+}
+
+// Prompts that came during a step that was longer for its drafts get that time back.
+TEST(Scheduler, PromptsGetBackWhatTheyWaitedForDrafts) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 110}}};
+  limits.prefill_slowdown = 1.8;
+  Scheduler scheduler(limits);
+  RecordingChooser chooser;
+  scheduler.add(spec(1, 1));
+  commit_all(scheduler, scheduler.plan(&chooser));
+  scheduler.add(spec(2, 500));
+  int64_t fed = 0;
+  for (const auto& [owed_ms, bought_ms, rows] :
+       {std::tuple{0.0, 0.0, 8}, {5.0, 0.0, 13}, {5.0, 20.0, 25}, {5.0, 3.0, 13}}) {
+    chooser.owed_ms = owed_ms;
+    chooser.prompt_ms = bought_ms;
+    const StepPlan plan = scheduler.plan(&chooser);
+    EXPECT_EQ(chooser.latest.plain, 8);
+    fed += rows;
+    EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, fed) << owed_ms << ", " << bought_ms;
+    commit_all(scheduler, plan);
+  }
 }
 
 // Whose drafts are taken away for another's waits no longer than without drafts.

@@ -53,6 +53,7 @@ class AnyLookahead final : public LookaheadChooser {
       choice.num_draft_tokens = static_cast<int32_t>(random_() % (choice.num_draft_tokens + 1));
       chosen[choice.id] = choice.num_draft_tokens;
     }
+    owed_ms = random_() % 3 == 0 ? static_cast<double>(random_() % 10) : 0;
     return prompt_ms = random_() % 3 == 0 ? static_cast<double>(random_() % 20) : 0;
   }
   bool may_catch_up(const CatchUp& catch_up) override {
@@ -62,10 +63,12 @@ class AnyLookahead final : public LookaheadChooser {
     return may;
   }
   double slowness(int64_t) const override { return 1; }
+  double owed_to_prompts_ms() const override { return owed_ms; }
 
   std::map<int64_t, int64_t> chosen;  // of the last step
   std::set<int64_t> refused;          // likewise
   double prompt_ms = 0;               // likewise, that prompts may take
+  double owed_ms = 0;                 // likewise, beyond what they may without drafts
 
  private:
   std::mt19937_64 random_;
@@ -343,7 +346,9 @@ class Trace {
       const double added = limits_.costs.rows_ms(cost.decode_rows + prefill_rows) - before;
       const double most = (limits_.prefill_slowdown - 1) * (before + cost.decode_context_ms) + 1e-9;
       const double bought = chooser_ ? chooser_->prompt_ms : 0;
-      REQUIRE(added + cost.prefill_context_ms <= std::max({most, bought, limits_.prefill_ms}));
+      const double owed = chooser_ ? chooser_->owed_ms : 0;
+      REQUIRE(added + cost.prefill_context_ms <=
+              std::max(std::max(most, bought) + owed, limits_.prefill_ms));
     }
   }
 
