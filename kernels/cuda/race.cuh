@@ -198,9 +198,9 @@ __device__ inline Runner coupled_first(const RaceRow& row, const RandomKey& key,
   return block_first(race.best);
 }
 
-// The same of a race by weights p, without the logit.
+// The same of a drafted token's race by weights p, without the logit.
 __device__ inline Runner weighted_first(const RaceRow& row, const RandomKey& key, int offset,
-                                        Purpose purpose, int32_t begin, int32_t count) {
+                                        int32_t begin, int32_t count) {
   const double scale = 1.0 / row.p.sum;  // as in probability()
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarp;
   Race race;
@@ -217,7 +217,7 @@ __device__ inline Runner weighted_first(const RaceRow& row, const RandomKey& key
       weights[j] = kept_exp_of(row.p, logits[j], token + j) * scale;
       if (!(weights[j] > 0.0)) there &= ~(1u << j);
     }
-    enter_group(race, {key, offset, purpose, static_cast<uint32_t>(token)}, there, weights);
+    enter_group(race, {key, offset, Purpose::draft, static_cast<uint32_t>(token)}, there, weights);
   }
   return block_first(race.best);
 }

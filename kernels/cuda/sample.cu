@@ -75,10 +75,9 @@ __global__ void __launch_bounds__(kChunkThreads)
                     .excluded = -1,
                     .first_token = 0,
                     .size = static_cast<int32_t>(vocab_size)};
-  const Runner best =
-      draft.processors.mode == VerifyMode::coupled
-          ? coupled_first(row, coupled_key(draft.key, draft.offset), begin, kChunk)
-          : weighted_first(row, draft.key, draft.offset, Purpose::draft, begin, kChunk);
+  const Runner best = draft.processors.mode == VerifyMode::coupled
+                          ? coupled_first(row, coupled_key(draft.key, draft.offset), begin, kChunk)
+                          : weighted_first(row, draft.key, draft.offset, begin, kChunk);
   Runner* const of_row = runners + int64_t{blockIdx.y} * gridDim.x;
   if (threadIdx.x == 0) of_row[blockIdx.x] = best;
   if (!is_last_block(&arrivals[blockIdx.y], gridDim.x)) return;
