@@ -8,6 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "spec/drafter_kind.h"
 
 namespace outrider {
 namespace {
@@ -66,8 +69,8 @@ void AnswerFormat::add_text_flags_to(CLI::App& command) {
                      : name == "never" ? Colour::never
                                        : Colour::automatic;
           },
-          "Show by colours who made which token: auto (default: on a terminal, unless NO_COLOR is "
-          "set), always or never")
+          "Show by colours who made which token: auto (default: on a terminal that is not dumb, "
+          "unless NO_COLOR is set), always or never")
       ->check(CLI::IsMember({"auto", "always", "never"}));
 }
 
@@ -75,7 +78,13 @@ bool AnswerFormat::colours() const {
   if (json || colour == Colour::never) return false;
   if (colour == Colour::always) return true;
   const char* no_color = std::getenv("NO_COLOR");
-  return isatty(STDOUT_FILENO) == 1 && (no_color == nullptr || *no_color == '\0');
+  const char* term = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 && (no_color == nullptr || *no_color == '\0') &&
+         (term == nullptr || std::string_view(term) != "dumb");
+}
+
+bool AnswerFormat::legend() const {
+  return colours() && (colour == Colour::always || isatty(STDERR_FILENO) == 1);
 }
 
 std::string colour_legend() {
@@ -109,8 +118,9 @@ std::string of_speculation(const v1::SpeculationStats& s) {
         "; alpha %.2f, c %.3f: %.2f times as fast as without drafts, predicted %.2f", s.alpha(),
         s.draft_cost(), s.measured_speedup(), s.predicted_speedup());
   }
-  if (0 < s.num_copied_draft_tokens() && s.num_copied_draft_tokens() < s.num_draft_tokens()) {
-    text += absl::StrFormat("; %d of the drafted tokens were copied", s.num_copied_draft_tokens());
+  const auto drafter = drafter_from_name(s.drafter());
+  if (s.num_copied_draft_tokens() > 0 && !(drafter && drafts_by_copying(*drafter))) {
+    text += absl::StrFormat("; copied %d of the drafted tokens", s.num_copied_draft_tokens());
   }
   if (s.lenience() < 1 && s.num_draft_tokens() > 0) {
     text += absl::StrFormat("; lenience %g moved the distribution by %.3f", s.lenience(),
@@ -255,10 +265,11 @@ void AnswerPrinter::print_all() {
     }
   }
   std::fflush(stdout);
-  if (colours_) std::fprintf(stderr, "%s\n", colour_legend().c_str());
+  if (format_.legend()) std::fprintf(stderr, "%s\n", colour_legend().c_str());
   if (format_.json || !format_.stats) return;
-  for (const auto& answer : answers_) {
-    std::fprintf(stderr, "%s\n", summary(answer.complete()).c_str());
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    const std::string whose = answers_.size() > 1 ? absl::StrFormat("answer %d: ", i + 1) : "";
+    std::fprintf(stderr, "%s%s\n", whose.c_str(), summary(answers_[i].complete()).c_str());
   }
 }
 

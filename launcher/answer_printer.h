@@ -33,6 +33,8 @@ struct AnswerFormat {
 
   // Asks the environment and stdout; false for JSON.
   bool colours() const;
+  // Whether to say what the colours mean, on stderr.
+  bool legend() const;
 };
 
 class AnswerPrinter {

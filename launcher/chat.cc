@@ -98,7 +98,6 @@ class Conversation {
   // Answers a line, or does what it commands. False: it ends the conversation.
   bool hear(const std::string& line);
 
-  bool colours() const { return colours_; }
   bool failed() const { return failed_; }  // one line at least
 
  private:
@@ -181,7 +180,7 @@ int chat(const ChatOptions& options) {
                  "/reset forgets what was said, /quit or Ctrl-D ends, Ctrl-C stops an "
                  "answer\n");
   }
-  if (conversation.colours()) std::fprintf(stderr, "%s\n", colour_legend().c_str());
+  if (options.format.legend()) std::fprintf(stderr, "%s\n", colour_legend().c_str());
   std::string line;
   do {
     if (interactive) std::fputs(kPrompt, stderr);

@@ -3,6 +3,7 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -97,6 +98,32 @@ bool behind_bare_serve(const std::vector<std::string>& arguments, const std::str
          std::find(serve, arguments.end(), flag) != arguments.end();
 }
 
+// Where the value came from that the message begins with the flag of, if it was not typed.
+std::string source_of(const CLI::App& app, const CLI::App& command,
+                      const std::vector<std::string>& arguments, const std::string& message) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (!message.starts_with(option->get_name() + ":")) continue;
+    std::vector<std::string> names;
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+    const auto end = std::find(arguments.begin(), arguments.end(), "--");
+    const bool typed = std::any_of(arguments.begin(), end, [&](const std::string& argument) {
+      return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+        return argument == name || argument.starts_with(name + "=");
+      });
+    });
+    if (typed || names.empty()) return "";
+    const std::string file = app.get_config_ptr()->as<std::string>();
+    const char* value = std::getenv(option->get_envname().c_str());
+    std::vector<std::string> sources;
+    if (!file.empty()) sources.push_back("--config " + file);
+    if (value != nullptr && *value != '\0') sources.push_back(option->get_envname());
+    if (sources.empty()) return "";
+    return absl::StrCat(" (", absl::StrJoin(sources, " or "), ")");
+  }
+  return "";
+}
+
 // One line for what CLI11 found wrong.
 std::string explain(const CLI::App& app, const std::vector<std::string>& arguments,
                     const CLI::ParseError& error) {
@@ -117,7 +144,7 @@ std::string explain(const CLI::App& app, const std::vector<std::string>& argumen
   }
   std::string message = error.what();
   std::replace(message.begin(), message.end(), '\n', ' ');
-  return message;
+  return message + source_of(app, *command, arguments, message);
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ LookaheadPolicy read_lookahead(const std::string& text) {
   const auto policy = parse_lookahead(text);
   if (policy) return *policy;
   throw CLI::ValidationError(
-      "--lookahead", "is " + text +
-                         "; expected adaptive, fixed:K, table or table:BATCH=K,… with rising "
+      "--lookahead", "is \"" + text +
+                         "\"; expected adaptive, fixed:K, table or table:BATCH=K,… with rising "
                          "batches and K in 0 … " +
                          std::to_string(kMaxDraftTokens));
 }

@@ -13,6 +13,7 @@
 #include "model/chat_template.h"
 #include "server/request_conversion.h"
 #include "server/response_conversion.h"
+#include "spec/drafters.h"
 
 namespace outrider {
 namespace {
@@ -63,6 +64,9 @@ int run(const RunOptions& options, const v1::GenerateRequest& asked) {
       (drafter.empty() || drafter == "head" || drafter == "model")) {
     options.default_drafts.choose(engine_options);
   }
+  // Of those that need a file; other names are refused below.
+  const auto named = drafter_from_name(drafter);
+  if (named && *named != DrafterKind::model) check_drafter(*named, engine_options.drafter_files());
   // What is out of its range is refused below.
   engine_options.max_sequences = std::clamp(asked.sampling_params().n(), 1, Limits().max_choices);
   engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it

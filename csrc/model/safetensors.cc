@@ -136,7 +136,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   const uint64_t most = std::min<uint64_t>(kMaxHeaderBytes, bytes.size() - sizeof header_bytes);
   if (header_bytes > most) {
     throw Error(path.string() + ": header length is " + std::to_string(header_bytes) +
-                "; expected at most " + std::to_string(most));
+                "; expected at most " + std::to_string(most) + " in a safetensors file");
   }
   const json header = parse_json_object(bytes.subspan(sizeof header_bytes, header_bytes),
                                         path.string() + ": header");

@@ -282,6 +282,14 @@ TEST(BadRequest, AChatNeedsATemplate) {
             grpc::StatusCode::FAILED_PRECONDITION);
 }
 
+TEST(BadRequest, WhatATerminalWouldObeyIsToldInEscapes) {
+  RunningServer server;
+  R request = greedy("Hello", 4);
+  speculation(request).set_drafter("\n\x1b[31m");
+  const std::string message = generate(server.port(), request).status.error_message();
+  EXPECT_NE(message.find(R"(is "\n\033[31m"; expected one)"), std::string::npos) << message;
+}
+
 TEST(BadRequest, InvalidUtf8IsRefusedBeforeAnyHandler) {
   RunningServer server;
   // What gRPC makes of a request that it cannot parse.

@@ -26,7 +26,7 @@ from program import (CHECKPOINT, GREEDY, LIMIT_S, PROGRAM, Lines, Server,  # noq
 
 ESCAPE = '\x1b'
 DRAFTED = (r'; alpha \d\.\d\d, c \d+\.\d{3}: \d+\.\d\d times as fast as without drafts, '
-           r'predicted \d+\.\d\d(; \d+ of the drafted tokens were copied)?')
+           r'predicted \d+\.\d\d(; copied \d+ of the drafted tokens)?')
 
 
 def without_colours(text):
@@ -168,9 +168,12 @@ class Generate(unittest.TestCase):
                 finally:
                     os.close(stdout)
                 self.assertEqual(result.returncode, 0, result.stderr)
+                # A legend that no terminal shows has escapes where they were asked for.
+                self.assertEqual(ESCAPE in result.stderr, 'always' in options)
                 return ESCAPE in output.read(1 << 16).decode()
 
-        self.assertTrue(on_a_terminal(NO_COLOR=''))
+        self.assertTrue(on_a_terminal(NO_COLOR='', TERM='xterm'))
+        self.assertFalse(on_a_terminal(NO_COLOR='', TERM='dumb'))
         self.assertFalse(on_a_terminal(NO_COLOR='1'))
         self.assertTrue(on_a_terminal('--color', 'always', NO_COLOR='1'))
         self.assertFalse(on_a_terminal('--color', 'never', NO_COLOR=''))

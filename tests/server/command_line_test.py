@@ -161,7 +161,7 @@ class CommandLine(Refusals, unittest.TestCase):
         where = dict(os.environ, OUTRIDER_PORT='1')
         self.refuses(['generate', 'x'], 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
         where = dict(os.environ, OUTRIDER_N='abc')
-        self.refuses(['generate', 'x'], '--n', env=where)
+        self.refuses(['generate', 'x'], '--n: is "abc"', '(OUTRIDER_N)\n', env=where)
         with tempfile.NamedTemporaryFile('w', suffix='.toml') as file:
             def write(text):
                 file.truncate(0)
@@ -192,7 +192,8 @@ class CommandLine(Refusals, unittest.TestCase):
             for key in ('tls_cert', 'tls_key', 'tls_client_ca', 'auth_token_file', 'draft_counts'):
                 write(f'[serve]\nmodel = "x"\n{key} = ""\n')
                 self.refuses(['serve', '--config', file.name],
-                             f'--{key.replace("_", "-")}: is empty; expected a file\n')
+                             f'--{key.replace("_", "-")}: is empty; expected a file '
+                             f'(--config {file.name})\n')
             where = dict(os.environ, OUTRIDER_TLS_CA='', OUTRIDER_PORT='1')  # not given
             self.refuses(['generate', 'x'], 'UNAVAILABLE', code=1, env=where)
         self.refuses(['generate', '--config', '/no/such/file', 'x'], '/no/such/file')
@@ -232,6 +233,8 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(arguments + ['--n', str(2**31 - 1), 'x'], 'INVALID_ARGUMENT',
                      f'sampling_params.n is {2**31 - 1}', code=1)
         self.refuses(['run', '--model', '/no/such/model', 'x'], '/no/such/model', code=1)
+        self.refuses(['run', '--model', CHECKPOINT, '--drafter', 'unigram', 'x'],
+                     '--drafter unigram: expected --draft-counts FILE, found none', code=1)
 
     def test_where_no_server_is(self):
         port = free_port()

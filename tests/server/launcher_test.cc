@@ -110,10 +110,14 @@ TEST(AnswerPrinter, SummaryOfCopiesAndLenience) {
   v1::Complete complete = a_complete();
   v1::SpeculationStats& stats = *complete.mutable_speculation();
   const std::string plain = summary(complete);
-  stats.set_num_copied_draft_tokens(30);  // all of them: the drafter's name says it
-  EXPECT_EQ(summary(complete), plain);
-  stats.set_num_copied_draft_tokens(7);
-  EXPECT_EQ(summary(complete), plain + "; 7 of the drafted tokens were copied");
+  for (const int copied : {7, 30}) {
+    stats.set_num_copied_draft_tokens(copied);
+    EXPECT_EQ(summary(complete),
+              plain + "; copied " + std::to_string(copied) + " of the drafted tokens");
+  }
+  stats.set_drafter("ngram");  // its name says it
+  EXPECT_EQ(summary(complete).find("copied"), std::string::npos);
+  stats.set_drafter("model");
   stats.set_num_copied_draft_tokens(0);
   stats.set_lenience(0.5f);
   stats.set_lenience_shift(0.125);
