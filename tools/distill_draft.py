@@ -354,9 +354,8 @@ class Trainer:
         draft = self.draft if arguments.kind == "head" else self.draft.shape
         size = {"parameters_read": draft.read_each_pass(),
                 "target_parameters_read": self.target.shape.read_each_pass()}
-        cost = arguments.cost
-        if cost is None:
-            cost = size["parameters_read"] / size["target_parameters_read"]
+        cost = (arguments.cost if arguments.cost is not None
+                else size["parameters_read"] / size["target_parameters_read"])
         coverage = np.mean([np.isin(s["tokens"][s["generated"]], self.token_ids).mean()
                             for s in self.held_out.shards])
         log(arguments, {"begin": self.step, "steps": self.num_steps(), **size, "c": cost,

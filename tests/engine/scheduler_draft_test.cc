@@ -106,6 +106,7 @@ TEST(Scheduler, AnObjectiveBoundsPrefillOnASlowerMachine) {
   EXPECT_EQ(rows_beside(1, 10.5, 5), 2);  // a quarter of what they might have had
 }
 
+// And get back what they waited for those of the step before.
 TEST(Scheduler, PromptsMayTakeWhatDraftsBuyThem) {
   SchedulerLimits limits = roomy();
   limits.costs = {.steps = {{1, 10}, {101, 110}}};
@@ -116,13 +117,20 @@ TEST(Scheduler, PromptsMayTakeWhatDraftsBuyThem) {
   commit_all(scheduler, scheduler.plan(&chooser));
   scheduler.add(spec(2, 500));
   int64_t fed = 0;
-  for (const auto& [bought_ms, rows] : {std::pair{0.0, 8}, {20.0, 20}, {3.0, 8}, {1000.0, 128}}) {
+  for (const auto& [bought_ms, owed_ms, rows] : {std::tuple{0.0, 0.0, 8},
+                                                 {20.0, 0.0, 20},
+                                                 {3.0, 0.0, 8},
+                                                 {0.0, 5.0, 13},
+                                                 {20.0, 5.0, 25},
+                                                 {3.0, 5.0, 13},
+                                                 {1000.0, 0.0, 128}}) {
     chooser.prompt_ms = bought_ms;
+    chooser.owed_ms = owed_ms;
     const StepPlan plan = scheduler.plan(&chooser);
     EXPECT_EQ(chooser.latest.waiting, 499 - fed);
     EXPECT_EQ(chooser.latest.plain, 8);
     EXPECT_EQ(chooser.latest.most, 128);
-    EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, fed + rows) << bought_ms;
+    EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, fed + rows) << bought_ms << ", " << owed_ms;
     fed += rows;
     commit_all(scheduler, plan);
   }
@@ -224,29 +232,6 @@ TEST(Scheduler, ReclaimsDraftPagesOfTheLastThatCanDoWithout) {
   }
   EXPECT_TRUE(reclaimed);
   EXPECT_EQ(scheduler.stats().num_preemptions, 1);
-}
-
-// Prompts that came during a step that was longer for its drafts get that time back.
-TEST(Scheduler, PromptsGetBackWhatTheyWaitedForDrafts) {
-  SchedulerLimits limits = roomy();
-  limits.costs = {.steps = {{1, 10}, {101, 110}}};
-  limits.prefill_slowdown = 1.8;
-  Scheduler scheduler(limits);
-  RecordingChooser chooser;
-  scheduler.add(spec(1, 1));
-  commit_all(scheduler, scheduler.plan(&chooser));
-  scheduler.add(spec(2, 500));
-  int64_t fed = 0;
-  for (const auto& [owed_ms, bought_ms, rows] :
-       {std::tuple{0.0, 0.0, 8}, {5.0, 0.0, 13}, {5.0, 20.0, 25}, {5.0, 3.0, 13}}) {
-    chooser.owed_ms = owed_ms;
-    chooser.prompt_ms = bought_ms;
-    const StepPlan plan = scheduler.plan(&chooser);
-    EXPECT_EQ(chooser.latest.plain, 8);
-    fed += rows;
-    EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, fed) << owed_ms << ", " << bought_ms;
-    commit_all(scheduler, plan);
-  }
 }
 
 // Whose drafts are taken away for another's waits no longer than without drafts.
