@@ -156,8 +156,8 @@ class DistillDraft(unittest.TestCase):
         for drafter in ('unigram', 'bigram'):
             result = subprocess.run(
                 [PROGRAM, 'run', '--model', CHECKPOINT, '--draft-counts', counts, '--drafter',
-                 drafter, '--raw', '--temperature', '1', '--max-tokens', '200', '--ignore-eos',
-                 '--format', 'json', 'abc'],
+                 drafter, '--num-speculative-tokens', '4', '--seed', '1', '--raw', '--temperature',
+                 '1', '--max-tokens', '200', '--ignore-eos', '--format', 'json', 'abc'],
                 capture_output=True, text=True, timeout=LIMIT_S, check=False)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertGreater(
