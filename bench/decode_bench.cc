@@ -111,7 +111,7 @@ class DecodeBench {
   // replayed: as one graph, where the backend has such.
   double target_step(int64_t rows, bool replayed) {
     gather(context_, context_ + rows);
-    return time(replayed ? kTargetKey + rows : 0, [&] { forward(); });
+    return time(replayed ? kTargetKey + rows : 0, several_ranks(), [&] { forward(); });
   }
   double verify(int64_t rows, VerifyMode mode) {
     const VerifyWork work{.num_drafted = static_cast<int>(rows - 1),
@@ -121,12 +121,12 @@ class DecodeBench {
                           .processors = {.mode = mode},
                           .key = {.seed = 1, .base = 1}};
     const uint64_t key = verifier_.prepare({&work, 1}, {}, logits(rows), false, 0, stream_);
-    const double seconds = time(key, [&] { verifier_.enqueue(stream_); });
+    const double seconds = time(key, several_ranks(), [&] { verifier_.enqueue(stream_); });
     verifier_.finish(stream_);
     return seconds;
   }
   double all_reduce(int64_t rows) {
-    return time(0, [&] { enqueue_sum(rows); });
+    return time(0, several_ranks(), [&] { enqueue_sum(rows); });
   }
   // One drafted token, on a warm cache where there is one.
   double draft_step() {
@@ -135,7 +135,7 @@ class DecodeBench {
     drafter_->take_state(0, context_, target_.final_states(1, 1), stream_);
     const uint64_t key =
         drafter_->prepare({&context, 1}, draft_logits_.view(DType::f32, {1, vocab_}), stream_);
-    const double seconds = time(key, [&] { drafter_->enqueue(stream_); });
+    const double seconds = time(key, /*collective=*/false, [&] { drafter_->enqueue(stream_); });
     drafter_->truncate(0, context_ - 1);
     return seconds;
   }
@@ -184,14 +184,15 @@ class DecodeBench {
   TensorView logits(int64_t rows) {
     return logits_.view(DType::f32, {rows, target_.shard().vocab.size()});
   }
+  bool several_ranks() const { return communicator_.size() > 1; }
   // key: of what is replayed; 0: it is enqueued each time.
-  double time(uint64_t key, const std::function<void()>& enqueue) {
+  double time(uint64_t key, bool collective, const std::function<void()>& enqueue) {
     enqueue_sum(1);
     return device_.seconds(device_.gpu ? kInARowOnGpu : 1, stream_, [&] {
       if (key == 0) {
         enqueue();
       } else {
-        backend_.replay(key, stream_, enqueue);
+        backend_.replay(key, stream_, collective, enqueue);
       }
     });
   }

@@ -160,7 +160,7 @@ class DeviceOpBench {
                const std::function<void(size_t)>& run) {
     const uint64_t key = ++last_key_;
     const auto all = [&] {
-      backend_.replay(key, stream_, [&] {
+      backend_.replay(key, stream_, /*collective=*/false, [&] {
         for (size_t i = 0; i < copies; ++i) run(i);
       });
     };

@@ -128,12 +128,12 @@ void add_batching_flags(CLI::App& command, EngineOptions& options) {
   command
       .add_option("--max-rows", options.max_rows,
                   "Rows of a step: prompt tokens, and K + 1 for each answer (default 512)")
-      ->check(CLI::Range(kMaxDraftTokens + 2, 1 << 16));
+      ->check(CLI::Range(kMaxDraftTokens + 2, kMostRows));
   command
       .add_option(
           "--prefill-beside", options.prefill_beside,
           "Most prompt tokens in a step that decodes as well (default: measured, so that it "
-          "takes at most 1.4 times as long, or as drafts make up for)")
+          "takes at most 1.4 times as long, a millisecond longer, or as drafts make up for)")
       ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--kv-cache-tokens", options.kv_cache_tokens,

@@ -11,6 +11,10 @@ class App;
 
 namespace outrider {
 
+// Of a step, at most. The second dimension of a CUDA grid, which is at most 65535, counts rows, and
+// in verification as many again, for log-probabilities of them.
+constexpr int kMostRows = 32767;
+
 // --model, --draft, --prefill-chunk and --max-positions. `options` outlives the command.
 void add_model_flags(CLI::App& command, EngineOptions& options);
 

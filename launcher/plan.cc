@@ -9,6 +9,7 @@
 #include "engine/executor.h"
 #include "launcher/command_line.h"
 #include "launcher/device_selection.h"
+#include "launcher/engine_flags.h"
 #include "launcher/plan_report.h"
 
 namespace outrider {
@@ -77,7 +78,7 @@ void add_plan_command(CLI::App& app, Action& action) {
   command->add_option("--max-sequences", options->server.max_sequences, "As of serve (default 64)")
       ->check(CLI::Range(1, 4096));
   command->add_option("--max-rows", options->server.max_rows, "As of serve (default 512)")
-      ->check(CLI::Range(kMaxDraftTokens + 2, 1 << 16));
+      ->check(CLI::Range(kMaxDraftTokens + 2, kMostRows));
   command->add_option("--max-positions", options->server.max_positions, "As of serve")
       ->check(CLI::Range(2, 1 << 30));
   command

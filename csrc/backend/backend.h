@@ -1,6 +1,6 @@
 // Backend: the coarse operations of a decoder, on views, on a stream. An operation's output row
 // depends on that row's own inputs alone, bit for bit. Shapes are the caller's to get right
-// (CHECKed); nothing here knows of ranks.
+// (CHECKed); nothing here knows of ranks, but for which passes are collective.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,11 @@ class Backend {
 
   // Does what `enqueue` enqueues; from the second call with this key on, perhaps without calling
   // it. So a key stands for the same operations on the same views, and `enqueue` does nothing else.
-  virtual void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) = 0;
+  // collective: it exchanges with other ranks, of which each replays the same collective passes in
+  // the same order. What is kept of them never depends on the room that this rank has: NCCL wants
+  // all ranks to launch a graph, or none.
+  virtual void replay(uint64_t key, Stream& stream, bool collective,
+                      const std::function<void()>& enqueue) = 0;
   // Forgets what it may have kept for that. A communicator that takes part ends after this, since
   // NCCL waits for the graphs that have its collectives.
   virtual void forget_replayed() = 0;

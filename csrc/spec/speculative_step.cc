@@ -33,6 +33,7 @@ SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, T
       cache_(cache),
       verifier_(backend, communicator, target.config().vocab_size, target.shard().vocab.begin,
                 target.shard().vocab.size(), max_rows, num_slots),
+      several_ranks_(communicator.size() > 1),
       max_rows_(max_rows),
       nobody_(num_slots * kMaxDraftTokens),
       max_round_rows_(backend.padded_rows(num_slots)),
@@ -94,7 +95,8 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
     verifier_.enqueue(stream);
   };
   if (replayed) {
-    backend_.replay(key_of(Pass::target, rows_.num_rows(), edited, verify_key), stream, enqueue);
+    backend_.replay(key_of(Pass::target, rows_.num_rows(), edited, verify_key), stream,
+                    several_ranks_, enqueue);
   } else {
     enqueue();
   }
@@ -139,10 +141,11 @@ double SpeculativeStep::measure_target(int64_t rows, int64_t num_logits, int64_t
   const TensorView logits =
       target_logits_.view(DType::f32, {padded_logits, target_.shard().vocab.size()});
   backend_.mark(kTargetBegin, stream);
-  backend_.replay(key_of(Pass::measured, rows_.num_rows(), {}, padded_logits), stream, [&] {
-    target_.forward(rows_.batch(stream), cache_, logits, stream);
-    backend_.mark(kTargetEnd, stream);
-  });
+  backend_.replay(key_of(Pass::measured, rows_.num_rows(), {}, padded_logits), stream,
+                  several_ranks_, [&] {
+                    target_.forward(rows_.batch(stream), cache_, logits, stream);
+                    backend_.mark(kTargetEnd, stream);
+                  });
   backend_.synchronize(stream);
   return backend_.seconds_between(kTargetBegin, kTargetEnd);
 }
@@ -356,12 +359,15 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
     const LogitEditor::Batch edited = editor_.upload(padded, stream);
     const uint64_t whose[] = {reinterpret_cast<uintptr_t>(drafter), key};
     const uint64_t own_key = digest(whose, sizeof whose);
-    backend_.replay(key_of(Pass::draft, padded, edited, own_key), stream, [&] {
+    // Each rank drafts by itself: a head is split among near ranks alone, which no devices are.
+    const auto enqueue = [&] {
       drafter->enqueue(stream);
       editor_.enqueue(edited, stream);
       backend_.sample_drafts(logits, draft_rows_.device(), padded, verifier_.drafted(), q(0),
                              q_logits(0), stream);
-    });
+    };
+    backend_.replay(key_of(Pass::draft, padded, edited, own_key), stream, /*collective=*/false,
+                    enqueue);
   }
 }
 

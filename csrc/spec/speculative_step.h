@@ -112,6 +112,7 @@ class SpeculativeStep {
   Transformer& target_;
   KvCache& cache_;
   Verifier verifier_;
+  bool several_ranks_;  // the target's passes exchange; drafts do not, where they are replayed
   int64_t max_rows_;
   int64_t nobody_;          // the place of drafted tokens that nobody reads
   int64_t max_round_rows_;  // of a round of drafts

@@ -47,7 +47,7 @@ class MeteringBackend final : public Backend {
     if (to.bytes() > 0) std::memcpy(to.raw(), from.raw(), to.bytes());
   }
   void synchronize(Stream&) override {}
-  void replay(uint64_t key, Stream&, const std::function<void()>& enqueue) override {
+  void replay(uint64_t key, Stream&, bool, const std::function<void()>& enqueue) override {
     replayed_.insert(key);
     enqueue();
   }

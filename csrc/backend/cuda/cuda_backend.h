@@ -30,7 +30,8 @@ class CudaBackend final : public Backend {
   void copy_to_host(void* to, TensorView from, Stream& stream) override;
   void copy(TensorView to, TensorView from, Stream& stream) override;
   void synchronize(Stream& stream) override;
-  void replay(uint64_t key, Stream& stream, const std::function<void()>& enqueue) override;
+  void replay(uint64_t key, Stream& stream, bool collective,
+              const std::function<void()>& enqueue) override;
   void forget_replayed() override { graphs_.clear(); }
   void mark(int mark, Stream& stream) override;
   double seconds_between(int from, int to) const override;

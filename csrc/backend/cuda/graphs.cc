@@ -1,5 +1,7 @@
 #include "backend/cuda/graphs.h"
 
+#include <utility>
+
 #include "kernels/cuda/launch.h"
 
 namespace outrider {
@@ -27,32 +29,41 @@ cudaGraph_t capture(cudaStream_t stream, const std::function<void()>& enqueue) {
   return graph;
 }
 
+// Null where it fails. Uploaded at once: a device may take the memory no sooner, and a launch that
+// finds none would be too late to make room.
+cudaError_t instantiate(cudaGraphExec_t* executable, cudaGraph_t graph, cudaStream_t stream) {
+  *executable = nullptr;
+  cudaError_t result = cudaGraphInstantiate(executable, graph, 0);
+  if (result != cudaSuccess) return result;
+  result = cudaGraphUpload(*executable, stream);
+  if (result != cudaSuccess) cudaGraphExecDestroy(std::exchange(*executable, nullptr));
+  return result;
+}
+
 }  // namespace
 
-void Graphs::replay(uint64_t key, cudaStream_t stream, const std::function<void()>& enqueue) {
-  const auto found = graphs_.find(key);
-  if (found == graphs_.end()) {
-    if (graphs_.size() >= kMaxGraphs) clear_behind(stream);
+void Graphs::replay(uint64_t key, cudaStream_t stream, bool collective,
+                    const std::function<void()>& enqueue) {
+  const auto found = passes_.find(key);
+  if (found == passes_.end()) {
+    if (passes_.size() >= kMaxGraphs) clear_behind(stream);
     enqueue();
-    graphs_.emplace(key, nullptr);
+    passes_.emplace(key, Pass{.collective = collective});
     return;
   }
-  cudaGraphExec_t executable = found->second;
-  if (executable == nullptr) {
-    executable = record(stream, enqueue);
-    graphs_[key] = executable;  // it may have been forgotten with the others
-  }
-  check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+  Pass& pass = found->second;
+  if (pass.graph == nullptr) pass.graph = record(stream, enqueue);
+  check_cuda(cudaGraphLaunch(pass.graph, stream), "cudaGraphLaunch");
 }
 
 cudaGraphExec_t Graphs::record(cudaStream_t stream, const std::function<void()>& enqueue) {
   const cudaGraph_t graph = capture(stream, enqueue);
   cudaGraphExec_t executable = nullptr;
-  cudaError_t result = cudaGraphInstantiate(&executable, graph, 0);
+  cudaError_t result = instantiate(&executable, graph, stream);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // the others make room
-    clear_behind(stream);
-    result = cudaGraphInstantiate(&executable, graph, 0);
+    make_room_behind(stream);
+    result = instantiate(&executable, graph, stream);
   }
   cudaGraphDestroy(graph);
   if (result == cudaErrorMemoryAllocation) {
@@ -61,8 +72,18 @@ cudaGraphExec_t Graphs::record(cudaStream_t stream, const std::function<void()>&
         "the device has no room for one CUDA graph; expected it in what is left beside the "
         "KV cache (--gpu-memory-utilization)");
   }
-  check_cuda(result, "cudaGraphInstantiate");
+  check_cuda(result, "making a CUDA graph executable");
   return executable;
+}
+
+// Room is each rank's own, and a collective has to be part of a graph on all ranks or on none: such
+// graphs stay.
+void Graphs::make_room_behind(cudaStream_t stream) {
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // some are under way
+  for (auto& [key, pass] : passes_) {
+    if (pass.collective || pass.graph == nullptr) continue;
+    cudaGraphExecDestroy(std::exchange(pass.graph, nullptr));
+  }
 }
 
 void Graphs::clear_behind(cudaStream_t stream) {
@@ -71,10 +92,10 @@ void Graphs::clear_behind(cudaStream_t stream) {
 }
 
 void Graphs::clear() {
-  for (const auto& [key, graph] : graphs_) {
-    if (graph != nullptr) cudaGraphExecDestroy(graph);
+  for (const auto& [key, pass] : passes_) {
+    if (pass.graph != nullptr) cudaGraphExecDestroy(pass.graph);
   }
-  graphs_.clear();
+  passes_.clear();
 }
 
 }  // namespace outrider

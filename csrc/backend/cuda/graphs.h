@@ -18,18 +18,27 @@ class Graphs {
 
   // See Backend::replay. The first call with a key runs `enqueue` as it is, so that whatever it
   // does once (sizes of shared memory) is done; the second records it. Where the device has no
-  // room for the graph, all others are forgotten; throws Error where that does not help.
-  void replay(uint64_t key, cudaStream_t stream, const std::function<void()>& enqueue);
+  // room for the graph, all others that have no collective make room, and are recorded anew at
+  // their next call; throws Error where that does not help.
+  void replay(uint64_t key, cudaStream_t stream, bool collective,
+              const std::function<void()>& enqueue);
 
   // Forgets everything: memory that recorded work refers to is about to move.
   void clear();
 
  private:
-  cudaGraphExec_t record(cudaStream_t stream, const std::function<void()>& enqueue);
-  void clear_behind(cudaStream_t stream);  // once it has done what it was given
+  struct Pass {
+    bool collective = false;
+    cudaGraphExec_t graph = nullptr;  // null: it has run, and is not recorded (any more)
+  };
 
-  // Null: run once, not recorded yet.
-  std::unordered_map<uint64_t, cudaGraphExec_t> graphs_;
+  cudaGraphExec_t record(cudaStream_t stream, const std::function<void()>& enqueue);
+  // Both once the stream has done what it was given.
+  void make_room_behind(cudaStream_t stream);
+  void clear_behind(cudaStream_t stream);
+
+  // As many on each rank, whatever room it has: so all of them clear it before the same pass.
+  std::unordered_map<uint64_t, Pass> passes_;
 };
 
 }  // namespace outrider

@@ -34,7 +34,7 @@ class CudaModelDrafter {
     }
     drafter_.begin_step();
     const uint64_t key = drafter_.prepare(views, logits, stream_);
-    backend_->replay(key, stream_, [&] { drafter_.enqueue(stream_); });
+    backend_->replay(key, stream_, /*collective=*/false, [&] { drafter_.enqueue(stream_); });
     std::vector<Row> rows(count, Row(vocab));
     for (int64_t i = 0; i < count; ++i) {
       backend_->copy_to_host(rows[i].data(), logits.rows(i, i + 1), stream_);

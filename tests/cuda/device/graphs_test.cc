@@ -1,78 +1,101 @@
 // What is recorded, where the device has no room for more of it.
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <string>
 
 #include "backend/cuda/cuda_backend.h"
-#include "core/error.h"
 #include "testing/gpus.h"
+#include "testing/one_line_error.h"
 
 namespace outrider {
 namespace {
 
-// As many executable graphs as the emulator has room for, while this lives.
+// As many executable graphs as the emulator has room for, while this lives. at_upload: their memory
+// is not taken before they are uploaded.
 class RoomForGraphs {
  public:
-  explicit RoomForGraphs(int graphs) {
-    setenv("OUTRIDER_EMU_GRAPHS", std::to_string(graphs).c_str(), 1);
+  RoomForGraphs(bool at_upload, int graphs)
+      : variable_(at_upload ? "OUTRIDER_EMU_UPLOADED_GRAPHS" : "OUTRIDER_EMU_GRAPHS") {
+    setenv(variable_, std::to_string(graphs).c_str(), 1);
   }
-  ~RoomForGraphs() { unsetenv("OUTRIDER_EMU_GRAPHS"); }
+  ~RoomForGraphs() { unsetenv(variable_); }
+  RoomForGraphs(const RoomForGraphs&) = delete;
+  RoomForGraphs& operator=(const RoomForGraphs&) = delete;
+
+ private:
+  const char* variable_;
 };
 
-// Three by turns, and room for two: whichever is refused takes the place of the others, and all do
-// what they are there for.
-TEST(CudaGraphs, MakeRoomForOneAnother) {
-  if (!emulated_gpus()) GTEST_SKIP() << "a GPU has room for all of them";
-  const RoomForGraphs room(2);
-  CudaBackend backend(0);
-  Stream stream = backend.make_stream();
-  constexpr int kKeys = 3;
-  const Buffer from = backend.allocate(kKeys * sizeof(int32_t)), to = backend.allocate(4);
-  const int32_t numbers[kKeys] = {10, 20, 30};
-  backend.copy_from_host(from.view(DType::i32, {kKeys}), numbers, stream);
-  const TensorView result = to.view(DType::i32, {1});
-  int enqueued = 0;
-  const auto run = [&](int key) {
-    backend.replay(key, stream, [&] {
-      ++enqueued;
-      backend.copy(result, from.view(DType::i32, {1}, key * sizeof(int32_t)), stream);
+// Whether memory is taken at the upload.
+class CudaGraphs : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (!emulated_gpus()) GTEST_SKIP() << "a GPU has room for all of them";
+    backend_.copy_from_host(from_.view(DType::i32, {kKeys}), kNumbers, stream_);
+  }
+
+  // Each key's pass does what it is there for, recorded or not.
+  void run(int key, bool collective = false) {
+    const TensorView result = to_.view(DType::i32, {1});
+    backend_.replay(key, stream_, collective, [&] {
+      ++enqueued_;
+      backend_.copy(result, from_.view(DType::i32, {1}, key * sizeof(int32_t)), stream_);
     });
     int32_t got = 0;
-    backend.copy_to_host(&got, result, stream);
-    backend.synchronize(stream);
-    EXPECT_EQ(got, numbers[key]);
-  };
+    backend_.copy_to_host(&got, result, stream_);
+    backend_.synchronize(stream_);
+    EXPECT_EQ(got, kNumbers[key]);
+  }
+  void expect_no_room(int key) {
+    expect_one_line_error({"no room for one CUDA graph"}, [&] { run(key); });
+  }
+
+  static constexpr int kKeys = 3;
+  static constexpr int32_t kNumbers[kKeys] = {10, 20, 30};
+
+  CudaBackend backend_{0};
+  Stream stream_ = backend_.make_stream();
+  Buffer from_ = backend_.allocate(kKeys * sizeof(int32_t)), to_ = backend_.allocate(4);
+  int enqueued_ = 0;
+};
+
+// Three by turns, and room for two: whichever is refused takes the place of the others, which are
+// recorded again as they come.
+TEST_P(CudaGraphs, MakeRoomForOneAnother) {
+  const RoomForGraphs room(GetParam(), 2);
   for (const int key : {0, 0, 1, 1}) run(key);  // each as it is, and recorded
-  EXPECT_EQ(enqueued, 4);
+  EXPECT_EQ(enqueued_, 4);
   for (const int key : {0, 1, 2}) run(key);
-  EXPECT_EQ(enqueued, 5);
-  run(2);  // recorded in place of both
-  run(2);
-  EXPECT_EQ(enqueued, 6);
-  for (const int key : {0, 0, 0, 2, 2}) run(key);
-  EXPECT_EQ(enqueued, 8);
+  EXPECT_EQ(enqueued_, 5);
+  for (const int key : {2, 2}) run(key);  // recorded in place of both
+  EXPECT_EQ(enqueued_, 6);
+  for (const int key : {0, 0, 2, 0}) run(key);  // beside it
+  EXPECT_EQ(enqueued_, 7);
+  for (const int key : {1, 2, 1, 2}) run(key);  // in place of both, and beside it
+  EXPECT_EQ(enqueued_, 9);
 }
 
-TEST(CudaGraphs, RoomForNoneIsAnError) {
-  if (!emulated_gpus()) GTEST_SKIP() << "a GPU has room for one";
-  const RoomForGraphs room(0);
-  CudaBackend backend(0);
-  Stream stream = backend.make_stream();
-  const Buffer memory = backend.allocate(8);
-  const auto run = [&] {
-    backend.replay(1, stream, [&] {
-      backend.copy(memory.view(DType::i32, {1}), memory.view(DType::i32, {1}, 4), stream);
-    });
-  };
-  run();
-  try {
-    run();
-    FAIL() << "it was recorded";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("no room for one CUDA graph"));
-  }
+// Another rank may have room for both.
+TEST_P(CudaGraphs, OfACollectiveMakeNoRoom) {
+  const RoomForGraphs room(GetParam(), 1);
+  for (const int key : {1, 1}) run(key);
+  EXPECT_EQ(enqueued_, 2);
+  for (int i = 0; i < 3; ++i) run(0, true);  // recorded in place of the other
+  EXPECT_EQ(enqueued_, 4);
+  expect_no_room(1);
+  EXPECT_EQ(enqueued_, 5);
+  run(0, true);
+  EXPECT_EQ(enqueued_, 5);
 }
+
+TEST_P(CudaGraphs, RoomForNoneIsAnError) {
+  const RoomForGraphs room(GetParam(), 0);
+  run(1);
+  expect_no_room(1);
+}
+
+INSTANTIATE_TEST_SUITE_P(AtUpload, CudaGraphs, ::testing::Bool());
 
 }  // namespace
 }  // namespace outrider

@@ -23,7 +23,7 @@ TEST(CudaMarks, AreNotedByEveryReplay) {
   EXPECT_THROW(backend.seconds_between(0, 1), Error);  // nothing was noted
   for (int run = 0; run < 4; ++run) {
     backend.mark(0, stream);
-    backend.replay(7, stream, [&] {
+    backend.replay(7, stream, /*collective=*/false, [&] {
       backend.copy(x.view(DType::f32, {1}), y.view(DType::f32, {1}), stream);
       backend.mark(1, stream);
       backend.copy(x.view(DType::f32, {1}), y.view(DType::f32, {1}), stream);

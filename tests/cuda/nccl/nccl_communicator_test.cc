@@ -39,6 +39,19 @@ void run_ranks(int size, const Body& body, Numerics numerics = Numerics::exact) 
   }
 }
 
+// What `enqueue` enqueues on the stream, to be launched.
+template <class Enqueue>
+cudaGraphExec_t capture(cudaStream_t stream, const Enqueue& enqueue) {
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin");
+  enqueue();
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  cudaGraphExec_t executable = nullptr;
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  cudaGraphDestroy(graph);
+  return executable;
+}
+
 class NcclRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(NcclRanks, DoWhatEveryCommunicatorMust) {
@@ -96,13 +109,7 @@ TEST_P(NcclRanks, AreReplayedInGraphs) {
     };
     enqueue();
     expect_sums_of(1);
-    check_cuda(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal), "begin");
-    enqueue();
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamEndCapture(handle, &graph), "cudaStreamEndCapture");
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-    cudaGraphDestroy(graph);
+    const cudaGraphExec_t executable = capture(handle, enqueue);
     for (int replay = 2; replay <= 4; ++replay) {
       check_cuda(cudaGraphLaunch(executable, handle), "cudaGraphLaunch");
       expect_sums_of(replay);
@@ -158,6 +165,28 @@ TEST(NcclRanksDeathTest, ASumThatNoneWasReservedForIsABug) {
     comm.all_reduce_sum(TensorView(x.data(), DType::f32, {2}), stream);
   };
   EXPECT_DEATH(run_ranks(3, run), "CHECK failed");
+}
+
+// Captured on all ranks or on none: NCCL's would wait for each other for ever.
+TEST(NcclRanksDeathTest, ACollectiveInAGraphOfOneRankAloneIsABug) {
+  if (!emulated_gpus()) GTEST_SKIP() << "what NCCL does is its own affair";
+  NEED_GPUS(2);
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run = [](Communicator& comm) {
+    cuda::DeviceArray<float> x(std::vector<float>(2));
+    Stream stream;
+    cudaStream_t handle = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreate");
+    stream.handle = handle;
+    const auto sum = [&] { comm.all_reduce_sum(TensorView(x.data(), DType::f32, {2}), stream); };
+    if (comm.rank() == 0) {
+      check_cuda(cudaGraphLaunch(capture(handle, sum), handle), "cudaGraphLaunch");
+    } else {
+      sum();
+    }
+    cudaStreamSynchronize(handle);
+  };
+  EXPECT_DEATH(run_ranks(2, run), "part of a graph on rank 0 and not on rank 1");
 }
 
 // Fast: right but for rounding, equal on all ranks, and (on the emulator, of three) not in the

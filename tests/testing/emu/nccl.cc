@@ -79,13 +79,28 @@ Words words_of(const void* data, size_t bytes) {
   return words;
 }
 
-// [size, words]: what each rank gave, equally much on all.
-Words all_gather(ncclComm& comm, const Words& mine) {
-  Words all(mine.size() * comm.size);
+// [size, words]: what each rank gave, equally much on all. NCCL wants a collective to be part of a
+// graph on all ranks or on none: each tells the others behind its words.
+Words all_gather(ncclComm& comm, const Words& mine, bool in_graph) {
+  Words sent = mine;
+  sent.push_back(in_graph ? 1 : 0);
+  Words received(sent.size() * comm.size);
   outrider::Stream stream;
-  const auto count = static_cast<int64_t>(mine.size());
-  comm.transport->all_gather(TensorView(const_cast<int32_t*>(mine.data()), DType::i32, {count}),
-                             TensorView(all.data(), DType::i32, {comm.size, count}), stream);
+  const auto count = static_cast<int64_t>(sent.size());
+  comm.transport->all_gather(TensorView(sent.data(), DType::i32, {count}),
+                             TensorView(received.data(), DType::i32, {comm.size, count}), stream);
+  Words all;
+  all.reserve(mine.size() * comm.size);
+  for (int rank = 0; rank < comm.size; ++rank) {
+    const auto first = received.begin() + rank * sent.size(), end = first + mine.size();
+    if (*end != sent.back()) {
+      std::fprintf(stderr,
+                   "emulator: a collective is part of a graph on rank %d and not on rank %d\n",
+                   in_graph ? comm.rank : rank, in_graph ? rank : comm.rank);
+      std::abort();
+    }
+    all.insert(all.end(), first, end);
+  }
   return all;
 }
 
@@ -107,7 +122,7 @@ bool on_a_gpu_each(ncclComm& comm) {
   constexpr size_t kPlaceBytes = 256;
   std::string place = place_of_rank();
   place.resize(kPlaceBytes);
-  const Words mine = words_of(place.data(), kPlaceBytes), all = all_gather(comm, mine);
+  const Words mine = words_of(place.data(), kPlaceBytes), all = all_gather(comm, mine, false);
   std::set<Words> places;
   for (int rank = 0; rank < comm.size; ++rank) {
     const auto first = all.begin() + rank * mine.size();
@@ -155,14 +170,15 @@ void wait_for_graphs(const ncclComm& comm, const char* call) {
   std::abort();
 }
 
-// body() as an operation of the stream; what it throws is remembered as an asynchronous error.
+// body(in_graph) as an operation of the stream, or of the graph that is captured on it; what it
+// throws is remembered as an asynchronous error.
 template <class Body>
 ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
   const std::shared_ptr<void> captured = emu::is_capturing(stream) ? comm->captured : nullptr;
   emu::Operation operation([comm = comm->self, captured, body] {
     try {
       fail_where_asked(*comm);
-      body();
+      body(captured != nullptr);
       return std::string();
     } catch (const outrider::Error& error) {
       comm->async_error = ncclRemoteError;
@@ -259,8 +275,8 @@ ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDa
   for (const void* data : {send, const_cast<const void*>(receive)}) {
     if (const ncclResult_t wrong = check_memory(data, count * 4)) return wrong;
   }
-  return enqueue(comm, stream, [=] {
-    const Words words = all_gather(*comm, words_of(send, count * 4));
+  return enqueue(comm, stream, [=](bool in_graph) {
+    const Words words = all_gather(*comm, words_of(send, count * 4), in_graph);
     const auto* const parts = reinterpret_cast<const float*>(words.data());
     auto* const sum = static_cast<float*>(receive);
     for (size_t i = 0; i < count; ++i) {
@@ -279,8 +295,8 @@ ncclResult_t ncclAllGather(const void* send, void* receive, size_t send_count, n
   // In place, a rank's part stands where it is to be; anywhere else it is overwritten too soon.
   const bool in_place = send == static_cast<std::byte*>(receive) + comm->rank * bytes;
   if (!in_place && overlap(send, bytes, receive, comm->size * bytes)) return ncclInvalidUsage;
-  return enqueue(comm, stream, [=] {
-    const Words words = all_gather(*comm, words_of(send, bytes));
+  return enqueue(comm, stream, [=](bool in_graph) {
+    const Words words = all_gather(*comm, words_of(send, bytes), in_graph);
     for (int rank = 0; rank < comm->size; ++rank) {
       std::memcpy(static_cast<std::byte*>(receive) + rank * bytes,
                   words.data() + rank * ((bytes + 3) / 4), bytes);
@@ -296,7 +312,7 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
   if (comm->rank == root) {
     if (const ncclResult_t wrong = check_memory(send, bytes)) return wrong;
   }
-  return enqueue(comm, stream, [=] {
+  return enqueue(comm, stream, [=](bool) {
     Words words = words_of(comm->rank == root ? send : receive, bytes);
     outrider::Stream none;
     comm->transport->broadcast(
@@ -312,8 +328,8 @@ ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDat
   if (const ncclResult_t wrong = check_memory(send, bytes)) return wrong;
   if (const ncclResult_t wrong = check_memory(receive, bytes)) return wrong;
   if (overlap(send, bytes, receive, bytes)) return ncclInvalidUsage;
-  return enqueue(comm, stream, [=] {
-    const Words all = all_gather(*comm, words_of(send, bytes));  // [from, to, count]
+  return enqueue(comm, stream, [=](bool in_graph) {
+    const Words all = all_gather(*comm, words_of(send, bytes), in_graph);  // [from, to, count]
     for (int from = 0; from < comm->size; ++from) {
       std::memcpy(static_cast<std::byte*>(receive) + from * count * 4,
                   all.data() + (from * comm->size + comm->rank) * count, count * 4);

@@ -178,6 +178,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
   std::shared_ptr<const std::vector<emu::Operation>> operations;
+  bool uploaded = false;
 };
 
 namespace emu {
@@ -437,7 +438,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 
-static std::atomic<uint64_t> num_executables = 0;
+static std::atomic<uint64_t> num_executables = 0, num_uploaded = 0;
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
                                  unsigned long long) {
@@ -450,9 +451,18 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t) {
+  if (executable->uploaded) return cudaSuccess;
+  if (num_uploaded >= emu::environment_number("OUTRIDER_EMU_UPLOADED_GRAPHS", UINT64_MAX)) {
+    return cudaErrorMemoryAllocation;
+  }
+  ++num_uploaded;
+  executable->uploaded = true;
+  return cudaSuccess;
+}
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  if (const cudaError_t refused = cudaGraphUpload(executable, stream)) return refused;
   return emu::enqueue(stream, [operations = executable->operations] {
     for (size_t at = 0; at < operations->size(); ++at) {
       std::string failure = emu::run_operation((*operations)[at], [&](size_t i) {
@@ -477,6 +487,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   --num_executables;
+  if (executable->uploaded) --num_uploaded;
   delete executable;
   return cudaSuccess;
 }
