@@ -115,6 +115,22 @@ std::optional<Loss> LivenessJudge::hung_join() const {
                               all_alike ? "no rank has" : "it has not", seconds_of(taken))};
 }
 
+// How far each rank has come, by what it last said.
+std::string LivenessJudge::positions() const {
+  std::string text;
+  const auto add = [&text](int rank, const ProgressReport& report) {
+    absl::StrAppendFormat(&text, "; rank %d: step %d, ", rank, report.step);
+    if (report.state == RankState::in_step) {
+      absl::StrAppendFormat(&text, "collective %d", report.collectives);
+    } else {
+      text += "ended";
+    }
+  };
+  add(rank_, own_.report);
+  for (const auto& [peer, observed] : others_) add(peer, observed.report);
+  return text;
+}
+
 // The ranks take every step together, so one that hangs soon holds up all of them. The first to be
 // named is the one that has come least far.
 std::optional<Loss> LivenessJudge::hung_step() const {
@@ -125,33 +141,40 @@ std::optional<Loss> LivenessJudge::hung_step() const {
   const Observed* last = &own_;
   int last_rank = rank_;
   uint64_t furthest_step = own_.report.step;
-  nanoseconds taken{0}, stood_still{0};  // the longest of those in a step
+  bool all_alike = true;
+  // The longest of those that hang.
+  nanoseconds hung{0};
+  bool stands_still = false;
+  milliseconds expected{0};
   const auto consider = [&](int rank, const Observed& o) {
     if (position(o) < position(*last)) {
       last = &o;
       last_rank = rank;
     }
     furthest_step = std::max(furthest_step, o.report.step);
-    if (o.report.state == RankState::in_step) {
-      taken = std::max(taken, seen_ - o.changed);
-      stood_still = std::max(stood_still, seen_ - o.advanced);
-    }
+    all_alike &= position(o) == position(own_);
+    if (o.report.state != RankState::in_step) return;
+    // Up to when it was heard: a late beat is silence, which has a limit of its own.
+    const nanoseconds stood_still = o.heard - o.advanced, taken = o.heard - o.changed;
+    // By its own step: another rank may be in the next one, which should take less.
+    const auto limit = std::max(limits_.shortest_hang, limits_.hang_factor * o.report.expected);
+    const bool still = stood_still > limit;
+    if (!still && taken <= limits_.advancing_factor * limit) return;
+    const nanoseconds time = still ? stood_still : taken;
+    if (time <= hung) return;
+    hung = time;
+    stands_still = still;
+    expected = o.report.expected;
   };
   consider(rank_, own_);
   for (const auto& [peer, observed] : others_) consider(peer, observed);
-  const milliseconds expected = own_.report.expected;  // the others follow this rank's plans
-  const auto limit = std::max(limits_.shortest_hang, limits_.hang_factor * expected);
-  const bool stands_still = stood_still > limit;
-  if (!stands_still && taken <= limits_.advancing_factor * limit) return std::nullopt;
-  const bool all_alike = std::all_of(others_.begin(), others_.end(), [&](const auto& other) {
-    return position(other.second) == position(own_);
-  });
+  if (hung == nanoseconds(0)) return std::nullopt;
   return Loss{last_rank,
               absl::StrFormat("step %d has not %s %s for %.1f s; expected were %d ms for "
-                              "all of it",
+                              "all of it%s",
                               furthest_step, stands_still ? "advanced" : "ended",
-                              all_alike ? "on any rank" : "on it",
-                              seconds_of(stands_still ? stood_still : taken), expected.count())};
+                              all_alike ? "on any rank" : "on it", seconds_of(hung),
+                              expected.count(), positions())};
 }
 
 class Liveness::Thread {

@@ -26,9 +26,9 @@ struct LivenessLimits {
   std::chrono::milliseconds silence_starting{30'000};
   // However it breathes, a rank hangs that takes longer to join the communicator.
   std::chrono::milliseconds longest_join{60'000};
-  // A step hangs where it has begun no collective for the longer of this and so many times what all
-  // of it should take. On a host that gives the ranks little of its processors every collective is
-  // late, and yet one follows the other.
+  // A step hangs where a rank has begun no collective, of the target or of a draft, for the longer
+  // of this and so many times what it expects all of the step to take. On a host that gives the
+  // ranks little of its processors every collective is late, and yet one follows the other.
   std::chrono::milliseconds shortest_hang{3'000};
   int hang_factor = 10;
   // However it advances, it has no more than so many times as long.
@@ -67,6 +67,7 @@ class LivenessJudge {
   std::optional<Loss> silent_peer() const;
   std::optional<Loss> hung_join() const;
   std::optional<Loss> hung_step() const;
+  std::string positions() const;
 
   int rank_;
   LivenessLimits limits_;

@@ -11,30 +11,38 @@ class ReportingCommunicator final : public Communicator {
  public:
   // `inner`, which does the work, and `progress` outlive this.
   ReportingCommunicator(Communicator& inner, StepProgress& progress)
-      : inner_(inner), progress_(progress) {}
+      : inner_(inner), progress_(&progress) {}
+  // Tells nobody until report_to.
+  explicit ReportingCommunicator(Communicator& inner) : inner_(inner) {}
+
+  void report_to(StepProgress& progress) { progress_ = &progress; }
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   bool is_near() const override { return inner_.is_near(); }
   void reserve_sum(int64_t max_elements) override { inner_.reserve_sum(max_elements); }
   void all_reduce_sum(TensorView x, Stream& stream) override {
-    progress_.begin_collective();
+    tell();
     inner_.all_reduce_sum(x, stream);
   }
   void all_gather(TensorView mine, TensorView all, Stream& stream) override {
-    progress_.begin_collective();
+    tell();
     inner_.all_gather(mine, all, stream);
   }
   void broadcast(TensorView x, int root, Stream& stream) override {
-    progress_.begin_collective();
+    tell();
     inner_.broadcast(x, root, stream);
   }
   bool share(std::span<std::byte> memory) override { return inner_.share(memory); }
   std::string failure() const override { return inner_.failure(); }
 
  private:
+  void tell() {
+    if (progress_ != nullptr) progress_->begin_collective();
+  }
+
   Communicator& inner_;
-  StepProgress& progress_;
+  StepProgress* progress_ = nullptr;
 };
 
 }  // namespace outrider

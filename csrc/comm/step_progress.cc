@@ -8,6 +8,9 @@ namespace outrider {
 namespace {
 
 constexpr double kNewest = 0.25;  // the weight of the newest step in the mean
+// No step counts for more than so many times the mean: after one that starved, a hang is still
+// found in time.
+constexpr double kMost = 4;
 
 size_t bucket_of(int64_t rows) {
   return std::bit_width(static_cast<uint32_t>(std::clamp<int64_t>(rows, 1, INT32_MAX))) - 1;
@@ -32,7 +35,8 @@ std::chrono::milliseconds StepTimes::expected(int64_t rows) const {
 
 void StepTimes::add(int64_t rows, std::chrono::duration<double, std::milli> taken) {
   double& mean = mean_ms_[bucket_of(rows)];
-  mean = mean == 0 ? taken.count() : mean + kNewest * (taken.count() - mean);
+  mean =
+      mean == 0 ? taken.count() : mean + kNewest * (std::min(taken.count(), kMost * mean) - mean);
 }
 
 void StepProgress::joined() {

@@ -35,6 +35,23 @@ std::function<void(double)> progress_of(const EngineOptions& options, const std:
   return [&options, what](double done) { options.progress(what, done); };
 }
 
+// A step that throws is over, too: whoever then ends in an orderly way shall not be taken for hung.
+class ReportedStep {
+ public:
+  // progress: null where nobody is told.
+  ReportedStep(StepProgress* progress, int64_t rows) : progress_(progress) {
+    if (progress_ != nullptr) progress_->begin_step(rows);
+  }
+  ~ReportedStep() {
+    if (progress_ != nullptr) progress_->end_step();
+  }
+  ReportedStep(const ReportedStep&) = delete;
+  ReportedStep& operator=(const ReportedStep&) = delete;
+
+ private:
+  StepProgress* progress_;
+};
+
 uint64_t chain(std::span<const int32_t> tokens, uint64_t seed) {
   return digest(tokens.data(), tokens.size_bytes(), seed);
 }
@@ -241,6 +258,10 @@ std::string Executor::numerics_fingerprint() const {
 
 void Executor::report_to(StepProgress& progress) {
   progress_ = &progress;
+  for (const DrafterKind kind : drafters()) {
+    LogitDrafter* const drafter = drafters_.find(kind);
+    if (drafter != nullptr) drafter->report_to(progress);
+  }
   progress.ready();
 }
 
@@ -276,9 +297,8 @@ std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
                      .num_draft_tokens = w.num_draft_tokens,
                      .proposed = w.proposed});
   }
-  if (progress_ != nullptr) progress_->begin_step(rows);
+  const ReportedStep reported(progress_, rows);
   const auto outcomes = step_.run(slots_, work_, agreed, stream_);
-  if (progress_ != nullptr) progress_->end_step();
   for (const SlotOutcome& outcome : outcomes) {
     if (!outcome.decoded || outcome.verdict.non_finite) continue;
     const auto& tokens = slots_[outcome.slot].tokens;

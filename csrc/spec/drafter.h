@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
+#include "comm/reporting_communicator.h"
 #include "model/transformer.h"
 #include "spec/batch_builder.h"
 
@@ -31,6 +32,10 @@ struct DraftContext {
 class LogitDrafter {
  public:
   virtual ~LogitDrafter() = default;
+
+  // From now on what it computes without the other ranks is told to `progress`, which outlives
+  // this, as collectives are: as many on every rank, unless one has to record a pass anew.
+  virtual void report_to(StepProgress& /*progress*/) {}
 
   // A step begins; nothing of the one before is in flight.
   virtual void begin_step() = 0;
@@ -79,6 +84,7 @@ class ModelDrafter final : public LogitDrafter {
   const ModelConfig& config() const { return model_.config(); }
   int64_t weight_bytes() const override { return model_.weight_bytes(); }
   KvCache& cache() { return cache_; }  // its pages must reach as far as what is fed
+  void report_to(StepProgress& progress) override { reporting_.report_to(progress); }
   void begin_step() override { rows_.begin_step(); }
   int64_t max_positions() const override { return model_.config().max_position_embeddings; }
   int64_t num_seen(int64_t slot) const override { return seen_[slot]; }
@@ -98,6 +104,7 @@ class ModelDrafter final : public LogitDrafter {
 
   Backend& backend_;
   std::unique_ptr<Communicator> self_;
+  ReportingCommunicator reporting_;  // around it
   Transformer model_;
   KvCache cache_;
   BatchBuilder rows_;

@@ -28,6 +28,8 @@ void HeadDrafter::take_state(int64_t slot, int64_t length, TensorView state, Str
 
 uint64_t HeadDrafter::prepare(std::span<const DraftContext> contexts, TensorView logits,
                               Stream& stream) {
+  // Once a round: a head that is whole makes no collective.
+  if (progress_ != nullptr) progress_->begin_collective();
   logits_ = logits;
   const int64_t rows = logits.extent(0), hidden = head_.config().hidden_size;
   tokens_.prepare(contexts, rows, stream);

@@ -23,6 +23,7 @@ class HeadDrafter final : public LogitDrafter {
   const DraftHead& head() const { return head_; }
   int64_t weight_bytes() const override { return head_.weight_bytes(); }
 
+  void report_to(StepProgress& progress) override { progress_ = &progress; }
   void begin_step() override {}
   int64_t num_seen(int64_t) const override { return INT64_MAX; }
   void admit(int64_t slot, int64_t) override { lengths_[slot] = kNoState; }
@@ -47,6 +48,7 @@ class HeadDrafter final : public LogitDrafter {
   Staged<int32_t> slots_;         // [max_rows]
   RoundTokens tokens_;
   TensorView logits_;  // of `prepare`
+  StepProgress* progress_ = nullptr;
 };
 
 }  // namespace outrider

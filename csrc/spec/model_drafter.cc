@@ -11,7 +11,8 @@ ModelDrafter::ModelDrafter(const std::filesystem::path& directory, Backend& back
                            const std::function<void(double)>& progress)
     : backend_(backend),
       self_(make_self_communicator()),
-      model_(directory, backend, *self_, max_rows, 0, progress),
+      reporting_(*self_),
+      model_(directory, backend, reporting_, max_rows, 0, progress),
       cache_(model_.make_kv_cache(num_pages, num_slots)),
       rows_(backend, max_rows, kMaxDraftTokens),
       seen_(num_slots, 0) {}

@@ -145,7 +145,10 @@ TEST(LivenessJudge, NamesTheRankThatTheOthersWaitForInACollective) {
   bench.peer(1).collectives = 39;
   EXPECT_NEAR(bench.until_loss(), 3, kTick);
   EXPECT_EQ(bench.loss->rank, 1);
-  EXPECT_THAT(bench.loss->reason, HasSubstr("step 7 has not advanced on it for 3."));
+  EXPECT_THAT(bench.loss->reason,
+              AllOf(HasSubstr("step 7 has not advanced on it for 3."),
+                    HasSubstr("; rank 0: step 7, collective 40; rank 1: step 7, collective 39; "
+                              "rank 2: step 7, collective 40")));
 }
 
 TEST(LivenessJudge, NamesTheRankThatHasComeLeastFar) {
@@ -154,7 +157,8 @@ TEST(LivenessJudge, NamesTheRankThatHasComeLeastFar) {
   bench.peer(2) = idle(6);  // never took the plan
   bench.until_loss();
   EXPECT_EQ(bench.loss->rank, 2);
-  EXPECT_THAT(bench.loss->reason, HasSubstr("step 7 has not advanced on it"));
+  EXPECT_THAT(bench.loss->reason, AllOf(HasSubstr("step 7 has not advanced on it"),
+                                        HasSubstr("; rank 2: step 6, ended")));
 }
 
 TEST(LivenessJudge, AHangAfterTheLastExchangeIsSeenWhileRankZeroIsIdle) {
@@ -167,9 +171,27 @@ TEST(LivenessJudge, AHangAfterTheLastExchangeIsSeenWhileRankZeroIsIdle) {
 
 TEST(LivenessJudge, ALongStepThatWasExpectedIsNoHang) {
   Bench bench;
-  bench.own = in_step(7, seconds(2));
-  bench.peer(1) = bench.peer(2) = in_step(7);
+  bench.own = bench.peer(1) = bench.peer(2) = in_step(7, seconds(2));
   EXPECT_NEAR(bench.until_loss(), 20, kTick);
+}
+
+// Rank 0 has begun a short step behind a long one that the others are still in.
+TEST(LivenessJudge, EachRankIsHeldToTheStepThatItIsIn) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = in_step(7, seconds(2));
+  ASSERT_FALSE(bench.pass(seconds(10)));
+  bench.own = in_step(8);
+  EXPECT_FALSE(bench.pass(milliseconds(2750)));
+}
+
+// Silence has a limit of its own.
+TEST(LivenessJudge, ABeatThatIsLateIsNoStepThatStandsStill) {
+  Bench bench;
+  bench.own = bench.peer(2) = idle(7);
+  bench.peer(1) = in_step(7);
+  bench.pass(milliseconds(500));
+  bench.silence(1);
+  EXPECT_FALSE(bench.pass(milliseconds(2750)));
 }
 
 TEST(LivenessJudge, StepsThatAdvanceAreNoHang) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "comm/self_communicator.h"
 #include "comm/thread_communicator.h"
 #include "tests/comm/communicator_checks.h"
 
@@ -25,6 +26,19 @@ TEST(ReportingCommunicator, DoesWhatEveryCommunicatorMustAndTellsOfIt) {
     testing::check_broadcast(comm);
     expect_more_told();
   });
+}
+
+TEST(ReportingCommunicator, TellsWhomItWasGivenLater) {
+  const auto self = make_self_communicator();
+  ReportingCommunicator comm(*self);
+  float x = 1.0f;
+  Stream stream;
+  comm.all_reduce_sum(TensorView(&x, DType::f32, {1, 1}), stream);
+  StepProgress progress;
+  comm.report_to(progress);
+  EXPECT_EQ(progress.report().collectives, 0u);
+  comm.all_reduce_sum(TensorView(&x, DType::f32, {1, 1}), stream);
+  EXPECT_EQ(progress.report().collectives, 1u);
 }
 
 // So that the others, who wait, can be told from the one that they wait for.

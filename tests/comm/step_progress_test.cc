@@ -26,6 +26,14 @@ TEST(StepTimes, ARunningMeanForEachSize) {
   EXPECT_EQ(times.expected(256), milliseconds(400));
 }
 
+// On a host that others keep busy: it must not hide a hang that comes after it.
+TEST(StepTimes, AStepThatStarvedIsHardlyExpectedAgain) {
+  StepTimes times;
+  times.add(1, milliseconds(100));
+  times.add(1, milliseconds(29'000));
+  EXPECT_EQ(times.expected(1), milliseconds(175));
+}
+
 // A long prefill after short steps is no surprise, and a short step after it is not held to less
 // than what is known.
 TEST(StepTimes, UnknownSizesAreScaledFromTheNearest) {

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -97,6 +98,41 @@ TEST(Executor, RanksThatDisagreeEndTheJob) {
   };
   EXPECT_NO_THROW(run(0));
   EXPECT_THROW(run(1), DisagreementError);
+}
+
+// They then end in an orderly way, and none of them is taken for hung meanwhile.
+TEST(Executor, AStepThatThrowsIsOver) {
+  std::array<StepProgress, 2> progress;
+  EXPECT_THROW(run_thread_ranks(2,
+                                [&progress](Communicator& communicator) {
+                                  const auto backend = make_cpu_backend();
+                                  Executor executor(options(), *backend, communicator);
+                                  executor.report_to(progress[communicator.rank()]);
+                                  StepPlan plan = first_plan({5, 6, 7, 8}, DrafterKind::none);
+                                  plan.admitted[0].seed = communicator.rank();
+                                  executor.execute(plan.serialise());
+                                }),
+               DisagreementError);
+  for (const StepProgress& told : progress) {
+    EXPECT_EQ(told.report().step, 1u);
+    EXPECT_EQ(told.report().state, RankState::idle);
+  }
+}
+
+// Up to the target's first sum nothing else shows that a starved step goes on. The communicator
+// here tells of nothing.
+TEST(Executor, TellsOfItsDraftsPassesAlikeOnEveryRank) {
+  std::array<uint64_t, 2> told{};
+  run_thread_ranks(2, [&told](Communicator& communicator) {
+    StepProgress progress;
+    const auto backend = make_cpu_backend();
+    Executor executor(options(), *backend, communicator);
+    executor.report_to(progress);
+    executor.execute(first_plan({5, 6, 7, 8}, DrafterKind::model).serialise());
+    told[communicator.rank()] = progress.report().collectives;
+  });
+  EXPECT_EQ(told[0], 6u);  // two passes of one layer: the embedding's sum, attention's, the FFN's
+  EXPECT_EQ(told[1], told[0]);
 }
 
 // The state before a step, where the plans agree: rank 1 has seen another first step.

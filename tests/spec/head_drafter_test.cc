@@ -163,6 +163,8 @@ TEST_F(HeadDrafterTest, GoesOnFromItsOwnGuesses) {
   const TensorView expected = expected_memory.view(DType::f32, {1, kVocab});
   const Buffer token_memory = backend_->allocate(sizeof(int32_t));
   const TensorView token = token_memory.view(DType::i32, {1});
+  StepProgress progress;
+  drafter.report_to(progress);
   drafter.begin_step();
   for (int64_t round = 0; round < 4; ++round) {
     std::vector<DraftContext> contexts;
@@ -185,6 +187,7 @@ TEST_F(HeadDrafterTest, GoesOnFromItsOwnGuesses) {
           << "round " << round << ", sequence " << i;
     }
   }
+  EXPECT_EQ(progress.report().collectives, 4u);  // once a round: a lone head makes none itself
 }
 
 }  // namespace
