@@ -77,7 +77,11 @@ void Delivery::deliver(Delivered& item) {
     return;
   }
   if (item.finished_already) return complete(answer, answer.output.finish_reason(), item.at);
-  if (item.cancelled) return complete(answer, FinishReason::cancelled, item.at);
+  if (item.cancelled) {
+    answer.output.cut();
+    send(answer, {});
+    return complete(answer, FinishReason::cancelled, item.at);
+  }
 
   int num_emitted = 0;
   for (const int32_t token : item.tokens) {
@@ -95,14 +99,17 @@ void Delivery::deliver(Delivered& item) {
     answer.last_token = item.at;
     count(answer, item, num_emitted);
   }
+  send(answer, std::move(item.prompt_logprobs));
+  if (answer.output.finished()) complete(answer, answer.output.finish_reason(), item.at);
+}
+
+void Delivery::send(Answer& answer, std::vector<TokenLogprobs> prompt_logprobs) {
   Chunk chunk = answer.output.take();
   chunk.index = answer.completion.index;
-  chunk.prompt_logprobs = std::move(item.prompt_logprobs);
-  if (!chunk.token_ids.empty() || !chunk.text.empty() || !chunk.prompt_logprobs.empty()) {
-    if (answer.stream_stats) chunk.so_far = answer.completion;
-    request.sink->on_chunk(std::move(chunk));
-  }
-  if (answer.output.finished()) complete(answer, answer.output.finish_reason(), item.at);
+  chunk.prompt_logprobs = std::move(prompt_logprobs);
+  if (chunk.token_ids.empty() && chunk.text.empty() && chunk.prompt_logprobs.empty()) return;
+  if (answer.stream_stats) chunk.so_far = answer.completion;
+  answer.request->sink->on_chunk(std::move(chunk));
 }
 
 void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {

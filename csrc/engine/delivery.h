@@ -92,6 +92,8 @@ class Delivery {
  private:
   void run();
   void deliver(Delivered& item);
+  // What the answer has to send, where there is anything.
+  void send(Answer& answer, std::vector<TokenLogprobs> prompt_logprobs);
   void count(Answer& answer, const Delivered& item, int num_emitted);
   void complete(Answer& answer, FinishReason reason, EngineClock::time_point at);
 

@@ -264,10 +264,11 @@ void Engine::drop_ended() {
 }
 
 void Engine::end_sequence(int64_t id, bool well) {
-  scheduler_.remove(id);
-  lookahead_.remove(id);
   const auto at = sequences_.find(id);
   RequestProgress& request = *at->second.answer->request;
+  // A page that made a NaN would make one of every prompt that found it.
+  scheduler_.remove(id, request.non_finite);
+  lookahead_.remove(id);
   if (--request.sequences_left == 0 && request.begun && quarantine_ != nullptr) {
     quarantine_->ended(request.digest, well && !request.non_finite);
   }

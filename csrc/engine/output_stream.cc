@@ -46,6 +46,12 @@ bool OutputStream::push(int32_t token, TokenOrigin origin, std::optional<FinishR
   return !finished_;
 }
 
+void OutputStream::cut() {
+  if (finished_) return;
+  append(detokenizer_.finish());
+  finish(FinishReason::cancelled);
+}
+
 bool OutputStream::append(const std::string& text) {
   held_ += text;
   text_length_ += static_cast<int64_t>(text.size());

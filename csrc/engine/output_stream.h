@@ -31,6 +31,9 @@ class OutputStream {
   bool push(int32_t token, TokenOrigin origin, std::optional<FinishReason> end,
             std::optional<TokenLogprobs> logprobs = {});
 
+  // The answer ends with what there is: nothing is held back any more.
+  void cut();
+
   // What may be sent since the last call: whole UTF-8 that no stop string can claim, and the tokens
   // whose text it completes.
   Chunk take();

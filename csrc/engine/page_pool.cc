@@ -74,11 +74,15 @@ int32_t PagePool::take_page() {
   } else {
     id = idle_.front();
     idle_.pop_front();
-    by_chain_.erase(pages_[id].chain);
-    pages_[id].findable = false;
+    make_unfindable(pages_[id]);
   }
   pages_[id].num_users = 1;
   return id;
+}
+
+void PagePool::make_unfindable(Page& page) {
+  by_chain_.erase(page.chain);
+  page.findable = false;
 }
 
 void PagePool::drop_user(int32_t id) {
@@ -115,6 +119,12 @@ void PagePool::release(PageTable& table) {
   // From the back: the beginning of a prompt, which more prompts share, is kept longest.
   for (; !table.pages.empty(); table.pages.pop_back()) drop_user(table.pages.back());
   table = {};
+}
+
+void PagePool::forget(const PageTable& table) {
+  for (const int32_t id : table.pages) {
+    if (pages_[id].findable) make_unfindable(pages_[id]);
+  }
 }
 
 }  // namespace outrider

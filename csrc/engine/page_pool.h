@@ -59,6 +59,8 @@ class PagePool {
   void publish(PageTable& table, std::span<const int32_t> tokens, int64_t verified);
   // The sequence is over, or preempted: its published pages stay findable until they are needed.
   void release(PageTable& table);
+  // What the sequence's pages hold is wrong: none of them is found from now on.
+  void forget(const PageTable& table);
 
  private:
   struct Page {
@@ -77,6 +79,7 @@ class PagePool {
   Findable::const_iterator find_next(std::span<const int32_t> tokens, int64_t index,
                                      const Digest128& chain) const;
   int32_t take_page();
+  void make_unfindable(Page& page);
   void drop_user(int32_t page);
 
   std::vector<Page> pages_;

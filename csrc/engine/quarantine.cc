@@ -50,18 +50,21 @@ Quarantine::Quarantine(QuarantineTable& table, Clock::time_point now) : table_(t
   }
   for (auto entry = table_.entries.rbegin(); entry != table_.entries.rend(); ++entry) {
     const Digest128 request = digest_of_entry(*entry);
+    const auto until = [entry] {
+      return Clock::time_point(Clock::duration(entry->last_death_ns) + kDuration);
+    };
+    if (until() <= now) entry->deaths = 0;
     if (entry->running > 0) {
       ++entry->deaths;
       entry->last_death_ns = now.time_since_epoch().count();
       entry->running = 0;
     }
-    const Clock::time_point until{Clock::duration(entry->last_death_ns) + kDuration};
-    if (entry->deaths == 0 || until <= now) {
+    if (entry->deaths == 0) {
       free_entry(request, *entry);
       continue;
     }
     known_[request] = &*entry;
-    if (entry->deaths >= kMaxDeaths) refused_[request] = {entry->deaths, until};
+    if (entry->deaths >= kMaxDeaths) refused_[request] = {entry->deaths, until()};
   }
 }
 

@@ -68,10 +68,15 @@ void Scheduler::add(SequenceSpec spec) {
   }
 }
 
-void Scheduler::remove(int64_t id) {
+void Scheduler::remove(int64_t id, bool spoilt) {
   ScheduledSequence& s = find(id);
   if (s.slot != ScheduledSequence::kNoSlot) {
-    if (!s.work.decode) publish(s);
+    if (spoilt) {
+      target_pool_.forget(s.target.table);
+      draft_pool_.forget(s.draft.table);
+    } else if (!s.work.decode) {
+      publish(s);
+    }
     leave_slot(s);
   } else if (waiting_.erase(&s) == 0) {
     std::erase(siblings_.at(s.spec.request), &s);

@@ -126,8 +126,9 @@ class Scheduler {
   // behind that; so does the drafter's where lookahead_is_exact.
   void add(SequenceSpec sequence);
   // The sequence is over, wherever it stands (finished, cancelled, failed). Frees slot and pages.
-  // What a decoding step left that was not committed is not kept for the prefix cache.
-  void remove(int64_t id);
+  // What a decoding step left that was not committed is not kept for the prefix cache. spoilt:
+  // nothing is that it holds, since that may be wrong.
+  void remove(int64_t id, bool spoilt = false);
 
   // The next step; empty work where there is nothing to do. `proposed` of copy drafters is left to
   // the caller, who may also lower their num_draft_tokens. After it, commit() is called for each

@@ -93,6 +93,21 @@ TEST(NonFinite, SeveralRequestsWithinAFewStepsEndTheJob) {
   EXPECT_THAT(std::string(answers[0].status.message()), HasSubstr("not finite for 3 requests"));
 }
 
+// Whatever made a NaN may be in pages that others would find.
+TEST(NonFinite, ItsPrefixIsNotFoundAgain) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  const auto found = [&](const Request& asked) {
+    EngineStats stats;
+    run_requests({.model = model.path(), .max_sequences = 1}, 1, {asked, asked}, {}, &stats);
+    return stats.prefix_cache_hits;
+  };
+  Request asked = request(1);
+  asked.prompt.resize(3 * kPageTokens, 1);
+  EXPECT_EQ(found(asked), 2 * kPageTokens);
+  asked.prompt[0] = kPoison;
+  EXPECT_EQ(found(asked), 0);
+}
+
 TEST(NonFinite, NowAndThenEndsNothing) {
   const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
   // One after the other, with an answer of more than 16 steps between them.

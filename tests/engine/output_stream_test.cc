@@ -116,6 +116,20 @@ TEST(OutputStream, AnUnfinishedCharacterBecomesAReplacement) {
 
 // Against a plain implementation that looks at all the text after each token: random texts over two
 // letters, random stop strings, every block size gives the same text, tokens and reason.
+TEST(OutputStream, WhereItIsCutNothingIsHeldBack) {
+  const auto ids = encode("one tw");
+  OutputStream stream(tokenizer(), {"two"});
+  for (const int32_t id : ids) ASSERT_TRUE(stream.push(id, TokenOrigin::plain, std::nullopt));
+  Chunk chunk = stream.take();
+  EXPECT_EQ(chunk.text, "one ");
+  stream.cut();
+  const Chunk rest = stream.take();
+  EXPECT_EQ(rest.text, "tw");
+  EXPECT_EQ(chunk.token_ids.size() + rest.token_ids.size(), ids.size());
+  EXPECT_TRUE(stream.finished());
+  EXPECT_EQ(stream.finish_reason(), FinishReason::cancelled);
+}
+
 TEST(OutputStream, DoesNotDependOnBlocks) {
   std::mt19937 random(1);
   const int32_t a = encode("a")[0], b = encode("b")[0];

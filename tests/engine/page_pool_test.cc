@@ -120,6 +120,21 @@ TEST(PagePool, EqualPagesAreFoundOnce) {
   EXPECT_EQ(pool.num_available(), 8);
 }
 
+TEST(PagePool, FindsNothingThatWasSpoilt) {
+  PagePool pool(8);
+  const auto tokens = count_from(0, 3 * kP + 1);
+  PageTable good = filled(pool, count_from(0, kP), 0);
+  PageTable spoilt = filled(pool, tokens, 0);  // its first page is that of `good`
+  pool.forget(spoilt);
+  EXPECT_EQ(pool.find_prefix(tokens, 0).pages, 0);
+  EXPECT_EQ(pool.num_used(), 4);
+  pool.release(spoilt);
+  pool.release(good);
+  EXPECT_EQ(pool.num_available(), 8);
+  PageTable again = filled(pool, tokens, 0);
+  EXPECT_EQ(pool.find_prefix(tokens, 0).pages, 3);
+}
+
 TEST(PagePool, ForgetsWhatWasLeastRecentlyUsedFromItsEnd) {
   PagePool pool(6);
   const auto old = count_from(0, 2 * kP), recent = count_from(1000, 2 * kP);
@@ -164,7 +179,7 @@ TEST(PagePool, HoldsWhatItsModelHolds) {
     std::map<int32_t, std::pair<std::vector<int32_t>, uint64_t>> content;
     for (int call = 0; call < 200; ++call) {
       const auto at = sequences.begin() + (sequences.empty() ? 0 : below(sequences.size()));
-      switch (below(4)) {
+      switch (below(5)) {
         case 0: {
           Sequence s{.salt = static_cast<uint64_t>(below(2))};
           for (int64_t n = 1 + below(5 * kP); n > 0; --n) {
@@ -217,6 +232,11 @@ TEST(PagePool, HoldsWhatItsModelHolds) {
           if (sequences.empty()) break;
           pool.release(at->table);
           sequences.erase(at);
+          break;
+        case 4:
+          if (sequences.empty() || below(8) > 0) break;
+          pool.forget(at->table);
+          for (const int32_t page : at->table.pages) content.erase(page);
           break;
       }
       std::map<int32_t, int> users;

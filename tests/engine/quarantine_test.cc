@@ -46,14 +46,14 @@ TEST_F(QuarantineTableTest, TwoOfTheSameAtOnceAreOneDeath) {
 
 TEST_F(QuarantineTableTest, WhatHadEndedIsNotCounted) {
   for (int start = 0; start < 4; ++start) {
-    Quarantine quarantine(*table_);
+    Quarantine quarantine(*table_, time(minutes(0)));
     quarantine.began(id(1));
     quarantine.ended(id(1), false);
   }
   EXPECT_FALSE(refuses(id(1)));
   // Of two, one goes on.
   for (int start = 0; start < 2; ++start) {
-    Quarantine quarantine(*table_);
+    Quarantine quarantine(*table_, time(minutes(0)));
     quarantine.began(id(1));
     quarantine.began(id(1));
     quarantine.ended(id(1), false);
@@ -64,7 +64,7 @@ TEST_F(QuarantineTableTest, WhatHadEndedIsNotCounted) {
 TEST_F(QuarantineTableTest, AnAnswerClearsARequest) {
   die({id(1)});
   {
-    Quarantine quarantine(*table_);
+    Quarantine quarantine(*table_, time(minutes(0)));
     quarantine.began(id(1));
     quarantine.ended(id(1), true);
     quarantine.began(id(2));
@@ -84,6 +84,12 @@ TEST_F(QuarantineTableTest, EndsAnHourAfterTheLastDeath) {
   EXPECT_FALSE(refuses(id(1), minutes(91)));
   die({id(1)}, minutes(92));
   EXPECT_FALSE(refuses(id(1), minutes(93)));  // it begins anew
+}
+
+TEST_F(QuarantineTableTest, ADeathLongAgoDoesNotAddToAnother) {
+  die({id(1)}, minutes(0));
+  die({id(1)}, minutes(1));  // the first is counted; the job then runs for long
+  EXPECT_FALSE(refuses(id(1), minutes(700)));
 }
 
 TEST_F(QuarantineTableTest, AFullTableForgetsTheOldestDeath) {
