@@ -3,6 +3,7 @@
 
 #include <absl/strings/str_format.h>
 
+#include <algorithm>
 #include <random>
 
 #include "engine/metrics.h"
@@ -13,6 +14,18 @@ namespace {
 double seconds_between(std::chrono::steady_clock::time_point from,
                        std::chrono::steady_clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
+}
+
+// All of it counts from the request's receipt.
+void add(const Timings& answer, Timings& all) {
+  const double answer_first = answer.queue_ms + answer.prefill_ms;
+  const double all_first = all.queue_ms + all.prefill_ms;
+  const double first = std::min(all_first, answer_first);
+  const double last = std::max(all_first + all.decode_ms, answer_first + answer.decode_ms);
+  all.queue_ms = std::min(all.queue_ms, answer.queue_ms);
+  all.prefill_ms = first - all.queue_ms;
+  all.decode_ms = last - first;
+  all.total_ms = std::max(all.total_ms, answer.total_ms);
 }
 
 }  // namespace
@@ -30,10 +43,15 @@ void CallRecord::chunk(const Chunk& chunk) {
 }
 
 void CallRecord::complete(const Completion& completion) {
-  if (completion_) {
-    completion_->completion_tokens += completion.completion_tokens;
-  } else {
+  observers_.metrics.answered(completion);
+  if (!completion_) {
     completion_ = completion;
+    return;
+  }
+  completion_->completion_tokens += completion.completion_tokens;
+  add(completion.timings, completion_->timings);
+  if (completion.finish_reason == FinishReason::cancelled) {
+    completion_->finish_reason = FinishReason::cancelled;
   }
 }
 
@@ -44,7 +62,7 @@ void CallRecord::end(const absl::Status& status) {
                   .completion_tokens = num_tokens_,
                   .ms = seconds_between(received_, now) * 1e3};
   if (completion_) {
-    if (completion_->finish_reason == FinishReason::cancelled) {
+    if (status.ok() && completion_->finish_reason == FinishReason::cancelled) {
       line.code = absl::StatusCode::kCancelled;
     }
     line.prompt_tokens = completion_->prompt_tokens;

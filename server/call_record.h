@@ -33,8 +33,8 @@ class CallRecord {
 
   // Tokens are there to be sent. Of several answers the first one's rhythm counts.
   void chunk(const Chunk& chunk);
-  // The engine came to an answer's end. Of several answers the first to end stands for all, with
-  // the tokens of all.
+  // The engine came to an answer's end. Several answers count as one of all their tokens, which
+  // takes from the first step to the last token of any; it was cancelled where one of them was.
   void complete(const Completion& completion);
   const std::string& request_id() const { return request_id_; }
   // The call is over, with this status. Once.
@@ -47,8 +47,8 @@ class CallRecord {
   const std::string request_id_;
   const Clock::time_point received_ = Clock::now();
   std::optional<Clock::time_point> last_chunk_;
-  int64_t num_tokens_ = 0;  // of all chunks
-  std::optional<Completion> completion_;
+  int64_t num_tokens_ = 0;                // of all chunks
+  std::optional<Completion> completion_;  // of all answers
 };
 
 // 16 hex digits, for a request that came without an id.

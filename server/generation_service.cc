@@ -46,15 +46,25 @@ void GenerationService::start(Engine& engine, ServedModel model) {
   serving_ = std::move(serving);
 }
 
+void GenerationService::refuse_calls(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  refusal_ = reason;
+}
+
 void GenerationService::drain() {
   const std::lock_guard lock(mutex_);
-  stopped_ = true;
+  end_intake();
+}
+
+// A reason that is known already says more.
+void GenerationService::end_intake() {
+  if (!refusal_) refusal_ = "the server is shutting down";
 }
 
 void GenerationService::stop() {
   std::unique_ptr<Serving> serving;  // ends outside of the lock: it waits for the intake's thread
   const std::lock_guard lock(mutex_);
-  stopped_ = true;
+  end_intake();
   serving.swap(serving_);
 }
 
@@ -65,8 +75,7 @@ std::optional<EngineStats> GenerationService::engine_stats() {
 }
 
 absl::Status GenerationService::not_serving() const {
-  return absl::UnavailableError(stopped_ ? "the server is shutting down"
-                                         : "the model is still being loaded");
+  return absl::UnavailableError(refusal_.value_or("the model is still being loaded"));
 }
 
 absl::StatusOr<uint64_t> GenerationService::authenticate(
@@ -91,7 +100,7 @@ void GenerationService::enqueue(const grpc::CallbackServerContext& context,
   const int64_t most = options_.max_streams_per_tenant;
   v1::GenerateRequest copy = request;  // of a large one takes a while: not under the lock
   const std::lock_guard lock(mutex_);
-  if (serving_ == nullptr || stopped_) {
+  if (serving_ == nullptr || refusal_) {
     call->on_error(not_serving());
   } else if (!calls_.admit(call.get(), *tenant, most)) {
     call->on_error(absl::ResourceExhaustedError(

@@ -34,6 +34,8 @@ class GenerationService final : public v1::GenerationService::CallbackService {
 
   // Until then calls end with UNAVAILABLE. `engine` lives until stop().
   void start(Engine& engine, ServedModel model);
+  // From now on new calls end with UNAVAILABLE and `reason`, whatever else ends the service later.
+  void refuse_calls(const std::string& reason);
   // From now on new calls end with UNAVAILABLE.
   void drain();
   // The same; so do those that the engine has not seen yet.
@@ -71,8 +73,9 @@ class GenerationService final : public v1::GenerationService::CallbackService {
     Intake intake;
   };
 
-  // Why there is no engine to ask; mutex_ held.
+  // Why there is no engine to ask, or no new call is taken; mutex_ held.
   absl::Status not_serving() const;
+  void end_intake();  // mutex_ held
   // Who asks, or Unauthenticated where the client has to show a token and shows none that is known.
   absl::StatusOr<uint64_t> authenticate(const grpc::CallbackServerContext& context) const;
   void enqueue(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
@@ -85,7 +88,7 @@ class GenerationService final : public v1::GenerationService::CallbackService {
   CallRegistry calls_;
   std::mutex mutex_;  // guards all below; held for moments, and never by the engine
   std::unique_ptr<Serving> serving_;
-  bool stopped_ = false;  // no new calls
+  std::optional<std::string> refusal_;  // why there are no new calls; nullopt: there are
 };
 
 }  // namespace outrider

@@ -94,7 +94,7 @@ class BoundedHttp final : public httplib::Server {
  private:
   bool process_and_close_socket(int socket) override {
     HttpConnection connection(socket, context_.get(), limits_, refusing_);
-    if (refusing_ || !connection.handshake()) return false;
+    if (refusing_ || !connection.wait_for_first_byte() || !connection.handshake()) return false;
     bool closed = false;
     return process_request(connection, /*close_connection=*/true, closed, nullptr);
   }

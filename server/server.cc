@@ -200,6 +200,7 @@ void Server::start_serving(Engine& engine, ServedModel model) {
 }
 
 void Server::fail_calls(const std::string& reason) {
+  impl_->service.refuse_calls(reason);  // first, or a call that comes meanwhile would be left
   impl_->set_health(reason);
   impl_->service.calls().fail_all(absl::UnavailableError(reason));
 }

@@ -67,8 +67,8 @@ class Server {
   // Health SERVING, /readyz 200. `engine` lives until shutdown() has returned.
   void start_serving(Engine& engine, ServedModel model);
 
-  // Health NOT_SERVING, and every call ends with UNAVAILABLE and `reason`, whatever the engine
-  // does. Thread-safe; does not wait for clients to read it.
+  // Health NOT_SERVING, and every call, new ones too, ends with UNAVAILABLE and `reason`, whatever
+  // the engine does. Thread-safe; does not wait for clients to read it.
   void fail_calls(const std::string& reason);
 
   // Health NOT_SERVING and new calls UNAVAILABLE; those that run go on. Thread-safe.

@@ -106,7 +106,7 @@ EngineMetrics::EngineMetrics()
            "Between two chunks of a stream; a chunk holds the tokens of one step",
            one_two_five(-4, 1)),
       tpot_(kPrefix + "time_per_output_token_seconds",
-            "A request's time from first to last token over the tokens between",
+            "An answer's time from first to last token over the tokens between",
             one_two_five(-4, 1)),
       e2e_(kPrefix + "e2e_request_latency_seconds", "From a request's arrival to its end",
            one_two_five(-3, 3)),
@@ -173,16 +173,19 @@ void EngineMetrics::next_chunk(double seconds_since_last) {
   itl_.at(0).observe(seconds_since_last);
 }
 
-// What a cancelled request took says nothing of how fast the server is.
+// What a cancelled request took says nothing of how fast the server is. Tokens that a resumed
+// answer had before took another's time.
+void EngineMetrics::answered(const Completion& completion) {
+  const int64_t gaps = completion.speculation.num_decoded_tokens - 1;
+  if (completion.finish_reason == FinishReason::cancelled || gaps <= 0) return;
+  tpot_.at(0).observe(completion.timings.decode_ms / 1e3 / static_cast<double>(gaps));
+}
+
 void EngineMetrics::finished(const Completion& completion) {
   success_[static_cast<size_t>(completion.finish_reason)]->Increment();
   queue_time_.at(0).observe(completion.timings.queue_ms / 1e3);
   if (completion.finish_reason == FinishReason::cancelled) return;
   e2e_.at(0).observe(completion.timings.total_ms / 1e3);
-  if (completion.completion_tokens > 1) {
-    tpot_.at(0).observe(completion.timings.decode_ms / 1e3 /
-                        static_cast<double>(completion.completion_tokens - 1));
-  }
 }
 
 void EngineMetrics::failed(absl::StatusCode code) {

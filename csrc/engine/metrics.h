@@ -52,6 +52,9 @@ class EngineMetrics {
   void first_token(double seconds_since_received);
   // Between two chunks of one stream; a chunk may hold several tokens.
   void next_chunk(double seconds_since_last);
+  // One answer of a request came to its end.
+  void answered(const Completion& completion);
+  // The request did: its end, and its times, with all of its answers.
   void finished(const Completion& completion);
   void failed(absl::StatusCode code);
 

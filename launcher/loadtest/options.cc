@@ -119,6 +119,7 @@ void LoadtestOptions::add_to(CLI::App& command) {
   server.add_to(command);
   request.add_parameters_to(command);
   command.get_option("--max-tokens")->description("The same as --output-length fixed:N");
+  command.get_option("--n")->description("Answers to a prompt: 1, since a stream is timed as one");
   add_load(command, *this);
   add_extent(command, *this);
   add_questions(command, *this);
@@ -137,6 +138,12 @@ void LoadtestOptions::add_to(CLI::App& command) {
 void LoadtestOptions::check_together() const {
   if (!rate && !concurrency && trace.empty() && !sweep) {
     throw CLI::RequiredError("One of --concurrency, --rate, --trace and --sweep");
+  }
+  // Their chunks come mixed, and would be taken for one answer's.
+  if (const int n = request.parameters().sampling_params().n(); n > 1) {
+    throw CLI::ValidationError("--n", absl::StrFormat("is %d; expected 1: a load test asks for "
+                                                      "one answer to each prompt",
+                                                      n));
   }
   const std::pair<const char*, const std::string&> files[] = {
       {"--json", json}, {"--html", html}, {"--samples", samples}};

@@ -95,10 +95,13 @@ TEST(EngineMetrics, CountsRequests) {
   EngineMetrics metrics;
   Completion completion;
   completion.finish_reason = FinishReason::length;
-  completion.completion_tokens = 5;
+  completion.completion_tokens = 25;
+  completion.speculation.num_decoded_tokens = 5;  // the others were resumed
   completion.timings = {.queue_ms = 30, .prefill_ms = 10, .decode_ms = 200, .total_ms = 250};
+  metrics.answered(completion);
   metrics.finished(completion);
   completion.finish_reason = FinishReason::cancelled;
+  metrics.answered(completion);
   metrics.finished(completion);
   metrics.failed(absl::StatusCode::kInvalidArgument);
   metrics.first_token(0.04);

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <future>
 #include <memory>
 #include <string>
@@ -78,6 +79,42 @@ double metric(const RunningServer& server, const std::string& name) {
   const size_t at = text.find("\n" + name + " ");
   EXPECT_NE(at, std::string::npos) << name;
   return std::stod(text.substr(at + name.size() + 2));
+}
+
+// As the answers themselves say: each over its own tokens, and only those that it made.
+TEST(Http, TimesATokenOfEachAnswer) {
+  RunningServer server(with_http());
+  const std::string tpot = "outrider_time_per_output_token_seconds";
+  const std::string e2e = "outrider_e2e_request_latency_seconds";
+  v1::GenerateRequest request = greedy("Count me", 9);
+  const Heard whole = generate(server.port(), request);
+  ASSERT_TRUE(whole.status.ok()) << whole.status.error_message();
+  double sum = whole.complete.timings().decode_ms() / 1e3 / 8;
+  EXPECT_NEAR(metric(server, tpot + "_sum"), sum, 1e-9);
+
+  for (int i = 0; i < 6; ++i) request.add_emitted_token_ids(whole.token_ids[i]);
+  const Heard rest = generate(server.port(), request);
+  ASSERT_EQ(rest.token_ids.size(), 3u) << rest.status.error_message();
+  sum += rest.complete.timings().decode_ms() / 1e3 / 2;
+  EXPECT_NEAR(metric(server, tpot + "_sum"), sum, 1e-9);
+  EXPECT_EQ(metric(server, tpot + "_count"), 2);
+
+  const double e2e_before = metric(server, e2e + "_sum");
+  request = greedy("Count us", 9);
+  sampling(request).set_n(4);
+  OpenCall call(server.port(), request);
+  v1::GenerateResponse response;
+  double last_ms = 0;
+  while (call.stream->Read(&response)) {
+    if (!response.has_complete()) continue;
+    sum += response.complete().timings().decode_ms() / 1e3 / 8;
+    last_ms = std::max(last_ms, response.complete().timings().total_ms());
+  }
+  EXPECT_TRUE(call.stream->Finish().ok());
+  EXPECT_EQ(metric(server, tpot + "_count"), 6);
+  EXPECT_NEAR(metric(server, tpot + "_sum"), sum, 1e-9);
+  EXPECT_EQ(metric(server, e2e + "_count"), 3);
+  EXPECT_NEAR(metric(server, e2e + "_sum") - e2e_before, last_ms / 1e3, 1e-9);
 }
 
 TEST(Http, PagesAreInUseWhileSomebodyUsesThem) {
@@ -227,16 +264,95 @@ TEST(Http, LargeRequestsAreCutOff) {
   EXPECT_EQ(get(server.http_port(), "/healthz")->status, 200);
 }
 
+// All that comes back for `parts`, sent one after the other, until the server has closed.
+std::string answer_to(int port, const std::vector<std::string>& parts) {
+  const int fd = open_socket(port);
+  for (const std::string& part : parts) {
+    EXPECT_EQ(send(fd, part.data(), part.size(), MSG_NOSIGNAL), static_cast<ssize_t>(part.size()));
+  }
+  std::string answer;
+  char buffer[4096];
+  for (ssize_t count; (count = read(fd, buffer, sizeof buffer)) > 0;) {
+    answer.append(buffer, static_cast<size_t>(count));
+  }
+  close(fd);
+  return answer;
+}
+
+// Whatever ranges are asked for, the answer is the same, once.
+TEST(Http, NothingHasRanges) {
+  TemporaryDirectory directory;
+  directory.write("tokens", "the-token\n");
+  ServerOptions options = with_http();
+  options.auth_token_file = (directory.path() / "tokens").string();
+  const Server server(options);
+  const int port = server.http_port();
+  std::string many = "bytes=0-";
+  while (many.size() < 8100) many += ",0-";
+  const std::string begin = "GET /metrics HTTP/1.1\r\n";
+  const std::string token = "Authorization: Bearer the-token\r\n";
+  const std::string whole = answer_to(port, {begin + token + "\r\n"});
+  ASSERT_EQ(whole.rfind("HTTP/1.1 200 ", 0), 0u) << whole;
+  std::vector<std::string> headers = {
+      "Range: bytes=7-9",     "Range: bytes=9999999-", "Range: nonsense", "Range:", "Range",
+      "Range: 1\r\nRANGE: 2", "Ranger: bytes=0-1"};
+  for (const char* name : {"Range: ", "range:", "rAnGE:\t",
+                           "Range : ", "Range\t: ", "Range:: ", " Range: ", "X-Range: "}) {
+    headers.push_back(name + many);
+  }
+  for (const std::string& header : headers) {
+    const std::string what = header.substr(0, 40);
+    EXPECT_EQ(answer_to(port, {begin + header + "\r\n" + token + "\r\n"}), whole) << what;
+    EXPECT_EQ(answer_to(port, {begin + token + header + "\r\n\r\n"}), whole) << what;
+    const std::string refusal = answer_to(port, {begin + header + "\r\n\r\n"});
+    EXPECT_EQ(refusal.rfind("HTTP/1.1 401 ", 0), 0u) << what;
+  }
+  std::vector<std::string> bytes;
+  for (const char c : begin + "Range: bytes=7-9\r\n" + token + "\r\n") bytes.emplace_back(1, c);
+  EXPECT_EQ(answer_to(port, bytes), whole);
+}
+
 // A probe does not wait behind a few connections that say nothing.
 TEST(Http, AFewSilentConnectionsHoldNobodyUp) {
   ServerOptions options = with_http();
-  options.http_limits.duration = std::chrono::hours(24);
+  options.http_limits.first_byte = options.http_limits.duration = std::chrono::hours(24);
   const Server server(options);
   std::vector<int> sockets;
   for (int i = 0; i < 12; ++i) sockets.push_back(open_socket(server.http_port()));
   const auto answer = get(server.http_port(), "/healthz");
   EXPECT_TRUE(answer && answer->status == 200);
   for (const int fd : sockets) close(fd);
+}
+
+// Many hold it up for moments only, however long a request may take.
+TEST(Http, SilentConnectionsGiveWay) {
+  ServerOptions options = with_http();
+  options.http_limits.first_byte = std::chrono::milliseconds(100);
+  options.http_limits.duration = std::chrono::hours(24);
+  const Server server(options);
+  std::vector<int> sockets;
+  for (int i = 0; i < 48; ++i) sockets.push_back(open_socket(server.http_port()));
+  httplib::Client patient("127.0.0.1", server.http_port());
+  patient.set_read_timeout(60);
+  const auto answer = patient.Get("/healthz");
+  EXPECT_TRUE(answer && answer->status == 200);
+  for (const int fd : sockets) close(fd);
+}
+
+TEST(Http, WhoHasBegunHasTime) {
+  ServerOptions options = with_http();
+  options.http_limits.first_byte = std::chrono::milliseconds(200);
+  options.http_limits.duration = std::chrono::hours(24);
+  const Server server(options);
+  const int fd = open_socket(server.http_port());
+  EXPECT_EQ(send(fd, "GET /hea", 8, MSG_NOSIGNAL), 8);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const std::string rest = "lthz HTTP/1.1\r\n\r\n";
+  EXPECT_EQ(send(fd, rest.data(), rest.size(), MSG_NOSIGNAL), static_cast<ssize_t>(rest.size()));
+  char status[13] = {};
+  EXPECT_EQ(recv(fd, status, 12, MSG_WAITALL), 12);
+  EXPECT_STREQ(status, "HTTP/1.1 200");
+  close(fd);
 }
 
 // Connections that say nothing are over after their time; meanwhile they hold the port's threads,
@@ -262,7 +378,7 @@ TEST(Http, SilentConnectionsEnd) {
 // for one, one that waits for a place among these, and those that were not accepted.
 TEST(Http, StopsWithConnectionsOpen) {
   ServerOptions options = with_http();
-  options.http_limits.duration = std::chrono::hours(24);
+  options.http_limits.first_byte = options.http_limits.duration = std::chrono::hours(24);
   std::vector<int> sockets;
   {
     const Server server(options);

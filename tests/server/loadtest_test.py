@@ -230,6 +230,8 @@ class Loadtest(Refusals, unittest.TestCase):
         self.refuses([*one, '--output-length', 'fixed:0'], '--output-length', 'uniform:A:B')
         self.refuses([*one, '--output-length', 'fixed:3', '--max-tokens', '3'], '--max-tokens')
         self.refuses([*one, '--prompt-length', 'normal:3'], '--prompt-length', 'lognormal:MEDIAN')
+        for load in (one, ['loadtest', '--sweep', 'rate=1,2']):
+            self.refuses([*load, '--n', '2'], '--n: is 2; expected 1: a load test asks for one')
         self.refuses([*one, '--trace', 'x'], '--trace', '--concurrency')
         self.refuses([*one, '--sweep', 'rate=1'], '--sweep', '--concurrency')
         self.refuses([*one, '--rounds', '3'], '--rounds', '--compare')

@@ -9,7 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <vector>
 
+#include "engine/metrics.h"
 #include "engine/retry_error.h"
 #include "server/call_record.h"
 #include "server/logging.h"
@@ -173,6 +175,67 @@ TEST(RequestLog, IsSilentAboveItsLevel) {
     EXPECT_TRUE(ask(server.port(), greedy("Hello", 4)).status.ok());
   }
   EXPECT_EQ(log.text(), "");
+}
+
+double value(const EngineMetrics& metrics, const std::string& name) {
+  const std::string text = "\n" + metrics.text();
+  const size_t at = text.find("\n" + name + " ");
+  if (at == std::string::npos) {
+    ADD_FAILURE() << name << " is not in" << text;
+    return -1;
+  }
+  return std::stod(text.substr(at + name.size() + 2));
+}
+
+Completion answer(int32_t index, int64_t num_tokens, const Timings& timings) {
+  Completion completion;
+  completion.index = index;
+  completion.last = false;
+  completion.finish_reason = FinishReason::length;
+  completion.completion_tokens = completion.speculation.num_decoded_tokens = num_tokens;
+  completion.timings = timings;
+  return completion;
+}
+
+// Each answer has a rhythm of its own; the request takes as long as all of them.
+TEST(CallRecord, CountsEachOfSeveralAnswers) {
+  const CapturedLog log(LogFormat::text);
+  EngineMetrics metrics;
+  ServiceRate service_rate;
+  const std::vector<Completion> answers = {
+      answer(1, 5, {.queue_ms = 35, .prefill_ms = 15, .decode_ms = 200, .total_ms = 250}),
+      answer(0, 3, {.queue_ms = 30, .prefill_ms = 10, .decode_ms = 20, .total_ms = 300}),
+      answer(2, 1, {.queue_ms = 36, .prefill_ms = 14, .decode_ms = 0, .total_ms = 400})};
+  {
+    RequestLog requests(LogFormat::text);
+    CallRecord whole({metrics, requests, service_rate, nullptr}, "whole");
+    for (const Completion& completion : answers) whole.complete(completion);
+    whole.end(absl::OkStatus());
+  }
+  EXPECT_NE(log.text().find("request whole: OK, 0 prompt tokens, 9 completion tokens, "),
+            std::string::npos)
+      << log.text();
+  EXPECT_EQ(value(metrics, "outrider_time_per_output_token_seconds_count"), 2);
+  EXPECT_NEAR(value(metrics, "outrider_time_per_output_token_seconds_sum"), 0.05 + 0.01, 1e-9);
+  EXPECT_EQ(value(metrics, "outrider_e2e_request_latency_seconds_count"), 1);
+  EXPECT_NEAR(value(metrics, "outrider_e2e_request_latency_seconds_sum"), 0.4, 1e-9);
+  EXPECT_EQ(value(metrics, "outrider_request_queue_time_seconds_count"), 1);
+  EXPECT_NEAR(value(metrics, "outrider_request_queue_time_seconds_sum"), 0.03, 1e-9);
+  EXPECT_EQ(value(metrics, "outrider_request_success_total{finished_reason=\"length\"}"), 1);
+
+  {
+    RequestLog requests(LogFormat::text);
+    CallRecord aborted({metrics, requests, service_rate, nullptr}, "aborted");
+    aborted.complete(answers[0]);
+    Completion rest = answers[1];
+    rest.finish_reason = FinishReason::cancelled;
+    aborted.complete(rest);
+    aborted.end(absl::OkStatus());
+  }
+  EXPECT_NE(log.text().find("request aborted: CANCELLED, "), std::string::npos) << log.text();
+  EXPECT_EQ(value(metrics, "outrider_time_per_output_token_seconds_count"), 3);
+  EXPECT_EQ(value(metrics, "outrider_e2e_request_latency_seconds_count"), 1);
+  EXPECT_EQ(value(metrics, "outrider_request_success_total{finished_reason=\"cancelled\"}"), 1);
 }
 
 TEST(RequestIds, AreNew) { EXPECT_NE(new_request_id(), new_request_id()); }

@@ -177,6 +177,25 @@ TEST(Server, ALostRankEndsEveryCallWithTheReason) {
     EXPECT_EQ(heard.status.error_message(), "rank 1 is lost");
   }
   EXPECT_EQ(health(server.port(), ""), kNotServing);
+  const auto expect_refusal = [&](const std::string& why) {
+    for (const Heard& late : {generate(server.port(), greedy("Comes too late", 5)),
+                              generate_once(server.port(), greedy("So does this", 5))}) {
+      EXPECT_EQ(late.status.error_code(), StatusCode::UNAVAILABLE) << why;
+      EXPECT_EQ(late.status.error_message(), "rank 1 is lost") << why;
+    }
+  };
+  expect_refusal("lost");
+  server.server().drain();
+  expect_refusal("lost, then drained");
+}
+
+TEST(Server, ALossIsToldToWhoComesWhileTheServerDrains) {
+  RunningServer server;
+  server.server().drain();
+  EXPECT_EQ(generate(server.port(), greedy("Late", 5)).status.error_message(),
+            "the server is shutting down");
+  server.server().fail_calls("rank 1 is lost");
+  EXPECT_EQ(generate(server.port(), greedy("Later", 5)).status.error_message(), "rank 1 is lost");
 }
 
 // The engine does not run, so nothing but shutdown() can end the calls.
