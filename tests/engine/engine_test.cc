@@ -190,6 +190,20 @@ TEST(Engine, RequestsLeaveNoTrace) {
   }
 }
 
+TEST(Engine, ACancelledAnswerHoldsNothingBack) {
+  Request asked = greedy_request(20, 1, 30, 0, "random");
+  const CollectedAnswer whole = run_requests(tiny_options(), 1, {asked})[0];
+  // All of the text may yet become this.
+  asked.sampling.stop = {whole.text + " and more"};
+  asked.sampling.max_tokens = 400;
+  const CollectedAnswer cut = run_requests(tiny_options(), 1, {asked}, {10})[0];
+  ASSERT_TRUE(cut.completion);
+  EXPECT_EQ(cut.completion->finish_reason, FinishReason::cancelled);
+  EXPECT_FALSE(cut.token_ids.empty());
+  EXPECT_EQ(static_cast<int64_t>(cut.token_ids.size()), cut.completion->completion_tokens);
+  EXPECT_FALSE(cut.text.empty());
+}
+
 TEST(Engine, CancelsOneAndServesTheNext) {
   std::vector<Request> requests = {greedy_request(20, 1, 400, 0, "random"),
                                    greedy_request(20, 1, 30, 0, "random")};

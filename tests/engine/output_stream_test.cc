@@ -114,8 +114,6 @@ TEST(OutputStream, AnUnfinishedCharacterBecomesAReplacement) {
   EXPECT_EQ(feed({ids[0]}, {}, 1, {}, 1).text, "\xEF\xBF\xBD");
 }
 
-// Against a plain implementation that looks at all the text after each token: random texts over two
-// letters, random stop strings, every block size gives the same text, tokens and reason.
 TEST(OutputStream, WhereItIsCutNothingIsHeldBack) {
   const auto ids = encode("one tw");
   OutputStream stream(tokenizer(), {"two"});
@@ -130,6 +128,8 @@ TEST(OutputStream, WhereItIsCutNothingIsHeldBack) {
   EXPECT_EQ(stream.finish_reason(), FinishReason::cancelled);
 }
 
+// Against a plain implementation that looks at all the text after each token: random texts over two
+// letters, random stop strings, every block size gives the same text, tokens and reason.
 TEST(OutputStream, DoesNotDependOnBlocks) {
   std::mt19937 random(1);
   const int32_t a = encode("a")[0], b = encode("b")[0];
