@@ -73,7 +73,6 @@ void Scheduler::remove(int64_t id, bool spoilt) {
   if (s.slot != ScheduledSequence::kNoSlot) {
     if (spoilt) {
       target_pool_.forget(s.target.table);
-      draft_pool_.forget(s.draft.table);
     } else if (!s.work.decode) {
       publish(s);
     }

@@ -127,7 +127,7 @@ class Scheduler {
   void add(SequenceSpec sequence);
   // The sequence is over, wherever it stands (finished, cancelled, failed). Frees slot and pages.
   // What a decoding step left that was not committed is not kept for the prefix cache. spoilt:
-  // nothing is that it holds, since that may be wrong.
+  // nothing is that it holds of the target's cache, since that may be wrong.
   void remove(int64_t id, bool spoilt = false);
 
   // The next step; empty work where there is nothing to do. `proposed` of copy drafters is left to
