@@ -78,7 +78,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   static constexpr int kClasses = 5;
   // Plain steps that a sequence has to spare for the drafts of others: at first, by each step that
   // it shares, and at most. Who owes the last of these waits for none.
-  static constexpr double kFirstSpare = 1, kSpareShare = 0.0025, kMostSpare = 8, kMostOwed = 2;
+  static constexpr double kFirstSpare = 0.5, kSpareShare = 0.0025, kMostSpare = 8, kMostOwed = 3;
 
   struct Sequence {
     DraftingTerms terms;

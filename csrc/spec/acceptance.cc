@@ -12,7 +12,7 @@ namespace {
 // Nobody knows a drafter before it has drafted: worth a try, and soon forgotten.
 constexpr double kFirstGuess = 0.6, kFirstGuessWeight = 2;
 // Observations that a guess from the position before, or from the server, is worth.
-constexpr double kInheritedWeight = 2, kServerWeight = 32;
+constexpr double kInheritedWeight = 2, kServerWeight = 16;
 constexpr double kCarried = 0.5;  // of how much better a sequence does, to its next position
 // Standard deviations between what a sequence showed and what is believed of it, at most.
 constexpr double kFurthest = 2;

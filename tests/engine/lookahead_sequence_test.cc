@@ -311,9 +311,8 @@ TEST_F(OneSequence, BadLuckIsForgotten) {
   };
   take(300, true);
   begin_anew();
-  const int first = take(100, false);
-  EXPECT_LT(first, 80);
-  EXPECT_LT(take(100, false), first / 2);
+  EXPECT_LT(take(100, false), 70);
+  EXPECT_LT(take(100, false), 35);
   EXPECT_GT(take(300, true), 250);
   begin_anew();
   EXPECT_GT(take(100, true), 95);
