@@ -192,7 +192,7 @@ void Engine::start(Submission& submission) {
         lookahead_.draft_cost(settings.drafter, drawing_of(settings.processors));
     completion.speculation.tpot_slo_ms = settings.tpot_slo_ms;
     completion.mode = settings.mode;
-    completion.lenience = request.speculation.lenience;
+    completion.lenience = settings.processors.lenience;
     completion.seed = settings.seed;
     completion.numerics_fingerprint = fingerprint_;
     if (answer->output.finished()) {

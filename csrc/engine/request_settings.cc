@@ -95,9 +95,9 @@ RequestSettings settle(const Request& request, const Limits& limits,
     settings.drafter = speculation.drafter ? *named_drafter(*speculation.drafter, limits)
                        : avoids_head       ? DrafterKind::prompt_lookup
                                            : limits.default_drafter;
-  } else if (!speculation.mode && processors.mode == VerifyMode::rejection) {
+  } else {
     // Nothing is drafted, so nothing is refused; and the seed that the response tells repeats it.
-    processors.mode = VerifyMode::coupled;
+    if (processors.mode == VerifyMode::rejection) processors.mode = VerifyMode::coupled;
     processors.lenience = 1;
   }
   settings.mode = mode_of(processors.mode, settings.lookahead);

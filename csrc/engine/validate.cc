@@ -231,6 +231,10 @@ absl::Status validate_lenience(const Request& request) {
     return unexpected("speculation.lenience", lenience,
                       "1 (exact) or unset where speculation.mode is off");
   }
+  if (speculation.num_speculative_tokens == 0) {
+    return unexpected("speculation.lenience", lenience,
+                      "1 (exact) or unset where speculation.num_speculative_tokens is 0");
+  }
   if (speculation.mode == VerifyMode::coupled || verify_mode(request) == VerifyMode::coupled) {
     return unexpected(
         "speculation.lenience", lenience,

@@ -70,15 +70,29 @@ TEST_F(RequestSettingsTest, WhatTheRequestNamesHolds) {
 }
 
 TEST_F(RequestSettingsTest, WithoutDraftsTheSeedRepeatsTheAnswer) {
-  for (const bool off : {true, false}) {
-    request_.speculation = {.off = off};
-    if (!off) request_.speculation = {.lenience = 0.5f, .num_speculative_tokens = 0};
+  const SpeculationParams without_drafts[] = {
+      {.off = true},
+      {.num_speculative_tokens = 0},
+      {.mode = VerifyMode::rejection, .num_speculative_tokens = 0},
+  };
+  for (const SpeculationParams& speculation : without_drafts) {
+    request_.speculation = speculation;
     const RequestSettings s = settings();
     EXPECT_EQ(s.mode, SpeculationMode::off);
     EXPECT_EQ(s.processors.mode, VerifyMode::coupled);
-    EXPECT_EQ(s.processors.lenience, 1);
     EXPECT_EQ(s.drafter, DrafterKind::none);
     EXPECT_EQ(s.lookahead, 0);
+  }
+}
+
+TEST_F(RequestSettingsTest, NothingIsLenientOnAServerThatDraftsNothing) {
+  request_.speculation.lenience = 0.5f;
+  for (const float temperature : {0.0f, 1.0f}) {
+    request_.sampling.temperature = temperature;
+    EXPECT_EQ(settings().processors.lenience, 0.5f);
+    policy_ = {.kind = LookaheadPolicy::Kind::fixed, .fixed = 0};
+    EXPECT_EQ(settings().processors.lenience, 1);
+    policy_ = LookaheadPolicy{.kind = LookaheadPolicy::Kind::adaptive, .fixed = 3};
   }
 }
 

@@ -224,6 +224,8 @@ const std::vector<Case>& cases() {
        [](Request& r) { r.sampling.seed = 1, r.speculation.lenience = 0.5f; }},
       {"lenience where nothing is drafted", "speculation.lenience",
        [](Request& r) { r.speculation.off = true, r.speculation.lenience = 0.5f; }},
+      {"lenience where K is 0", "speculation.lenience",
+       [](Request& r) { r.speculation.num_speculative_tokens = 0, r.speculation.lenience = 0.5f; }},
       {"off, yet some drafted", "speculation.num_speculative_tokens",
        [](Request& r) { r.speculation.off = true, r.speculation.num_speculative_tokens = 1; }},
       {"an objective", "", [](Request& r) { r.speculation.tpot_slo_ms = 0.001; }},

@@ -207,6 +207,11 @@ std::vector<Case> bad_requests() {
          sampling(r).set_seed(1);
          speculation(r).set_lenience(0.5f);
        }},
+      {"speculation.lenience",
+       [](R& r) {
+         speculation(r).set_num_speculative_tokens(0);
+         speculation(r).set_lenience(0.5f);
+       }},
   };
   for (Case& numbers : bad_numbers()) cases.push_back(std::move(numbers));
   return cases;
