@@ -94,7 +94,8 @@ Json to_json(const GreedyCheck& check) {
 constexpr char kVoid[] = "the test is void", kServerFailed[] = "the server failed";
 
 // name: of the load, where there are several.
-Error failure(const std::string& name, const char* what, const LoadReport& report, bool gave_up) {
+std::string failure(const std::string& name, const char* what, const LoadReport& report,
+                    bool gave_up) {
   std::string why =
       absl::StrFormat("%s%s: %d of %d requests succeeded", name.empty() ? "" : name + ": ", what,
                       report.answers(), report.requests);
@@ -106,7 +107,7 @@ Error failure(const std::string& name, const char* what, const LoadReport& repor
   for (const auto& [code, message] : report.first_error_by_code) {
     why += "; " + code + ": " + message;
   }
-  return Error(why);
+  return why;
 }
 
 void throw_if_different(const std::optional<GreedyCheck>& greedy) {
@@ -147,10 +148,10 @@ class Loadtest {
     print(to_table(report));
     Json json = to_json(report);
     json["gave_up"] = load.gave_up;
-    finish("Load test of Outrider", std::move(json),
+    std::optional<std::string> failed;
+    if (!report.valid()) failed = failure("", kVoid, report, load.gave_up);
+    finish("Load test of Outrider", std::move(json), failed,
            [&](const PageFrame& frame) { return load_page(frame, load, report); });
-    if (!report.valid()) throw failure("", kVoid, report, load.gave_up);
-    throw_if_different(greedy_);
   }
 
   // A sweep, a comparison, or a comparison at each load of a sweep.
@@ -182,9 +183,8 @@ class Loadtest {
                             : Json{{"compare", to_json(steps.front().arms)}};
     finish(std::string(sweep ? "Load sweep of Outrider" : "Outrider") +
                (compared ? " with and without speculation" : ""),
-           json, [&](const PageFrame& frame) { return steps_page(frame, sweep, steps); });
-    throw_if_failed(steps);
-    throw_if_different(greedy_);
+           json, failure_of(steps),
+           [&](const PageFrame& frame) { return steps_page(frame, sweep, steps); });
   }
 
  private:
@@ -209,17 +209,18 @@ class Loadtest {
   }
 
   // A sweep that gave up may have saturated its server, which is void of its first load alone.
-  void throw_if_failed(const std::vector<SweepStep>& steps) const {
+  std::optional<std::string> failure_of(const std::vector<SweepStep>& steps) const {
     for (const SweepStep& step : steps) {
       for (const ArmResult& arm : step.arms) {
         const bool is_void = &step == &steps.front() && !arm.report.valid();
         const bool ended = arm.failed || (!options_.sweep && arm.gave_up());
         if (!is_void && !ended) continue;
-        throw failure(run_name(step.name, arm.name()),
-                      is_void || !options_.sweep ? kVoid : kServerFailed, arm.report,
-                      arm.gave_up());
+        return failure(run_name(step.name, arm.name()),
+                       is_void || !options_.sweep ? kVoid : kServerFailed, arm.report,
+                       arm.gave_up());
       }
     }
+    return std::nullopt;
   }
 
   // All rounds, or those until nothing is answered any more. options: with this step's load.
@@ -272,15 +273,17 @@ class Loadtest {
     }
   }
 
-  // Checks greedy answers against each other and writes what every report has. page: makes it from
-  // its frame.
+  // Checks greedy answers against each other and writes what every report has; then throws where
+  // the test failed. page: makes it from its frame.
   template <typename MakePage>
-  void finish(const std::string& title, Json json, MakePage page) {
+  void finish(const std::string& title, Json json, const std::optional<std::string>& failed,
+              MakePage page) {
     PageFrame frame{.title = title,
                     .about = first_line(options_, server_),
                     .facts = settings_facts(options_, source_, server_),
                     .warnings = {},
                     .warmup_s = options_.warmup_s};
+    if (failed) frame.warnings.push_back(*failed);
     if (is_greedy(options_.request.parameters())) {
       greedy_ = check_greedy(records_);
       const std::string text =
@@ -291,6 +294,7 @@ class Loadtest {
       if (!greedy_->differences.empty()) frame.warnings.push_back("Greedy answers differ: " + text);
     }
     if (runner_.stopped()) frame.warnings.push_back("The test was interrupted.");
+    json["failure"] = failed ? Json(*failed) : Json(nullptr);
     json["greedy"] = greedy_ ? to_json(*greedy_) : Json(nullptr);
     json["interrupted"] = runner_.stopped();
     json["date"] = date();
@@ -300,6 +304,8 @@ class Loadtest {
     files_.json.write(to_text(json, 2));
     if (!options_.html.empty()) files_.html.write(page(frame));
     files_.close();
+    if (failed) throw Error(*failed);
+    throw_if_different(greedy_);
   }
 
   const LoadtestOptions& options_;

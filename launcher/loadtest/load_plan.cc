@@ -31,9 +31,10 @@ LoadPlan closed_loop(int concurrency, double duration_s, int64_t max_requests) {
 }
 
 LoadPlan replay(const std::vector<double>& due_s, double duration_s, int64_t max_requests) {
-  const auto end = std::lower_bound(due_s.begin(), due_s.end(), duration_s);
-  const int64_t count = std::min<int64_t>(end - due_s.begin(), max_requests);
-  return {.due_s = std::vector<double>(due_s.begin(), due_s.begin() + count),
+  // All of the trace is a number of requests: nothing is measured between its end and duration_s.
+  max_requests = std::min<int64_t>(max_requests, std::ssize(due_s));
+  const auto end = std::lower_bound(due_s.begin(), due_s.begin() + max_requests, duration_s);
+  return {.due_s = std::vector<double>(due_s.begin(), end),
           .duration_s = duration_s,
           .max_requests = max_requests};
 }

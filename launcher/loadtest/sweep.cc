@@ -17,6 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr char kHighest[] = " (the highest that was tried)";
 constexpr double kGrowingShare = 0.1;
 constexpr double kDeviations = 2;  // of a Poisson count: what chance may do
 
@@ -124,13 +125,20 @@ std::vector<std::string> verdicts(const SweepValues& values, const std::vector<S
     std::string line = last.arm ? last.name() + ": " : "";
     if (const std::optional<size_t> knee = find_knee(results)) {
       line += "Knee at " + steps[*knee].name + ", where throughput / mean latency is greatest";
-      if (*knee + 1 == results.size()) line += " (the highest that was tried)";
+      if (*knee + 1 == results.size()) line += kHighest;
     } else {
       line += "No knee";
     }
     if (last.saturated || last.failed) {
       line += (last.failed ? "; the server failed at " : "; saturated at ") + last_step.name;
       if (last_step.value != values.values.back()) line += ", so more was not tried";
+    } else if (values.variable == SweepValues::Variable::users) {
+      // Users wait for their answers, so that the requests in the server never grow.
+      const auto most = std::ranges::max_element(
+          results, {}, [](const ArmResult* result) { return result->report.tokens_per_second; });
+      const auto step = static_cast<size_t>(most - results.begin());
+      line += "; throughput is greatest at " + steps[step].name;
+      if (step + 1 == results.size()) line += kHighest;
     } else {
       line += "; not saturated";
     }

@@ -50,7 +50,8 @@ std::vector<const ArmResult*> results_of(size_t arm, const std::vector<SweepStep
 // waiting than it brings. Nothing where there is none.
 std::optional<size_t> find_knee(const std::vector<const ArmResult*>& results);
 
-// A line for each arm that says where the knee is, and where the server was saturated or failed.
+// A line for each arm that says where the knee is, and where the server was saturated or failed; of
+// users that did neither, where throughput was greatest.
 std::vector<std::string> verdicts(const SweepValues& values, const std::vector<SweepStep>& steps);
 
 // {variable, values, steps, knee, saturated_at}; the last two are null where there is none. Of a

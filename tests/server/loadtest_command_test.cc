@@ -56,6 +56,7 @@ TEST_F(Loadtest, ReportsOnTheTerminalAndInJson) {
   EXPECT_EQ(run(server, {"--concurrency", "4", "--requests", "40", "--temperature", "0"}), 0);
   EXPECT_EQ(report()["requests"], 40);
   EXPECT_EQ(report()["errors"], 0);
+  EXPECT_TRUE(report()["failure"].is_null());
   EXPECT_EQ(report()["completion_tokens"], 120);
   EXPECT_EQ(report()["server"]["num_ranks"], 7);
   EXPECT_EQ(report()["server_afterwards"]["num_requests_running"], 0);
@@ -99,8 +100,10 @@ TEST_F(Loadtest, IsVoidWhereMoreFailedThanSucceeded) {
     return script;
   });
   expect_one_line_error({"void", "20 of 60", "UNAVAILABLE", "two of three"}, [&] {
-    run(server, {"--rate", "1000", "--requests", "60"});
+    run(server, {"--rate", "1000", "--requests", "60", "--html", html_path()});
   });
+  EXPECT_NE(html().find("the test is void: 20 of 60 requests succeeded"), std::string::npos);
+  EXPECT_EQ(report()["failure"].get<std::string>().find("the test is void: 20 of 60"), 0u);
   EXPECT_EQ(report()["errors_by_code"]["UNAVAILABLE"], 40);  // the report is there all the same
   EXPECT_EQ(report()["ttft_ms"]["count"], 20);
 }
@@ -136,6 +139,8 @@ TEST_F(Loadtest, SweepsUntilTheServerIsSaturated) {
   EXPECT_TRUE(sweep["saturated_at"].is_null());
   EXPECT_TRUE(sweep["knee"].is_number());
   EXPECT_NE(output_.find("Knee at users="), std::string::npos) << output_;
+  EXPECT_NE(output_.find("; throughput is greatest at users="), std::string::npos) << output_;
+  EXPECT_EQ(output_.find("saturated"), std::string::npos) << output_;
   EXPECT_NE(html().find("Throughput against P99"), std::string::npos);
 }
 
@@ -188,6 +193,7 @@ TEST_F(Loadtest, ASweepOfAServerThatEndsFails) {
     EXPECT_NE(output_.find("the server failed at users=2"), std::string::npos) << output_;
     EXPECT_EQ(output_.find("saturated at"), std::string::npos) << output_;
     EXPECT_NE(html().find("the server failed at users=2"), std::string::npos);
+    EXPECT_NE(html().find("the server failed: 20 of 30 requests"), std::string::npos);
   }
   {
     ScriptedServer server = dying_server(100);
@@ -306,8 +312,9 @@ TEST_F(Loadtest, AnArmEndsWhereItIsSaturated) {
   EXPECT_EQ(sweep["knees"][0]["saturated_at"], 2);
   EXPECT_EQ(sweep["knees"][0]["knee"], 1);
   EXPECT_TRUE(sweep["knees"][1]["saturated_at"].is_null());
-  for (const char* part : {"K=0: Knee at users=1", "saturated at users=2, so more was not tried",
-                           "15 RESOURCE_EXHAUSTED, the first: full", "; not saturated"}) {
+  for (const char* part :
+       {"K=0: Knee at users=1", "saturated at users=2, so more was not tried",
+        "15 RESOURCE_EXHAUSTED, the first: full", "; throughput is greatest at users="}) {
     EXPECT_NE(output_.find(part), std::string::npos) << part << output_;
   }
   EXPECT_NE(html().find(">2*<"), std::string::npos);
@@ -455,9 +462,10 @@ TEST_F(Loadtest, ReplaysATrace) {
                    "{\"timestamp\": 95, \"text\": \"three\"}\n");
   ScriptedServer server;
   EXPECT_EQ(run(server, {"--trace", directory_.path() / "trace.jsonl", "--raw", "--max-tokens", "7",
-                         "--samples", samples_path()}),
+                         "--duration", "1000", "--samples", samples_path()}),
             0);
   EXPECT_EQ(report()["requests"], 3);
+  EXPECT_LT(report()["measured_s"], 500);               // until it was answered
   std::map<std::string, v1::GenerateRequest> requests;  // they may arrive in another order
   for (const auto& request : server.requests()) requests[request.request_id()] = request;
   EXPECT_EQ(requests["loadtest-0"].text(), "one");

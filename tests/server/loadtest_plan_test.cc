@@ -77,6 +77,14 @@ TEST(Replay, SendsWhenTheTraceSays) {
   EXPECT_FALSE(replay(due, kForever, 2).closed_loop);
 }
 
+// So that it ends with the last answer, not with a duration that is longer than the trace.
+TEST(Replay, OfTheWholeTraceIsANumberOfRequests) {
+  const std::vector<double> due = {0, 0.5, 0.5, 2};
+  EXPECT_EQ(replay(due, 60, kAny).max_requests, 4);
+  EXPECT_EQ(replay(due, 60, 2).max_requests, 2);
+  EXPECT_GT(replay(due, 2, kAny).max_requests, std::ssize(replay(due, 2, kAny).due_s));
+}
+
 TEST(LengthDistribution, IsRead) {
   EXPECT_EQ(parse_length_distribution("fixed:7")->least, 7);
   EXPECT_EQ(parse_length_distribution("fixed:7")->most, 7);
