@@ -81,7 +81,8 @@ std::vector<int32_t> prompt_of(int prompt, const Request& request) {
       absl::StrReplaceAll(texts[prompt % 4], {{"%d", std::to_string(10 + prompt)}}));
 }
 
-// Plain, by candidates, and with a nucleus that candidates seldom cover, so that rows are gathered.
+// Plain, by candidates, and with a nucleus that candidates seldom cover, so that rows are gathered;
+// some with edited logits.
 Request seeded_request(const std::string& model, int prompt) {
   const int lengths[] = {1, 17, 40, 130};
   const int num_tokens = prompt % 8 == 5 ? 64 : 12 + 5 * (prompt % 3);
@@ -94,6 +95,14 @@ Request seeded_request(const std::string& model, int prompt) {
   request.sampling.top_k = prompt % 3 == 1 ? 20 : 0;
   request.sampling.top_p = prompt % 3 == 2 ? 0.9f : 1.0f;
   request.sampling.seed = 7 + prompt;
+  if (prompt % 5 == 3) {
+    request.sampling.min_p = 0.02f;
+    request.sampling.logit_bias = {{11, 1.0f}, {13, -100.0f}};
+    request.sampling.repetition_penalty = 1.1f;
+    request.sampling.presence_penalty = 0.2f;
+    request.sampling.frequency_penalty = 0.1f;
+    request.sampling.min_tokens = 6;
+  }
   return request;
 }
 
@@ -234,7 +243,7 @@ TEST_P(Coupled, OneOutputAfterPreemption) {
       Request request = seeded_request(model, prompt);
       request.sampling.max_tokens = 120;
       for (size_t d = 0; d < kEveryDrafter.size(); ++d) {
-        requests.push_back(with(request, kEveryDrafter[d], (prompt + static_cast<int>(d)) % 8 + 1));
+        requests.push_back(with(request, kEveryDrafter[d], (prompt + static_cast<int>(d)) % 9));
       }
     }
     const std::vector<Tokens> expected = alone(model, requests);

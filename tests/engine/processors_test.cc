@@ -149,12 +149,24 @@ TEST(EngineProcessors, LenienceKeepsWhatComesNearTheEditedArgMax) {
   EXPECT_GT(lenient, 0);
 }
 
+class EngineProcessorsBy : public testing::TestWithParam<VerifyMode> {};
+
 // K = 0 … 8, each drafter, alone, in a crowd, and in a crowd that must share too few pages.
-TEST(EngineProcessors, OneAnswerWhateverIsDraftedBesideWhomever) {
+TEST_P(EngineProcessorsBy, OneAnswerWhateverIsDraftedBesideWhomever) {
+  const auto edited_request = [](int k, const std::string& drafter) {
+    Request request = with_everything(40, 1, 60, k, drafter);
+    if (GetParam() == VerifyMode::greedy) return request;
+    request.sampling.temperature = 0.7f;
+    request.sampling.min_p = 0.02f;
+    request.sampling.top_k = 60;
+    request.sampling.top_p = 0.95f;
+    request.sampling.seed = 6;
+    return request;
+  };
   std::vector<Request> requests;
   for (const char* drafter : kEveryDrafter) {
     for (int k = 0; k <= 8; ++k) {
-      requests.push_back(with_everything(40, 1, 60, k, drafter));
+      requests.push_back(edited_request(k, drafter));
       requests.push_back(greedy_request(60 + 10 * k, k, 40, k, drafter));  // who asks for nothing
     }
   }
@@ -164,20 +176,27 @@ TEST(EngineProcessors, OneAnswerWhateverIsDraftedBesideWhomever) {
   for (const int ranks : {1, 2, 3}) {
     EngineOptions one = tiny_options();
     one.max_sequences = 1;
-    const auto alone = run_requests(one, ranks, {with_everything(40, 1, 60, 0, "random")})[0];
+    const auto alone = run_requests(one, ranks, {edited_request(0, "random")})[0];
     EXPECT_GE(alone.token_ids.size(), 31u);  // min_tokens, and what ends it
     EngineStats stats;
     const auto beside = run_requests(tiny_options(), ranks, requests);
     const auto preempted = run_requests(crowded, ranks, requests, {}, &stats);
     EXPECT_GT(stats.num_preemptions, 0);
+    int64_t accepted = 0;  // of edited drafts
     for (size_t i = 0; i < requests.size(); ++i) {
       if (i % 2 == 0) {
         EXPECT_EQ(beside[i].token_ids, alone.token_ids) << ranks << " ranks, request " << i;
+        ASSERT_TRUE(beside[i].completion);
+        accepted += beside[i].completion->speculation.num_accepted_draft_tokens;
       }
       EXPECT_EQ(preempted[i].token_ids, beside[i].token_ids) << ranks << " ranks, request " << i;
     }
+    EXPECT_GT(accepted, 0);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Modes, EngineProcessorsBy,
+                         testing::Values(VerifyMode::greedy, VerifyMode::coupled));
 
 TEST(EngineProcessors, AnInterruptedAnswerCountsWhatWasDelivered) {
   const Request whole = with_everything(30, 3, 40, 3, "model");
