@@ -138,7 +138,8 @@ class Simulation {
       if (!work.decode) continue;
       if (server_.drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
       const auto position = static_cast<int64_t>(scheduler_.tokens(id).size());
-      shape.add(costs, position, planner_.drafter_now(id), Drawing::greedy, work.num_draft_tokens);
+      shape.add(costs, position, planner_.drafter_now(id), Drawing::greedy, work.num_draft_tokens,
+                scheduler_.num_missed(id));
     }
     shape.prompt_rows = scheduler_.prefill_rows().target;
     double ms = truth_.step_ms(shape) + contexts_ms;
@@ -166,6 +167,7 @@ class Simulation {
     const LookaheadOutcome outcome = {
         .id = id,
         .position = static_cast<int64_t>(scheduler_.tokens(id).size()),
+        .num_missed = scheduler_.num_missed(id),
         .drafts = {.num_drafted = drafted,
                    .num_accepted = accepted,
                    .alpha_sum = static_cast<double>(accepted),

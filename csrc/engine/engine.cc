@@ -397,6 +397,7 @@ void Engine::apply(const SlotOutcome& outcome) {
   const auto num_emitted = static_cast<int>(item.tokens.size());
   decoded_.push_back({.id = id,
                       .position = static_cast<int64_t>(state.size()) - verdict.num_accepted - 1,
+                      .num_missed = scheduler_.num_missed(id),
                       .drafts = item.drafts,
                       .num_emitted = num_emitted});
   if (observers_.metrics != nullptr) {

@@ -26,7 +26,8 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
     const Sequence& sequence = sequences_.at(outcome.id);
     const auto d = static_cast<int>(sequence.drafter);
     const auto add_to = [&](DecodeShape& shape, int num_drafted) {
-      shape.add(target, outcome.position, sequence.drafter, sequence.terms.drawing, num_drafted);
+      shape.add(target, outcome.position, sequence.drafter, sequence.terms.drawing, num_drafted,
+                outcome.num_missed);
     };
     add_to(account.all, outcome.drafts.num_drafted);
     add_to(account.plain, 0);

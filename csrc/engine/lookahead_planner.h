@@ -24,6 +24,8 @@ namespace outrider {
 struct LookaheadOutcome {
   int64_t id = 0;
   int64_t position = 0;  // its length before
+  // Before its last token, that its drafter had not seen until it drafted.
+  int64_t num_missed = 0;
   VerifiedDrafts drafts;
   int num_emitted = 0;  // with the extra token, up to the answer's end
 };

@@ -84,10 +84,10 @@ struct ScheduledSequence {
   bool needs_draft_cache() const {
     return spec.drafter == DrafterKind::model && usable_lookahead() > 0;
   }
+  // Positions before the last token that its drafter's cache lacks.
+  int64_t num_missed() const { return needs_draft_cache() ? length() - 1 - draft.num_cached : 0; }
   // The drafter feeds a few positions itself when it drafts.
-  bool draft_caught_up() const {
-    return !needs_draft_cache() || length() - draft.num_cached <= kMaxDraftTokens + 1;
-  }
+  bool draft_caught_up() const { return num_missed() <= kMaxDraftTokens; }
   int64_t lookahead_now() const {
     if (!draft_caught_up()) return 0;
     return exact() ? usable_lookahead() : std::min(usable_lookahead(), chosen_lookahead);

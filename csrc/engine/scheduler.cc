@@ -168,9 +168,8 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
 
 bool Scheduler::may_catch_up(const ScheduledSequence& s) const {
   if (chooser_ == nullptr || s.exact()) return true;
-  return chooser_->may_catch_up({.id = s.spec.id,
-                                 .rows = s.length() - 1 - s.draft.num_cached,
-                                 .tokens_left = s.spec.max_length - s.length()});
+  return chooser_->may_catch_up(
+      {.id = s.spec.id, .rows = s.num_missed(), .tokens_left = s.spec.max_length - s.length()});
 }
 
 void Scheduler::decode(ScheduledSequence& s, int64_t num_draft_tokens) {
@@ -369,6 +368,8 @@ int64_t Scheduler::sequence_at(int32_t slot) const {
 }
 
 std::span<const int32_t> Scheduler::tokens(int64_t id) const { return find(id).tokens; }
+
+int64_t Scheduler::num_missed(int64_t id) const { return find(id).num_missed(); }
 
 int64_t Scheduler::num_cached_at_admission(int64_t id) const {
   return std::max<int64_t>(find(id).found_at_admission, 0);

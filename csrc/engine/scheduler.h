@@ -144,6 +144,8 @@ class Scheduler {
   // The running sequence of a slot, as the plan names it; -1 where the slot is free.
   int64_t sequence_at(int32_t slot) const;
   std::span<const int32_t> tokens(int64_t id) const;
+  // Positions before the last token that its drafter, if it has a cache, has not seen.
+  int64_t num_missed(int64_t id) const;
   // Positions found in the prefix cache at the first admission; 0 before it.
   int64_t num_cached_at_admission(int64_t id) const;
   SchedulerStats stats() const;

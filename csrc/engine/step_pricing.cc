@@ -18,7 +18,7 @@ Drawing drawing_of(const Processors& processors) {
 }
 
 void DecodeShape::add(const StepCosts& target, int64_t position, DrafterKind drafter,
-                      Drawing drawing, int num_drafted) {
+                      Drawing drawing, int num_drafted, int64_t num_missed) {
   ++sequences;
   drafted_rows += num_drafted;
   const double plain_ms = target.context_ms(1, position);
@@ -26,6 +26,7 @@ void DecodeShape::add(const StepCosts& target, int64_t position, DrafterKind dra
   drafted_context_ms += target.context_ms(1 + num_drafted, position) - plain_ms;
   for (int i = 0; i < num_drafted; ++i) ++drafting[static_cast<int>(drafter)][i];
   drawn[static_cast<int>(drafter)][static_cast<int>(drawing)] += num_drafted;
+  if (num_drafted > 0) missed[static_cast<int>(drafter)] += num_missed;
 }
 
 int StepPricing::size_of(int64_t sequences) {
@@ -82,11 +83,20 @@ double StepPricing::drawing_table_ms(const DecodeShape& shape, int drafter) cons
   return ms;
 }
 
+double StepPricing::rounds_table_ms(const DecodeShape& shape, int drafter) const {
+  const StepCosts& costs = tables_.draft[drafter];
+  if (!costs.known() || shape.drafting[drafter][0] == 0) return 0;
+  double ms = costs.rows_ms(shape.drafting[drafter][0] + shape.missed[drafter]);
+  for (size_t i = 1; i < kMaxDraftTokens && shape.drafting[drafter][i] > 0; ++i) {
+    ms += costs.rows_ms(shape.drafting[drafter][i]);
+  }
+  return ms;
+}
+
 double StepPricing::draft_ms(const DecodeShape& shape, DrafterKind kind) const {
   const auto d = static_cast<int>(kind);
-  double ms = draft_fits_[d].added_factor() * drawing_table_ms(shape, d);
-  for (const int n : shape.drafting[d]) ms += round_ms(kind, n);
-  return ms;
+  return draft_fits_[d].plain_factor() * rounds_table_ms(shape, d) +
+         draft_fits_[d].added_factor() * drawing_table_ms(shape, d);
 }
 
 double StepPricing::draft_ms(const DecodeShape& shape) const {
@@ -112,10 +122,10 @@ void StepPricing::observe(const DecodeShape& shape, double ms, double draft_ms) 
   // Where several drafted, each is taken to have had its share of the time.
   const double expected = this->draft_ms(shape);
   for (int d = 0; d < kNumDrafterKinds; ++d) {
-    if (shape.drafting[d][0] == 0 || !tables_.draft[d].known()) continue;
-    double rounds = 0;
-    for (const int n : shape.drafting[d]) {
-      if (n > 0) rounds += tables_.draft[d].rows_ms(n);
+    const double rounds = rounds_table_ms(shape, d);
+    if (rounds == 0) {
+      draft_fits_[d].drift();
+      continue;
     }
     const double share = this->draft_ms(shape, static_cast<DrafterKind>(d)) / expected;
     draft_fits_[d].observe(rounds, drawing_table_ms(shape, d), 0, share * draft_ms);

@@ -37,9 +37,11 @@ struct DecodeShape {
   // [drafter][i]: sequences that draft at least i + 1 tokens.
   std::array<std::array<int, kMaxDraftTokens>, kNumDrafterKinds> drafting{};
   std::array<std::array<int, kNumDrawings>, kNumDrafterKinds> drawn{};  // rows, by drawing
+  // [drafter]: positions that first rounds feed beside each sequence's last.
+  std::array<int64_t, kNumDrafterKinds> missed{};
 
   void add(const StepCosts& target, int64_t position, DrafterKind drafter, Drawing drawing,
-           int num_drafted);
+           int num_drafted, int64_t num_missed = 0);
 };
 
 class StepPricing {
@@ -75,6 +77,7 @@ class StepPricing {
   double plain_table_ms(const DecodeShape& shape) const;
   double added_table_ms(const DecodeShape& shape) const;
   double drawing_table_ms(const DecodeShape& shape, int drafter) const;
+  double rounds_table_ms(const DecodeShape& shape, int drafter) const;
 
   LookaheadTables tables_;
   std::array<CostFit, kSizes> fits_;

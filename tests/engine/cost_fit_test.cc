@@ -158,6 +158,42 @@ TEST(StepPricing, LearnsWhatDrawingTakesApartFromRounds) {
   EXPECT_EQ(pricing.drawing_ms(kHead, Drawing::greedy), 0);
 }
 
+// Every third step drafts, and feeds the drafter first what the two others emitted.
+TEST(StepPricing, WhatADrafterMissedIsNoPartOfARoundsPrice) {
+  constexpr auto kModel = DrafterKind::model;
+  LookaheadTables tables;
+  tables.target.steps = {{1, 10}, {101, 20}};
+  tables.draft[static_cast<int>(kModel)].steps = {{1, 1}, {3, 1.6}};
+  StepPricing pricing(tables);
+  DecodeShape behind, one;
+  behind.add(tables.target, 0, kModel, Drawing::greedy, 2, 2);
+  one.add(tables.target, 0, kModel, Drawing::greedy, 1);
+  for (int i = 0; i < 400; ++i) pricing.observe(behind, 12.6, 1.6 + 1);
+  EXPECT_NEAR(pricing.draft_ms(behind), 2.6, 0.01);
+  EXPECT_NEAR(pricing.draft_ms(one), 1, 0.01);
+}
+
+// The machine was another when it drafted last.
+TEST(StepPricing, WhoWasIdleForLongIsSoonPricedAnew) {
+  constexpr auto kHead = DrafterKind::head;
+  LookaheadTables tables;
+  tables.target.steps = {{1, 10}, {101, 20}};
+  tables.draft[static_cast<int>(kHead)].steps = {{1, 1}, {101, 2}};
+  StepPricing pricing(tables);
+  DecodeShape drafts, plain;
+  drafts.add(tables.target, 0, kHead, Drawing::greedy, 1);
+  plain.add(tables.target, 0, kHead, Drawing::greedy, 0);
+  const auto price_after = [&](int idle) {
+    StepPricing later = pricing;
+    for (int i = 0; i < idle; ++i) later.observe(plain, 10, 0);
+    for (int i = 0; i < 2; ++i) later.observe(drafts, 11.25, 1.25);
+    return later.draft_ms(drafts);
+  };
+  for (int i = 0; i < 400; ++i) pricing.observe(drafts, 11, 1);
+  EXPECT_LT(price_after(0), 1.1);
+  EXPECT_GT(price_after(1000), 1.2);
+}
+
 TEST(StepPricing, DrawingIsWhatTheProcessorsAskFor) {
   EXPECT_EQ(drawing_of({.top_p = 0.5f}), Drawing::greedy);
   EXPECT_EQ(drawing_of({.mode = VerifyMode::rejection}), Drawing::sampled);
