@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <random>
 
@@ -25,7 +26,8 @@ Processors processors_of(const Request& request) {
   return {.mode = mode,
           .temperature = temperature,
           .top_k = sampling.top_k,
-          .top_p = sampling.top_p,
+          // Engines take numbers below the normal ones for 0, which would keep no token.
+          .top_p = std::max(sampling.top_p, std::numeric_limits<float>::min()),
           .min_p_reach = sampling.min_p > 0 ? static_cast<float>(reach) : -1.0f,
           .lenience = lenience};
 }

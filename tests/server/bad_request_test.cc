@@ -277,6 +277,18 @@ TEST(BadRequest, ValuesThatChangeNothingAreAccepted) {
   const Heard heard = generate(server.port(), request);
   ASSERT_TRUE(heard.status.ok()) << heard.status.error_message();
   EXPECT_EQ(heard.token_ids, generate(server.port(), plain).token_ids);
+
+  // The best token alone, whatever else is left, by candidates or by all logits.
+  sampling(request).set_temperature(1);
+  for (const int top_k : {2, 200, 0}) {
+    sampling(request).set_top_k(top_k);
+    for (const auto mode : {v1::SPECULATION_MODE_REJECTION, v1::SPECULATION_MODE_COUPLED}) {
+      speculation(request).set_mode(mode);
+      const Heard best = generate(server.port(), request);
+      ASSERT_TRUE(best.status.ok()) << best.status.error_message();
+      EXPECT_EQ(best.token_ids, heard.token_ids) << top_k << " " << mode;
+    }
+  }
 }
 
 TEST(BadRequest, AChatNeedsATemplate) {
