@@ -47,7 +47,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kLoadTimeout{1800};
 // What clients have to hear the end of their calls, at an orderly end: mpirun kills ranks about a
 // second after it was told to end them.
 constexpr milliseconds kShutdownGrace{300};
@@ -184,7 +183,8 @@ void lead(const Process& process, ControlServer* control, Server& server) {
   ReportingCommunicator reporting(*communicator, progress);
   Executor executor(engine_options, process.backend, reporting);
   executor.report_to(progress);
-  if (control != nullptr) control->gather(kLoadTimeout);  // each says that it has loaded
+  // Each says that it has loaded.
+  if (control != nullptr) control->gather(LivenessLimits().longest_load);
   spdlog::info("the KV cache holds {} tokens", executor.num_pages() * kPageTokens);
   const LookaheadPolicy& lookahead = options.engine.lookahead;
   if (options.engine.tpot_slo_ms > 0 && lookahead.kind != LookaheadPolicy::Kind::adaptive) {

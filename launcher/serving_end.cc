@@ -75,23 +75,21 @@ void ServingEnd::request(StopRequest request) {
 }
 
 void ServingEnd::unreachable() {
-  constexpr char kWhy[] = "the port takes no connections any more";
   server_->drain();
-  spdlog::error("{}: running calls have {} s to finish", kWhy, drain_limit_.count());
   server_->wait_for_calls(drain_limit_);
   const std::lock_guard lock(mutex_);
-  if (!ended_ && !lost_) engine_->fail(kWhy);
+  if (!ended_ && !lost_) engine_->fail("the port takes no connections any more");
 }
 
 void ServingEnd::drain(Server& server) {
   server.drain();
-  spdlog::info("draining: running calls have {} s to finish", drain_limit_.count());
   const bool ended = server.wait_for_calls(drain_limit_);
   {
     const std::lock_guard lock(mutex_);
     if (!ended_) engine_->stop();
   }
-  if (!ended) spdlog::warn("calls still ran; they are ended");
+  // Behind the rest: who reads the log may have stopped reading.
+  spdlog::info("drained: {}", ended ? "all calls have ended" : "calls still ran; they are ended");
 }
 
 }  // namespace outrider

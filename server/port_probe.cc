@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -18,18 +19,19 @@ constexpr uint8_t kNoise[] = "outrider looks whether anybody is there\r\n\r\n";
 
 FileDescriptor take_spare() { return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
-// An address of this machine's at which what listens on `address` can be reached.
-std::string reachable(const std::string& address) {
-  if (address == "0.0.0.0") return "127.0.0.1";
-  if (address == "::") return "::1";
-  return address;
+// Addresses of this machine's at which what listens on `address` can be reached, all of them or
+// some: there may be no IPv6.
+std::vector<std::string> reachable(const std::string& address, int port) {
+  if (address == "0.0.0.0") return {host_and_port("127.0.0.1", port)};
+  if (address == "::") return {host_and_port("::1", port), host_and_port("127.0.0.1", port)};
+  return {host_and_port(address, port)};
 }
 
 }  // namespace
 
 PortProbe::PortProbe(const std::string& address, int port, std::function<void()> on_dead,
                      ProbeTimes times)
-    : address_(host_and_port(reachable(address), port)),
+    : addresses_(reachable(address, port)),
       on_dead_(std::move(on_dead)),
       times_(times),
       spare_(take_spare()),
@@ -49,18 +51,20 @@ void PortProbe::run() {
   std::unique_lock lock(mutex_);
   while (!ended_changed_.wait_for(lock, times_.between, [this] { return ended_; })) {
     lock.unlock();
-    unanswered = is_answered() ? 0 : unanswered + 1;
+    const bool answered = std::ranges::any_of(
+        addresses_, [this](const std::string& address) { return is_answered(address); });
+    unanswered = answered ? 0 : unanswered + 1;
     if (unanswered == kProbes) return on_dead_();
     lock.lock();
   }
 }
 
-bool PortProbe::is_answered() {
+bool PortProbe::is_answered(const std::string& address) {
   spare_ = FileDescriptor();
   bool answered = false;
   try {
     const Deadline deadline = std::chrono::steady_clock::now() + times_.answer;
-    const FileDescriptor connection = connect_to(address_, deadline);
+    const FileDescriptor connection = connect_to(address, deadline);
     send_all(connection.get(), kNoise, {});
     pollfd readable{connection.get(), POLLIN, 0};
     answered = poll(&readable, 1, poll_timeout_ms(deadline)) > 0;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/socket.h"
 
@@ -30,9 +31,9 @@ class PortProbe {
   static constexpr int kProbes = 3;
 
   void run();
-  bool is_answered();
+  bool is_answered(const std::string& address);
 
-  std::string address_;  // where to connect to: "host:port"
+  std::vector<std::string> addresses_;  // where to connect to, "host:port": one answers, or none
   std::function<void()> on_dead_;
   ProbeTimes times_;
   FileDescriptor spare_;  // given up for the connection: others may hold all that there are

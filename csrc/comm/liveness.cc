@@ -70,7 +70,7 @@ std::optional<Loss> LivenessJudge::judge(const ProgressReport& own, Clock::time_
   last_ = now;
   observe(own_, own);
   std::optional<Loss> loss = silent_peer();
-  if (!loss && rank_ == 0) loss = hung_join();
+  if (!loss && rank_ == 0) loss = hung_start();
   if (!loss && rank_ == 0) loss = hung_step();
   return loss;
 }
@@ -94,9 +94,11 @@ std::optional<Loss> LivenessJudge::silent_peer() const {
   return std::nullopt;
 }
 
-// Where some have joined, the first that has not is named. Where all wait for each other, none is
-// to be told from the rest.
-std::optional<Loss> LivenessJudge::hung_join() const {
+// Where some have joined or loaded, the first that has not is named. Where all wait for each other,
+// none is to be told from the rest.
+std::optional<Loss> LivenessJudge::hung_start() const {
+  // A first step shows that all have loaded, whatever they last said.
+  if (own_.report.step > 0) return std::nullopt;
   const Observed* last = &own_;
   int last_rank = rank_;
   bool all_alike = true;
@@ -107,12 +109,14 @@ std::optional<Loss> LivenessJudge::hung_join() const {
     last_rank = peer;
   }
   const nanoseconds taken = seen_ - last->changed;
-  if (last->report.state != RankState::joining || taken <= limits_.longest_join) {
+  const bool joining = last->report.state == RankState::joining;
+  if (last->report.state >= RankState::idle ||
+      taken <= (joining ? limits_.longest_join : limits_.longest_load)) {
     return std::nullopt;
   }
   return Loss{last_rank,
-              absl::StrFormat("%s joined the communicator for %.1f s",
-                              all_alike ? "no rank has" : "it has not", seconds_of(taken))};
+              absl::StrFormat("%s %s for %.1f s", all_alike ? "no rank has" : "it has not",
+                              joining ? "joined the communicator" : "loaded", seconds_of(taken))};
 }
 
 // How far each rank has come, by what it last said.

@@ -24,8 +24,9 @@ struct LivenessLimits {
   std::chrono::milliseconds silence_in_step{3'000};
   std::chrono::milliseconds silence_idle{5'000};
   std::chrono::milliseconds silence_starting{30'000};
-  // However it breathes, a rank hangs that takes longer to join the communicator.
+  // However it breathes, a rank hangs that takes longer to join the communicator, or to load.
   std::chrono::milliseconds longest_join{60'000};
+  std::chrono::milliseconds longest_load{1'800'000};
   // A step hangs where a rank has begun no collective, of the target or of a draft, for the longer
   // of this and so many times what it expects all of the step to take. On a host that gives the
   // ranks little of its processors every collective is late, and yet one follows the other.
@@ -46,7 +47,7 @@ class LivenessJudge {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Only rank 0 judges joining and steps: it has clients to tell before the others end.
+  // Only rank 0 judges starts and steps: it has clients to tell before the others end.
   LivenessJudge(int rank, std::span<const int> peers, LivenessLimits limits, Clock::time_point now);
 
   void heard(int peer, const ProgressReport& report);
@@ -65,7 +66,7 @@ class LivenessJudge {
 
   void observe(Observed& observed, const ProgressReport& report) const;
   std::optional<Loss> silent_peer() const;
-  std::optional<Loss> hung_join() const;
+  std::optional<Loss> hung_start() const;
   std::optional<Loss> hung_step() const;
   std::string positions() const;
 

@@ -170,7 +170,7 @@ void read_llama(const JsonNode& root, ModelConfig& config) {
   config.hidden_size = root["hidden_size"].integer(1, kMaxHiddenSize);
   config.intermediate_size = root["intermediate_size"].integer(1, kMaxIntermediateSize);
   config.num_layers = root["num_hidden_layers"].integer(1, kMaxLayers);
-  config.max_position_embeddings = root["max_position_embeddings"].integer(1, kMaxPositions);
+  config.max_position_embeddings = root["max_position_embeddings"].integer(2, kMaxPositions);
   config.norm_eps = static_cast<float>(root["rms_norm_eps"].number(1e-12, 0.1));
   config.tie_word_embeddings = root.boolean_or("tie_word_embeddings", false);
   config.attention_bias = root.boolean_or("attention_bias", false);
@@ -194,7 +194,7 @@ void read_gpt2(const JsonNode& root, ModelConfig& config) {
   config.num_layers = root["n_layer"].integer(1, kMaxLayers);
   config.num_heads = config.num_kv_heads = root["n_head"].integer(1, kMaxHeads);
   config.head_dim = read_even_head_dim(root["n_embd"], "n_head", config, "");
-  config.max_position_embeddings = root["n_positions"].integer(1, kMaxPositions);
+  config.max_position_embeddings = root["n_positions"].integer(2, kMaxPositions);
   config.norm_eps = static_cast<float>(root["layer_norm_epsilon"].number(1e-12, 0.1));
   config.tie_word_embeddings = root.boolean_or("tie_word_embeddings", true);
   // What would change the numbers and that nothing here computes.

@@ -1,6 +1,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "model/regex.h"
 
+#include <absl/strings/str_cat.h>
 #include <pcre2.h>
 
 #include <algorithm>
@@ -15,6 +16,9 @@
 
 namespace outrider {
 namespace {
+
+// Of one match, for patterns that repeat groups; those of the common tokenizers repeat characters.
+constexpr uint32_t kMostHeapKib = 256 << 10;
 
 // Members of a character class: the characters newer than PCRE2's tables whose category is `name`
 // ("L", "Nd").
@@ -252,6 +256,8 @@ Regex::Matcher::Matcher(const Regex& regex)
   if (scratch_->data == nullptr || scratch_->context == nullptr) throw std::bad_alloc();
   // The pattern is the checkpoint's, to be trusted; a long text must not fail.
   pcre2_set_match_limit(scratch_->context, UINT32_MAX);
+  pcre2_set_depth_limit(scratch_->context, UINT32_MAX);
+  pcre2_set_heap_limit(scratch_->context, kMostHeapKib);
 }
 
 Regex::Matcher::~Matcher() {
@@ -273,6 +279,12 @@ std::optional<Regex::Match> Regex::Matcher::find(std::string_view text, size_t f
   if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = run(PCRE2_NO_JIT);
   if (result == PCRE2_ERROR_NOMATCH) return std::nullopt;
   if (result == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
+  if (result < 0) {
+    PCRE2_UCHAR8 why[128] = "";
+    pcre2_get_error_message(result, why, sizeof why);
+    throw Error(absl::StrCat("a text of ", text.size(),
+                             " bytes is beyond the pattern: ", reinterpret_cast<const char*>(why)));
+  }
   CHECK(result > 0);
   const PCRE2_SIZE* span = pcre2_get_ovector_pointer(scratch_->data);
   return Match{span[0], span[1]};

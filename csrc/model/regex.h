@@ -29,7 +29,8 @@ class Regex {
     explicit Matcher(const Regex& regex);
     Matcher(Matcher&&) noexcept = default;
     ~Matcher();
-    // The leftmost match in `text` (valid UTF-8) that begins at byte `from` or later.
+    // The leftmost match in `text` (valid UTF-8) that begins at byte `from` or later. Throws Error
+    // where a pattern that repeats groups takes too much memory for it.
     std::optional<Match> find(std::string_view text, size_t from);
 
    private:

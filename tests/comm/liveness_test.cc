@@ -62,7 +62,7 @@ class Bench {
   // Seconds until a loss shows.
   double until_loss() {
     elapsed_ = milliseconds(0);
-    loss = pass(seconds(1000));
+    loss = pass(seconds(2000));
     return std::chrono::duration<double>(elapsed_).count();
   }
   std::optional<Loss> loss;
@@ -256,6 +256,27 @@ TEST(LivenessJudge, OnlyRankZeroJudgesJoining) {
   Bench bench(1, {0});
   bench.own = bench.peer(0) = joining();
   EXPECT_FALSE(bench.pass(seconds(3600)));
+}
+
+// Ranks wait for each other while they load, so that rank 0 may stand still with the one that
+// hangs.
+TEST(LivenessJudge, NamesTheRankThatDoesNotLoad) {
+  Bench bench;
+  bench.own = bench.peer(1) = bench.peer(2) = loading();
+  bench.pass(seconds(1));
+  bench.own = bench.peer(2) = idle(0);
+  EXPECT_NEAR(bench.until_loss(), 1799, kTick);
+  EXPECT_EQ(bench.loss->rank, 1);
+  EXPECT_THAT(bench.loss->reason, HasSubstr("it has not loaded for 1800."));
+
+  Bench all;
+  all.own = all.peer(1) = all.peer(2) = loading();
+  EXPECT_NEAR(all.until_loss(), 1800, kTick);
+  EXPECT_THAT(all.loss->reason, HasSubstr("no rank has loaded for 1800."));
+
+  Bench alone(0, {});
+  alone.own = loading();
+  EXPECT_NEAR(alone.until_loss(), 1800, kTick);
 }
 
 TEST(LivenessJudge, AFirstStepEndsTheLoading) {

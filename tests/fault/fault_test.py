@@ -82,7 +82,7 @@ class Case(unittest.TestCase):
         self.assertEqual(answer, self.expected)
         log = '\n'.join(job.log.lines[restarted_after:])
         self.assertRegex(log, 'outrider: the job has ended: .*starting it again')
-        self.assertNotRegex(log, 'draining|stopping', 'a loss was taken for a request to end')
+        self.assertNotRegex(log, 'drain|stopping', 'a loss was taken for a request to end')
 
     def each(self, default_runs, name, seen_ms, make_fault):
         """make_fault(rank) -> the fault, for a random rank of a random job, again and again."""

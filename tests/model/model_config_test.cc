@@ -243,7 +243,7 @@ const BadField kBadFields[] = {
     {"num_key_value_heads", 0, "expected an integer"},
     {"head_dim", 15, "an even number"},
     {"head_dim", 1 << 20, "expected an integer"},
-    {"max_position_embeddings", 0, "expected an integer"},
+    {"max_position_embeddings", 1, "expected an integer"},
     {"max_position_embeddings", int64_t{1} << 40, "expected an integer"},
     {"rms_norm_eps", "1e-5", "expected a number"},
     {"rms_norm_eps", 0, "expected a number"},
