@@ -136,8 +136,8 @@ void add_op_command(CLI::App& bench, Action& action) {
   op->add_option("--threads", options->threads, cpu + "side by side (default 1)")
       ->check(CLI::Range(1, 1024));
   op->add_option("--isas", options->isas, cpu + "instruction sets, with commas (default all)");
-  op->add_option("--only", options->only, cpu + "one table: stack, prefill or ops")
-      ->check(CLI::IsMember({"stack", "prefill", "ops"}));
+  op->add_option("--only", options->only, cpu + "one table: stack, prefill, verify or ops")
+      ->check(CLI::IsMember({"stack", "prefill", "verify", "ops"}));
   op->add_option("--shape", device_options->shapes,
                  cuda + "files with fields of a config.json, as for plan");
   add_rows(*op, device_options->rows, cuda + "with commas (default 1,4,5,8,16)", 1024);

@@ -139,7 +139,16 @@ std::string ServerAddress::target() const {
   return parts.port ? address : host_and_port(parts.host, port);
 }
 
-std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
+Connector::Connector(const ServerAddress& server)
+    : target_(server.target()), credentials_(credentials(server.tls)) {
+  if (server.auth_token_file.empty()) return;
+  if (server.tls.ca.empty() && !is_loopback(parts_of(server.address).host)) {
+    spdlog::warn("without --tls-ca the token travels to {} in the clear", server.address);
+  }
+  token_ = read_token_file(server.auth_token_file).front();
+}
+
+std::shared_ptr<grpc::Channel> Connector::connect() const {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // what http_proxy names is for the web
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // not one that another channel uses
@@ -149,15 +158,13 @@ std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
   std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
-  if (!server.auth_token_file.empty()) {
-    if (server.tls.ca.empty() && !is_loopback(parts_of(server.address).host)) {
-      spdlog::warn("without --tls-ca the token travels to {} in the clear", server.address);
-    }
-    interceptors.push_back(
-        std::make_unique<TokenInterceptors>(read_token_file(server.auth_token_file).front()));
-  }
-  return grpc::experimental::CreateCustomChannelWithInterceptors(
-      server.target(), credentials(server.tls), arguments, std::move(interceptors));
+  if (token_) interceptors.push_back(std::make_unique<TokenInterceptors>(*token_));
+  return grpc::experimental::CreateCustomChannelWithInterceptors(target_, credentials_, arguments,
+                                                                 std::move(interceptors));
+}
+
+std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server) {
+  return Connector(server).connect();
 }
 
 grpc::Status check_health(const std::shared_ptr<grpc::Channel>& channel, double timeout_s,

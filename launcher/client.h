@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "outrider/v1/generation.grpc.pb.h"
@@ -31,8 +32,23 @@ struct ServerAddress {
   std::string target() const;
 };
 
-// A connection of its own. Throws Error where a file of the flags is not what it should be. Warns
-// of a token that will travel in the clear.
+// Makes connections to one server. Reads the files of the flags once, since a pipe or a file that
+// is being renewed can be read no second time.
+class Connector {
+ public:
+  // Throws Error where a file is not what it should be. Warns of a token that will travel in the
+  // clear.
+  explicit Connector(const ServerAddress& server);
+
+  // A connection that shares nothing with another.
+  std::shared_ptr<grpc::Channel> connect() const;
+
+ private:
+  std::string target_;
+  std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  std::optional<std::string> token_;
+};
+
 std::shared_ptr<grpc::Channel> connect_to_server(const ServerAddress& server);
 
 // One question for its health. The server needs no token for that.

@@ -19,7 +19,8 @@ struct InspectOptions {
 
 int inspect(const InspectOptions& options) {
   const std::string report = inspect_checkpoint(options.directory, options.ranks);
-  return std::fputs(report.c_str(), stdout) < 0 ? kExitFailed : 0;
+  std::fputs(report.c_str(), stdout);
+  return 0;
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "launcher/client.h"
 #include "launcher/command_line.h"
 #include "launcher/loadtest/comparison.h"
+#include "launcher/loadtest/connections.h"
 #include "launcher/loadtest/greedy_check.h"
 #include "launcher/loadtest/load_generator.h"
 #include "launcher/loadtest/load_runner.h"
@@ -75,9 +75,11 @@ QuestionSource question_source(const LoadtestOptions& options) {
   return source;
 }
 
+// Whether all answers to a prompt are to be the same.
 bool is_greedy(const v1::GenerateRequest& request) {
   return request.sampling_params().has_temperature() &&
-         request.sampling_params().temperature() < kGreedyBelow;
+         request.sampling_params().temperature() < kGreedyBelow &&
+         (!request.speculation().has_lenience() || request.speculation().lenience() == 1);
 }
 
 Json to_json(const GreedyCheck& check) {
@@ -126,11 +128,12 @@ class Loadtest {
   Loadtest(const LoadtestOptions& options, StopSignals& signals)
       : options_(options),
         source_(question_source(options)),
-        channel_(connect_to_server(options.server)),
-        stub_(v1::GenerationService::NewStub(channel_)),
-        server_(server_at_first(channel_, *stub_, options.server, options.wait_for_ready_s)),
+        connections_(options.server),
+        stub_(v1::GenerationService::NewStub(connections_.first())),
+        server_(server_at_first(connections_.first(), *stub_, options.server,
+                                options.wait_for_ready_s)),
         files_{OutputFile(options.json), OutputFile(options.html), OutputFile(options.samples)},
-        runner_(options, signals) {
+        runner_(options, connections_, signals) {
     for (const Arm& arm : options.arms) {
       if (arm.num_speculative_tokens || server_.lookahead() == "adaptive") continue;
       throw Error("--compare K=adaptive: the server's lookahead is " + server_.lookahead() +
@@ -197,7 +200,10 @@ class Loadtest {
     evaluate(step.arms, options_.report());
     for (ArmResult& arm : step.arms) {
       arm.failed |= server_failed(arm.loads, options_.warmup_s);
-      arm.saturated = sweep && !arm.failed && is_saturated(arm.loads, options_.warmup_s);
+      // Without a sweep there is nothing to learn from overload, and a ratio would be of survivors.
+      if (!sweep && arm.arm) arm.failed |= has_lost_too_many(arm.report);
+      arm.saturated =
+          sweep && !arm.failed && !runner_.stopped() && is_saturated(arm.loads, options_.warmup_s);
     }
     return step;
   }
@@ -209,10 +215,13 @@ class Loadtest {
   }
 
   // A sweep that gave up may have saturated its server, which is void of its first load alone.
-  std::optional<std::string> failure_of(const std::vector<SweepStep>& steps) const {
+  std::optional<std::string> failure_of(const std::vector<SweepStep>& steps) {
     for (const SweepStep& step : steps) {
       for (const ArmResult& arm : step.arms) {
-        const bool is_void = &step == &steps.front() && !arm.report.valid();
+        const bool first = &step == &steps.front();
+        const bool unmeasured =
+            arm.report.requests == 0 && !arm.saturated && !arm.failed && !runner_.stopped();
+        const bool is_void = (first && !arm.report.valid()) || unmeasured;
         const bool ended = arm.failed || (!options_.sweep && arm.gave_up());
         if (!is_void && !ended) continue;
         return failure(run_name(step.name, arm.name()),
@@ -310,7 +319,7 @@ class Loadtest {
 
   const LoadtestOptions& options_;
   QuestionSource source_;
-  std::shared_ptr<grpc::Channel> channel_;
+  Connections connections_;
   std::unique_ptr<v1::GenerationService::Stub> stub_;
   v1::GetServerInfoResponse server_;
   OutputFiles files_;  // behind what may wait: Ctrl-C ends that at once, and would leave them

@@ -12,7 +12,11 @@ int main(int argc, char** argv) {
   const outrider::Action action = outrider::parse_command_line({argv + 1, argv + argc}, exit_code);
   if (!action) return exit_code;
   try {
-    return action();
+    const int code = action();
+    // What was printed may be found not to fit only now.
+    if (code != 0 || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;
+    std::fputs("outrider: standard output could not be written\n", stderr);
+    return outrider::kExitFailed;
   } catch (const std::exception& error) {  // Error, or memory that there is not
     std::fprintf(stderr, "outrider: %s\n", error.what());
     return outrider::kExitFailed;

@@ -67,7 +67,8 @@ void CallRecord::end(const absl::Status& status) {
     }
     line.prompt_tokens = completion_->prompt_tokens;
     line.completion_tokens = completion_->completion_tokens;
-    observers_.service_rate.completed(now);
+    const Timings& timings = completion_->timings;
+    observers_.service_rate.completed(timings.total_ms - timings.queue_ms);
   }
   if (observers_.trace != nullptr) {
     observers_.trace->request(request_id_, now, line.code,

@@ -63,7 +63,7 @@ void Intake::enqueue(v1::GenerateRequest request, std::string request_id, uint64
     }
   }
   sink->on_error(retry_error(absl::StrCat(what, " are waiting already; try again later"),
-                             service_rate_.retry_delay(ahead)));
+                             service_rate_.retry_delay(ahead, stats.num_requests_running)));
 }
 
 void Intake::run() {

@@ -8,25 +8,21 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr double kWeightOfTheLast = 0.2;
+constexpr double kWeightOfTheLast = 0.1;
 constexpr milliseconds kShortest{100}, kUnknown{1'000}, kLongest{60'000};
 
 }  // namespace
 
-void ServiceRate::completed(Clock::time_point now) {
+void ServiceRate::completed(double run_ms) {
   const std::lock_guard lock(mutex_);
-  if (last_) {
-    const double interval_ms = std::chrono::duration<double, std::milli>(now - *last_).count();
-    interval_ms_ = interval_ms_.value_or(interval_ms) * (1 - kWeightOfTheLast) +
-                   interval_ms * kWeightOfTheLast;
-  }
-  last_ = now;
+  run_ms_ = run_ms_.value_or(run_ms) * (1 - kWeightOfTheLast) + run_ms * kWeightOfTheLast;
 }
 
-milliseconds ServiceRate::retry_delay(int64_t waiting) const {
+milliseconds ServiceRate::retry_delay(int64_t waiting, int64_t running) const {
   const std::lock_guard lock(mutex_);
-  if (!interval_ms_) return kUnknown;
-  const double ms = *interval_ms_ * static_cast<double>(waiting) / 2;
+  if (!run_ms_) return kUnknown;
+  const auto at_once = static_cast<double>(std::max<int64_t>(running, 1));
+  const double ms = *run_ms_ / at_once * static_cast<double>(waiting) / 2;
   const double longest = static_cast<double>(kLongest.count());
   return std::max(kShortest, milliseconds(static_cast<int64_t>(std::min(ms, longest))));
 }

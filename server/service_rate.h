@@ -1,4 +1,4 @@
-// ServiceRate: how fast requests come to their end, to tell refused clients when to try again.
+// ServiceRate: how fast requests are served, to tell refused clients when to try again.
 #pragma once
 
 #include <chrono>
@@ -8,22 +8,20 @@
 
 namespace outrider {
 
-// Thread-safe.
+// Thread-safe. Goes by how long requests ran and how many run at once (Little 1961), not by when
+// they ended: those of one step end together, and nobody ends while nobody asks.
 class ServiceRate {
  public:
-  using Clock = std::chrono::steady_clock;
+  // A request came to its end that had run so long, without its time in the queue.
+  void completed(double run_ms);
 
-  // A request that ran came to its end.
-  void completed(Clock::time_point now);
-
-  // The time in which half of `waiting` requests will have been served, 100 ms … 60 s; 1 s until
-  // there is something to go by.
-  std::chrono::milliseconds retry_delay(int64_t waiting) const;
+  // The time in which half of `waiting` requests will have been served where so many run, 100 ms …
+  // 60 s; 1 s until there is something to go by.
+  std::chrono::milliseconds retry_delay(int64_t waiting, int64_t running) const;
 
  private:
-  mutable std::mutex mutex_;  // guards all below
-  std::optional<Clock::time_point> last_;
-  std::optional<double> interval_ms_;  // between ends, recent ones count most
+  mutable std::mutex mutex_;      // guards all below
+  std::optional<double> run_ms_;  // recent ones count most
 };
 
 }  // namespace outrider

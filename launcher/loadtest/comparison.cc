@@ -108,6 +108,11 @@ void evaluate(std::vector<ArmResult>& arms, ReportOptions options) {
   }
 }
 
+std::string ratio_name(const std::string& load, const ArmResult& arm, const ArmResult& first) {
+  return run_name(load, arm.name() + " / " + first.name()) +
+         (arm.saturated || first.saturated ? " (saturated)" : "");
+}
+
 bool has_intervals(const std::vector<ArmResult>& arms) {
   return std::any_of(arms.begin(), arms.end(), [](const ArmResult& arm) {
     return (arm.ttft && arm.ttft->ci95) || (arm.tpot && arm.tpot->ci95) ||
@@ -128,7 +133,7 @@ std::string ratio_table_rows(const std::string& load, const std::vector<ArmResul
   if (arms.size() < 2) return "";
   std::string text;
   for (size_t i = 1; i < arms.size(); ++i) {
-    const std::string name = run_name(load, arms[i].name() + " / " + arms.front().name());
+    const std::string name = ratio_name(load, arms[i], arms.front());
     text += ratio_row(name + ", TTFT", arms[i].ttft) + ratio_row(name + ", TPOT", arms[i].tpot) +
             ratio_row(name + ", end to end", arms[i].e2e);
   }

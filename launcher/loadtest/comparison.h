@@ -52,6 +52,10 @@ std::vector<size_t> turns(size_t num_arms, int round);
 // Sets report and ratios of all arms; intervals of a comparison are drawn over turns.
 void evaluate(std::vector<ArmResult>& arms, ReportOptions options);
 
+// "rate=4, K=4 / K=0", and whether one of both was saturated: then its latencies say how long the
+// test was, or leave out what came too late. load: its name, where there are several.
+std::string ratio_name(const std::string& load, const ArmResult& arm, const ArmResult& first);
+
 // Whether there are rounds enough for intervals, and where not, why.
 bool has_intervals(const std::vector<ArmResult>& arms);
 std::string why_no_intervals(const std::vector<ArmResult>& arms);

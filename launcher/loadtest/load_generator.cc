@@ -11,9 +11,7 @@
 namespace outrider {
 namespace {
 
-// Streams that share a connection. Servers allow so many on one (Outrider 256) and gRPC silently
-// queues what is beyond; a queue in the client is none that a load test should measure.
-constexpr int kStreamsPerConnection = 100;
+constexpr int kMostSentAtOnce = 64;
 
 // A user of the closed loop whose request failed waits for so long: a server that refuses at once
 // is not asked thousands of times a second.
@@ -26,9 +24,9 @@ constexpr double kLongestWaitS = 3600;
 
 }  // namespace
 
-LoadGenerator::LoadGenerator(ServerAddress server, LoadPlan plan, std::function<Ask()> ask,
+LoadGenerator::LoadGenerator(Connections& connections, LoadPlan plan, std::function<Ask()> ask,
                              LoadOptions options)
-    : server_(std::move(server)),
+    : connections_(connections),
       plan_(std::move(plan)),
       ask_(std::move(ask)),
       options_(std::move(options)),
@@ -60,7 +58,7 @@ void LoadGenerator::stop() {
 }
 
 void LoadGenerator::send_due() {
-  while (sending_) {
+  for (int sent = 0; sending_ && sent < kMostSentAtOnce; ++sent) {
     const bool users_wait = plan_.closed_loop && !running_.empty();
     if (sent_ == plan_.max_requests || (due_s_.empty() && !users_wait)) {
       sending_ = false;
@@ -86,22 +84,11 @@ void LoadGenerator::send(double due_s) {
                                                 ended_.push_back(done);
                                                 wake_.notify_one();
                                               });
-  const size_t connection = free_connection();
-  ++connections_[connection].num_running;
+  Connections::Connection& connection = connections_.with_room();
+  ++connection.num_streams;
   StreamingCall& running = *call;
-  running_.emplace(&running, Running{std::move(call), connection});
-  running.send(*connections_[connection].stub, options_.timeout_s);
-}
-
-size_t LoadGenerator::free_connection() {
-  const auto free = std::find_if(connections_.begin(), connections_.end(), [](const auto& one) {
-    return one.num_running < kStreamsPerConnection;
-  });
-  if (free == connections_.end()) {
-    connections_.push_back({v1::GenerationService::NewStub(connect_to_server(server_))});
-    return connections_.size() - 1;
-  }
-  return static_cast<size_t>(free - connections_.begin());
+  running_.emplace(&running, Running{std::move(call), &connection});
+  running.send(*connection.stub, options_.timeout_s);
 }
 
 void LoadGenerator::wait() {
@@ -130,7 +117,7 @@ void LoadGenerator::collect() {
 
 void LoadGenerator::finished(StreamingCall& call) {
   const auto running = running_.find(&call);
-  --connections_[running->second.connection].num_running;
+  --running->second.connection->num_streams;
   RequestRecord& record = call.record();
   ++(record.ok() ? succeeded_ : failed_);
   if (plan_.closed_loop) {

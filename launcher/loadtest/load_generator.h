@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "launcher/client.h"
+#include "launcher/loadtest/connections.h"
 #include "launcher/loadtest/load_plan.h"
 #include "launcher/loadtest/request_record.h"
 #include "launcher/loadtest/streaming_call.h"
@@ -43,8 +43,10 @@ class LoadGenerator {
     v1::GenerateRequest request;
   };
 
-  // ask: makes the next request; called on run()'s thread in the order of sending.
-  LoadGenerator(ServerAddress server, LoadPlan plan, std::function<Ask()> ask, LoadOptions options);
+  // connections: used on run()'s thread. ask: makes the next request; called there in the order of
+  // sending.
+  LoadGenerator(Connections& connections, LoadPlan plan, std::function<Ask()> ask,
+                LoadOptions options);
   ~LoadGenerator();
   LoadGenerator(const LoadGenerator&) = delete;
   LoadGenerator& operator=(const LoadGenerator&) = delete;
@@ -56,18 +58,14 @@ class LoadGenerator {
   void stop();
 
  private:
-  struct Connection {
-    std::unique_ptr<v1::GenerationService::Stub> stub;
-    int num_running = 0;
-  };
   struct Running {
     std::unique_ptr<StreamingCall> call;
-    size_t connection;
+    Connections::Connection* connection;
   };
 
+  // What is due, but no more at once than leave ends and signals to be seen in time.
   void send_due();
   void send(double due_s);
-  size_t free_connection();
   // Waits for an answer, for the next request to be due or for a line to be reported.
   void wait();
   // Takes the calls that have ended.
@@ -77,14 +75,13 @@ class LoadGenerator {
   void report();
   double now_s() const { return seconds_since(start_, LoadClock::now()); }
 
-  const ServerAddress server_;
+  Connections& connections_;
   const LoadPlan plan_;
   const std::function<Ask()> ask_;
   const LoadOptions options_;
 
   LoadClock::time_point start_;
   std::priority_queue<double, std::vector<double>, std::greater<>> due_s_;  // what is left to send
-  std::vector<Connection> connections_;
   std::unordered_map<StreamingCall*, Running> running_;
   LoadResult result_;
   bool sending_ = true;

@@ -22,8 +22,9 @@ std::function<void(const LoadProgress&)> progress_printer() {
 
 }  // namespace
 
-LoadRunner::LoadRunner(const LoadtestOptions& options, StopSignals& signals)
-    : options_(options), signals_(signals) {
+LoadRunner::LoadRunner(const LoadtestOptions& options, Connections& connections,
+                       StopSignals& signals)
+    : options_(options), connections_(connections), signals_(signals) {
   signals_.on_stop([this](StopRequest) {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
@@ -46,7 +47,7 @@ LoadResult LoadRunner::run(LoadPlan plan, Questions& questions,
     }
     return ask;
   };
-  LoadGenerator generator(options_.server, std::move(plan), ask,
+  LoadGenerator generator(connections_, std::move(plan), ask,
                           {.timeout_s = options_.timeout(),
                            .progress_every_s = options_.progress_every_s,
                            .on_progress = progress_printer()});
@@ -74,7 +75,11 @@ v1::GenerateRequest LoadRunner::request(const Question& question) const {
                                     ? options_.request.request_for(question.text)
                                     : options_.request.request_for(question.input_ids);
   request.mutable_sampling_params()->set_max_tokens(question.max_tokens);
-  request.mutable_sampling_params()->set_seed(question.seed);
+  // Beside a seed the server refuses lenience, and draws by `rejection` with a fixed K alone.
+  const v1::SpeculationParams& speculation = request.speculation();
+  const bool may_repeat = speculation.mode() != v1::SPECULATION_MODE_REJECTION &&
+                          (!speculation.has_lenience() || speculation.lenience() == 1);
+  if (may_repeat) request.mutable_sampling_params()->set_seed(question.seed);
   return request;
 }
 

@@ -14,8 +14,8 @@ namespace outrider {
 
 class LoadRunner {
  public:
-  // While it lives, signals stop the load under way. Both outlive it.
-  LoadRunner(const LoadtestOptions& options, StopSignals& signals);
+  // While it lives, signals stop the load under way. All outlive it.
+  LoadRunner(const LoadtestOptions& options, Connections& connections, StopSignals& signals);
   ~LoadRunner();
   LoadRunner(const LoadRunner&) = delete;
   LoadRunner& operator=(const LoadRunner&) = delete;
@@ -31,6 +31,7 @@ class LoadRunner {
   v1::GenerateRequest request(const Question& question) const;
 
   const LoadtestOptions& options_;
+  Connections& connections_;
   StopSignals& signals_;
   int64_t num_sent_ = 0;
 

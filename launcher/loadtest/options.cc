@@ -158,15 +158,6 @@ void LoadtestOptions::check_together() const {
     for (const double value : sweep->values) at(value).check_together();
     return;
   }
-  for (const Arm& arm : arms) {
-    if (arm.num_speculative_tokens ||
-        request.parameters().speculation().mode() != v1::SPECULATION_MODE_REJECTION) {
-      continue;
-    }
-    throw CLI::ValidationError("--compare",
-                               "K=adaptive: with --mode rejection answers repeat by a fixed K; "
-                               "expected another mode, or arms of fixed K");
-  }
   if (rate && *rate * duration() > kMaxArrivals &&
       static_cast<double>(max_requests()) > kMaxArrivals) {
     throw CLI::ValidationError("--rate", absl::StrFormat("%g requests/s for %g s are more than %g",

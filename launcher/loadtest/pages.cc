@@ -238,7 +238,7 @@ void ratio_figure(HtmlPage& page, const std::string& quantity,
 void ratio_rows(const SweepStep& step, std::vector<std::vector<Cell>>& rows) {
   const std::vector<ArmResult>& arms = step.arms;
   for (size_t i = 1; i < arms.size(); ++i) {
-    const std::string name = run_name(step.name, arms[i].name() + " / " + arms.front().name());
+    const std::string name = ratio_name(step.name, arms[i], arms.front());
     for (const auto& [what, ratios] : {std::pair("TTFT", &arms[i].ttft),
                                        {"TPOT", &arms[i].tpot},
                                        {"end to end", &arms[i].e2e}}) {

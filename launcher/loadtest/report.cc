@@ -13,6 +13,8 @@ void add_counts(const RequestRecord& record, LoadReport& report) {
   report.num_draft_tokens += record.num_draft_tokens;
   report.num_accepted_draft_tokens += record.num_accepted_draft_tokens;
   report.mean_acceptance_length += record.mean_acceptance_length;
+  ++report.answers_by_mode[record.mode];
+  ++report.answers_by_drafter[record.drafter];
 }
 
 // The requests of one load.
@@ -82,6 +84,10 @@ bool server_failed(const std::vector<LoadResult>& loads, double warmup_s) {
     }
   }
   return static_cast<double>(failures) > kFailedShare * static_cast<double>(requests);
+}
+
+bool has_lost_too_many(const LoadReport& report) {
+  return static_cast<double>(report.errors) > kFailedShare * static_cast<double>(report.requests);
 }
 
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options) {

@@ -44,6 +44,7 @@ struct LoadReport {
   int64_t num_spec_steps = 0, num_draft_tokens = 0, num_accepted_draft_tokens = 0;
   double draft_acceptance_rate = 0;
   double mean_acceptance_length = 0;  // the mean of the answers' own
+  std::map<std::string, int64_t> answers_by_mode, answers_by_drafter;
 
   int64_t answers() const { return requests - errors; }
   // It says something about the server: one request succeeded, and no more failed than did.
@@ -63,6 +64,9 @@ inline constexpr double kFailedShare = 0.1;
 // Whether too many of the measured requests failed in a way that no load explains: then the server
 // has ended, or does not do what it is asked. Where a load gave up, its warm-up counts too.
 bool server_failed(const std::vector<LoadResult>& loads, double warmup_s);
+
+// Whether so many failed, by whatever, that percentiles of the others are not those of the load.
+bool has_lost_too_many(const LoadReport& report);
 
 // Of loads that asked the same in the same way, one after the other.
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options = {});

@@ -1,5 +1,6 @@
 // See report.h: how the numbers are written down.
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -58,6 +59,11 @@ std::string rows(const char* name, const Summary& summary) {
   return text;
 }
 
+// "coupled 30, off 2"
+std::string counts(const std::map<std::string, int64_t>& by_name) {
+  return absl::StrJoin(by_name, ", ", absl::PairFormatter(" "));
+}
+
 std::string goodput_line(const Goodput& goodput) {
   return absl::StrFormat("goodput: %d requests (%.1f %%) kept %s: %.2f requests/s\n",
                          goodput.requests, 100 * goodput.share, goodput.objectives.text(),
@@ -92,7 +98,9 @@ Json to_json(const LoadReport& report) {
             {"num_draft_tokens", report.num_draft_tokens},
             {"num_accepted_draft_tokens", report.num_accepted_draft_tokens},
             {"draft_acceptance_rate", report.draft_acceptance_rate},
-            {"mean_acceptance_length", report.mean_acceptance_length}}}};
+            {"mean_acceptance_length", report.mean_acceptance_length},
+            {"answers_by_mode", report.answers_by_mode},
+            {"answers_by_drafter", report.answers_by_drafter}}}};
 }
 
 std::string to_table(const LoadReport& report) {
@@ -115,9 +123,11 @@ std::string to_table(const LoadReport& report) {
           rows("queue", report.queue) + rows("sent late", report.send_delay) + "\n";
   if (report.goodput) text += goodput_line(*report.goodput);
   text += absl::StrFormat(
-      "speculation: accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step\n",
+      "speculation: accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step; answers by %s; "
+      "%s\n",
       report.num_accepted_draft_tokens, report.num_draft_tokens, 100 * report.draft_acceptance_rate,
-      report.mean_acceptance_length);
+      report.mean_acceptance_length, counts(report.answers_by_mode),
+      counts(report.answers_by_drafter));
   return text;
 }
 
@@ -172,6 +182,8 @@ Json to_json(const RequestRecord& record) {
           {"prompt_tokens", record.prompt_tokens},
           {"num_draft_tokens", record.num_draft_tokens},
           {"num_accepted_draft_tokens", record.num_accepted_draft_tokens},
+          {"mode", record.mode},
+          {"drafter", record.drafter},
           {"chunks", std::move(chunks)},
           {"token_ids", record.token_ids}};
 }

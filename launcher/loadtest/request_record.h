@@ -39,6 +39,7 @@ struct RequestRecord {
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_draft_tokens = 0;
   double mean_acceptance_length = 0;
+  std::string mode, drafter;  // of its speculation
 
   bool ok() const { return status == "OK"; }
   // As a server answers that has more to do than it can.

@@ -115,7 +115,7 @@ std::vector<std::pair<std::string, std::string>> settings_facts(
       {"request", request_text(options.request.parameters())},
       {"server", absl::StrFormat("%s, Outrider %s, %s, %s", options.server.target(),
                                  server.version(), ranks_text(server), server.backend())},
-      {"drafter",
+      {"default drafter",
        absl::StrFormat("%s, lookahead %s", server.default_drafter(), server.lookahead())},
       {"date", date()}};
   if (options.objectives.any()) facts.push_back({"objectives", options.objectives.text()});

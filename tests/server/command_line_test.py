@@ -27,6 +27,14 @@ class CommandLine(Refusals, unittest.TestCase):
         self.assertRegex(outrider('version').stdout, r'^outrider \d+\.\d+\.\d+\n$')
         self.assertEqual(outrider('--version').stdout, outrider('version').stdout)
 
+    def test_output_that_finds_no_room_is_an_error(self):
+        for arguments in (['version'], ['theory', '--alpha', '0.5'], ['inspect', CHECKPOINT]):
+            with self.subTest(arguments=arguments), open('/dev/full', 'w') as full:
+                done = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE,
+                                      text=True, timeout=LIMIT_S)
+                self.assertEqual((done.returncode, done.stderr),
+                                 (1, 'outrider: standard output could not be written\n'))
+
     def test_help(self):
         for command in ('serve', 'launch', 'generate', 'chat', 'health', 'run', 'bench', 'inspect'):
             result = outrider(command, '--help')

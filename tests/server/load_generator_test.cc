@@ -5,12 +5,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "launcher/loadtest/report.h"
@@ -23,16 +25,28 @@ using std::chrono::duration;
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
-std::unique_ptr<LoadGenerator> make_generator(const ScriptedServer& server, LoadPlan plan,
-                                              LoadOptions options = {.timeout_s = 30,
-                                                                     .progress_every_s = 0}) {
+LoadOptions quietly() { return {.timeout_s = 30, .progress_every_s = 0}; }
+
+struct OwnConnections {
+  Connections connections;
+};
+
+class Generator : private OwnConnections, public LoadGenerator {
+ public:
+  Generator(const ScriptedServer& server, LoadPlan plan, std::function<Ask()> ask,
+            LoadOptions options)
+      : OwnConnections{Connections(server.address())},
+        LoadGenerator(connections, std::move(plan), std::move(ask), std::move(options)) {}
+};
+
+std::unique_ptr<Generator> make_generator(const ScriptedServer& server, LoadPlan plan,
+                                          LoadOptions options = quietly()) {
   const auto ask = [index = 0]() mutable {
     v1::GenerateRequest request;
     request.set_text("x");
     return LoadGenerator::Ask{index++, request};
   };
-  return std::make_unique<LoadGenerator>(server.address(), std::move(plan), ask,
-                                         std::move(options));
+  return std::make_unique<Generator>(server, std::move(plan), ask, std::move(options));
 }
 
 LoadResult run(const ScriptedServer& server, LoadPlan plan) {
@@ -157,8 +171,7 @@ TEST(LoadGenerator, AUserOfTheClosedLoopIsDueWhenAnswered) {
     request.set_text("x");
     return LoadGenerator::Ask{0, request};
   };
-  LoadGenerator generator(server.address(), closed_loop(kUsers, kForever, 20), slow_ask,
-                          {.timeout_s = 30, .progress_every_s = 0});
+  Generator generator(server, closed_loop(kUsers, kForever, 20), slow_ask, quietly());
   const LoadResult result = generator.run();
   std::set<double> ends_s;
   for (const RequestRecord& record : result.records) ends_s.insert(record.end_s);
@@ -218,6 +231,49 @@ TEST(LoadGenerator, GivesUpWhereEverythingFails) {
       EXPECT_EQ(record.status, "INVALID_ARGUMENT");
     }
   }
+}
+
+// All of it is overdue, so that there is always something to send.
+TEST(LoadGenerator, SeesEndsAndStopsWhereItCannotKeepUp) {
+  constexpr int kRequests = 200'000;
+  const auto long_ago = LoadClock::now() - std::chrono::seconds(1000);
+  ScriptedServer refuses([](int64_t) {
+    return Script{.chunks = {}, .status = {grpc::StatusCode::INVALID_ARGUMENT, "no"}};
+  });
+  const LoadPlan plan = open_loop(1000, kForever, kRequests, 1);
+  const LoadResult given_up = make_generator(refuses, plan)->run(long_ago);
+  EXPECT_TRUE(given_up.gave_up);
+  EXPECT_LT(given_up.records.size(), kRequests / 2);
+
+  ScriptedServer server;
+  const auto generator = make_generator(server, plan);
+  std::thread stopper([&] {
+    server.wait_for_calls(100);
+    generator->stop();
+  });
+  const LoadResult stopped = generator->run(long_ago);
+  stopper.join();
+  EXPECT_TRUE(stopped.interrupted);
+  EXPECT_LT(stopped.records.size(), kRequests / 2);
+}
+
+// A load test of many turns would wait for new ones in each.
+TEST(LoadGenerator, ConnectionsOutliveALoad) {
+  ScriptedServer server;
+  Connections connections(server.address());
+  const auto ask = [] {
+    v1::GenerateRequest request;
+    request.set_text("x");
+    return LoadGenerator::Ask{0, request};
+  };
+  const auto* const first = &connections.with_room();
+  for (int load = 0; load < 2; ++load) {
+    LoadGenerator generator(connections, closed_loop(3, kForever, 9), ask, quietly());
+    EXPECT_EQ(generator.run().records.size(), 9u);
+    EXPECT_EQ(connections.with_room().num_streams, 0);
+    EXPECT_EQ(&connections.with_room(), first);
+  }
+  EXPECT_EQ(server.peers().size(), 1u);
 }
 
 TEST(LoadGenerator, AnAnswerThatIsNotWholeIsAnError) {

@@ -1,6 +1,7 @@
 // `outrider loadtest` as a whole, in this process, against servers that stall, fail or lie.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,47 +10,12 @@
 #include <vector>
 
 #include "core/error.h"
-#include "launcher/command_line.h"
-#include "launcher/loadtest/output_file.h"
 #include "testing/one_line_error.h"
-#include "testing/temporary_directory.h"
+#include "tests/server/loadtest_harness.h"
 #include "tests/server/scripted_server.h"
 
 namespace outrider {
 namespace {
-
-// The command, in this process.
-class Loadtest : public testing::Test {
- protected:
-  int run(const ScriptedServer& server, std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(),
-                     {"loadtest", "--port", std::to_string(server.address().port), "--json",
-                      json_path().string(), "--report-every", "0"});
-    int exit_code = 0;
-    const Action action = parse_command_line(arguments, exit_code);
-    EXPECT_TRUE(action);
-    testing::internal::CaptureStdout();
-    try {
-      exit_code = action();
-    } catch (const Error&) {
-      output_ = testing::internal::GetCapturedStdout();
-      throw;
-    }
-    output_ = testing::internal::GetCapturedStdout();
-    return exit_code;
-  }
-  std::filesystem::path json_path() const { return directory_.path() / "report.json"; }
-  std::string html_path() const { return directory_.path() / "report.html"; }
-  std::string samples_path() const { return directory_.path() / "samples.jsonl"; }
-  std::string html() const {
-    std::ifstream file(html_path());
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  nlohmann::json report() const { return nlohmann::json::parse(std::ifstream(json_path())); }
-
-  TemporaryDirectory directory_;
-  std::string output_;
-};
 
 TEST_F(Loadtest, ReportsOnTheTerminalAndInJson) {
   ScriptedServer server;
@@ -374,14 +340,46 @@ TEST_F(Loadtest, AComparisonEndsWithItsServer) {
 
 // It goes on answering, but the answers that failed are missing from one arm's latencies.
 TEST_F(Loadtest, AComparisonOfWhichATenthFailedIsVoid) {
-  ScriptedServer server([](int64_t index) {
-    Script script;
-    if (index >= 17 && index < 23) script.status = {grpc::StatusCode::INTERNAL, "broken"};
-    return script;
+  for (const auto code : {grpc::StatusCode::INTERNAL, grpc::StatusCode::DEADLINE_EXCEEDED,
+                          grpc::StatusCode::RESOURCE_EXHAUSTED}) {
+    ScriptedServer server([code](int64_t index) {
+      Script script;
+      if (index >= 17 && index < 23) script.status = {code, "broken"};
+      return script;
+    });
+    expect_one_line_error({"K=4", "void", "14 of 20", "broken"}, [&] {
+      run(server,
+          {"--compare", "K=0,4", "--rounds", "2", "--concurrency", "1", "--requests", "10"});
+    });
+  }
+}
+
+// Its warm-up is as long as all that is sent.
+TEST_F(Loadtest, ALoadThatMeasuredNothingFailsASweep) {
+  ScriptedServer server;
+  expect_one_line_error({"rate=1000", "void", "0 of 0", "in the warm-up"}, [&] {
+    run(server, {"--sweep", "rate=20,1000", "--requests", "20", "--warmup", "0.2"});
   });
-  expect_one_line_error({"K=4", "void", "14 of 20", "INTERNAL", "broken"}, [&] {
-    run(server, {"--compare", "K=0,4", "--rounds", "2", "--concurrency", "1", "--requests", "10"});
-  });
+}
+
+// There is nothing that it would repeat, and the server would refuse the one or draw the other in
+// another way.
+TEST_F(Loadtest, NoSeedIsSentWhereAnswersDoNotRepeat) {
+  const auto sends_seeds = [&](const std::vector<std::string>& flags) {
+    ScriptedServer server;
+    std::vector<std::string> arguments = {"--concurrency", "1", "--requests", "3"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    EXPECT_EQ(run(server, arguments), 0);
+    const auto requests = server.requests();
+    EXPECT_EQ(requests.size(), 3u);
+    return std::ranges::all_of(requests, [](const v1::GenerateRequest& request) {
+      return request.sampling_params().has_seed();
+    });
+  };
+  EXPECT_TRUE(sends_seeds({}));
+  EXPECT_TRUE(sends_seeds({"--mode", "coupled", "--lenience", "1"}));
+  EXPECT_FALSE(sends_seeds({"--mode", "rejection"}));
+  EXPECT_FALSE(sends_seeds({"--lenience", "0.5"}));
 }
 
 TEST_F(Loadtest, AnAdaptiveArmNeedsAnAdaptiveServer) {
@@ -389,70 +387,6 @@ TEST_F(Loadtest, AnAdaptiveArmNeedsAnAdaptiveServer) {
   expect_one_line_error({"K=adaptive", "fixed:3", "--lookahead adaptive"}, [&] {
     run(server, {"--compare", "K=0,adaptive", "--concurrency", "1", "--requests", "1"});
   });
-}
-
-TEST_F(Loadtest, AFormerReportStaysUntilThereIsANewOne) {
-  directory_.write("report.json", "{\"former\": true}");
-  ScriptedServer server;
-  expect_one_line_error({"--lookahead adaptive"}, [&] {
-    run(server, {"--compare", "K=0,adaptive", "--concurrency", "1", "--requests", "1", "--html",
-                 html_path()});
-  });
-  EXPECT_EQ(report()["former"], true);
-  directory_.write("page.html", "former");
-  std::filesystem::create_symlink(directory_.path() / "page.html", html_path());
-  EXPECT_EQ(run(server, {"--concurrency", "1", "--requests", "4", "--samples", "/dev/null"}), 0);
-  EXPECT_EQ(report()["requests"], 4);
-  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
-  EXPECT_EQ(run(server, {"--concurrency", "1", "--requests", "4", "--html", html_path()}), 0);
-  EXPECT_TRUE(std::filesystem::is_symlink(html_path()));
-  EXPECT_EQ(html().rfind("<!DOCTYPE html>", 0), 0u);
-  std::set<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
-    files.insert(entry.path().filename());
-  }
-  EXPECT_EQ(files, (std::set<std::string>{"page.html", "report.html", "report.json"}));
-}
-
-TEST_F(Loadtest, ALinkLeadsToWhatIsNotThereYet) {
-  std::filesystem::create_directory(directory_.path() / "reports");
-  std::filesystem::create_symlink("reports/new.html", html_path());
-  ScriptedServer server;
-  EXPECT_EQ(run(server, {"--concurrency", "1", "--requests", "4", "--html", html_path()}), 0);
-  EXPECT_TRUE(std::filesystem::is_symlink(html_path()));
-  EXPECT_TRUE(std::filesystem::is_regular_file(directory_.path() / "reports" / "new.html"));
-  EXPECT_EQ(html().rfind("<!DOCTYPE html>", 0), 0u);
-  std::filesystem::create_symlink("round", directory_.path() / "round");
-  expect_one_line_error({"round", "cannot be written", "links"},
-                        [&] { OutputFile(directory_.path() / "round"); });
-}
-
-// As of two processes with the same id, on two machines.
-TEST_F(Loadtest, TwoThatWriteOneFileDoNotMixTheirReports) {
-  OutputFile first(json_path()), second(json_path());
-  first.write("[1,");
-  second.write("[2]");
-  first.write("1]");
-  first.close();
-  EXPECT_EQ(report(), nlohmann::json::parse("[1,1]"));
-  second.close();
-  EXPECT_EQ(report(), nlohmann::json::parse("[2]"));
-}
-
-TEST_F(Loadtest, AReportThatCannotBeBroughtToItsPlaceIsLeft) {
-  OutputFile file(directory_.path() / "report.json");
-  file.write("hours of work");
-  std::filesystem::create_directories(directory_.path() / "report.json" / "in the way");
-  std::string error;
-  try {
-    file.close();
-  } catch (const Error& caught) {
-    error = caught.what();
-  }
-  const size_t at = error.find(" is in ");
-  ASSERT_NE(at, std::string::npos) << error;
-  std::ifstream left(error.substr(at + 7));
-  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(left), {}), "hours of work") << error;
 }
 
 TEST_F(Loadtest, ReplaysATrace) {

@@ -148,6 +148,27 @@ class Loadtest(Refusals, unittest.TestCase):
                 self.assertAlmostEqual(ratio['ratio'], speculative[what][key] / plain[what][key])
                 self.assertLessEqual(ratio['ci95'][0], ratio['ci95'][1])
 
+    def test_answers_are_drawn_as_is_asked(self):
+        for flags, mode in (((), 'coupled'), (('--mode', 'rejection'), 'rejection'),
+                            (('--lenience', '0.5'), 'rejection'), (GREEDY, 'greedy')):
+            with self.subTest(flags=flags):
+                report, samples = self.run_test('--concurrency', '2', '--requests', '6',
+                                                '--max-tokens', '8', '--raw', *flags)
+                self.assertEqual(report['errors'], 0, report['first_error_by_code'])
+                self.assertEqual(report['speculation']['answers_by_mode'], {mode: 6})
+                self.assertEqual(report['speculation']['answers_by_drafter'],
+                                 {samples[0]['drafter']: 6})
+                self.assertIn(f'answers by {mode} 6; ', self.last.stdout)
+                self.assertEqual(report['greedy'] is None, mode != 'greedy')
+        report, _ = self.run_test('--compare', 'K=0,adaptive', '--rounds', '2', '--concurrency',
+                                  '1', '--requests', '3', '--max-tokens', '8', '--raw', '--mode',
+                                  'rejection')
+        self.assertEqual([arm['speculation']['answers_by_mode']
+                          for arm in report['compare']['arms']], [{'off': 6}, {'rejection': 6}])
+        _, samples = self.run_test('--concurrency', '2', '--requests', '6', '--max-tokens', '8',
+                                   '--lenience', '0.5', *GREEDY)
+        self.assertEqual(len(samples), 6)
+
     def test_a_trace_is_compared_whole_in_each_round(self):
         trace = self.directory / 'compared.jsonl'
         trace.write_text(''.join(json.dumps({'timestamp': 20 * i, 'text': f'Once {i}'}) + '\n'
@@ -237,8 +258,6 @@ class Loadtest(Refusals, unittest.TestCase):
         self.refuses([*one, '--rounds', '3'], '--rounds', '--compare')
         self.refuses([*one, '--compare', 'K=0'], '--compare', 'K=0,4,adaptive')
         self.refuses([*one, '--compare', 'K=0,1', '--num-speculative-tokens', '1'], '--compare')
-        self.refuses([*one, '--compare', 'K=0,adaptive', '--mode', 'rejection'], '--compare',
-                     'another mode')
         self.refuses(['loadtest', '--compare', 'K=0,1'], '--concurrency', '--rate')
         self.refuses(['loadtest', '--sweep', 'rate=2,1'], '--sweep', 'ascending')
         self.refuses(['loadtest', '--sweep', 'rate=1,1e6', '--duration', '1e6'], '--rate')
@@ -248,8 +267,6 @@ class Loadtest(Refusals, unittest.TestCase):
         self.refuses([*both, '--compare', 'K=0,1', '--duration', '1e6'], '--rate')
         self.refuses([*both, '--compare', 'K=0,1', '--requests', '9', '--trace', 'x'], '--sweep',
                      '--trace')
-        self.refuses([*both, '--compare', 'K=0,adaptive', '--requests', '9', '--mode', 'rejection'],
-                     '--compare', 'another mode')
         self.refuses(['loadtest', '--sweep', 'rate=2,1', '--compare', 'K=0,1'], '--sweep',
                      'ascending')
         self.refuses([*one, '--slo', 'ttft=5'], '--slo', 'ttft=5', 'ttft=500ms')

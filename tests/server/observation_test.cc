@@ -255,18 +255,16 @@ TEST(RetryInfo, HasFractionsOfASecond) {
   EXPECT_EQ(retry_delay_s(to_grpc(absl::ResourceExhaustedError("too much"))), std::nullopt);
 }
 
-TEST(ServiceRate, GoesByRecentEnds) {
+TEST(ServiceRate, GoesByHowLongRequestsRan) {
   ServiceRate rate;
-  const auto start = ServiceRate::Clock::now();
-  EXPECT_EQ(rate.retry_delay(100), milliseconds(1000));
-  rate.completed(start);
-  EXPECT_EQ(rate.retry_delay(100), milliseconds(1000));
-  rate.completed(start + milliseconds(100));
-  EXPECT_NEAR(static_cast<double>(rate.retry_delay(100).count()), 5000, 1);
-  EXPECT_EQ(rate.retry_delay(0), milliseconds(100));
-  EXPECT_EQ(rate.retry_delay(1'000'000'000), milliseconds(60'000));
-  for (int i = 2; i < 100; ++i) rate.completed(start + milliseconds(100) + i * milliseconds(10));
-  EXPECT_NEAR(static_cast<double>(rate.retry_delay(100).count()), 500, 5);
+  EXPECT_EQ(rate.retry_delay(100, 4), milliseconds(1000));
+  rate.completed(400);
+  EXPECT_NEAR(static_cast<double>(rate.retry_delay(100, 4).count()), 5000, 1);
+  EXPECT_NEAR(static_cast<double>(rate.retry_delay(100, 0).count()), 20'000, 1);
+  EXPECT_EQ(rate.retry_delay(0, 4), milliseconds(100));
+  EXPECT_EQ(rate.retry_delay(1'000'000'000, 4), milliseconds(60'000));
+  for (int i = 0; i < 100; ++i) rate.completed(40);  // at once, as those of one step
+  EXPECT_NEAR(static_cast<double>(rate.retry_delay(100, 4).count()), 500, 5);
 }
 
 TEST(StreamStats, EachChunkTellsHowTheAnswerWasMadeSoFar) {

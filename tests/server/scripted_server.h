@@ -10,6 +10,8 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -89,6 +91,11 @@ class ScriptedServer final : public v1::GenerationService::CallbackService {
     const std::lock_guard lock(mutex_);
     return requests_;
   }
+  // One for each connection.
+  std::set<std::string> peers() {
+    const std::lock_guard lock(mutex_);
+    return peers_;
+  }
   int64_t most_at_once() {
     const std::lock_guard lock(mutex_);
     return most_held_;
@@ -112,12 +119,13 @@ class ScriptedServer final : public v1::GenerationService::CallbackService {
   }
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
-      grpc::CallbackServerContext*, const v1::GenerateRequest* request) override {
+      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override {
     auto* call = new ScriptedCall;
     Held answered;
     {
       const std::lock_guard lock(mutex_);
       requests_.push_back(*request);
+      peers_.insert(context->peer());
       held_.emplace_back(call, num_calls_++);
       most_held_ = std::max(most_held_, static_cast<int64_t>(held_.size()));
       if (num_calls_ >= hold_until_) answered.swap(held_);
@@ -156,6 +164,7 @@ class ScriptedServer final : public v1::GenerationService::CallbackService {
   int64_t hold_until_;
   int64_t num_calls_ = 0, most_held_ = 0;
   std::vector<v1::GenerateRequest> requests_;
+  std::set<std::string> peers_;
   Held held_;
   std::unique_ptr<grpc::Server> server_;
 };
