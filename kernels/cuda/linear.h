@@ -49,7 +49,9 @@ inline constexpr LinearTile kLinearTiles[] = {{8, 16},  {16, 16},  {32, 64},  {3
 // The one to take: least data through the second-level cache, on processors that are all busy.
 LinearTile linear_tile(int64_t rows, int64_t n);
 
-// Bytes of an [n, k] matrix once packed; n is at most 16 * 65535.
+constexpr int64_t kMostOutputs = 16 * 65535;  // a grid has so many panels of 16
+
+// Bytes of an [n, k] matrix once packed; n is at most kMostOutputs.
 size_t packed_bytes(int64_t n, int64_t k);
 
 // Writes rows [first_row, first_row + rows) of a packed [n, k] matrix. The rest of `packed` is left

@@ -1,8 +1,10 @@
 #include "backend/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "backend/operation_cost.h"
 #include "backend/shape_checks.h"
@@ -197,6 +199,10 @@ PackedWeight CudaBackend::pack(std::span<const TensorView> parts, bool gate_up) 
     packed.n += part.extent(0);
   }
   CHECK(!gate_up || packed.n % 2 == 0);
+  if (packed.n > cuda::kMostOutputs) {
+    throw Error("a weight of " + std::to_string(packed.n) + " rows on one GPU; expected at most " +
+                std::to_string(cuda::kMostOutputs) + ": give more ranks");
+  }
   packed.data = allocate(cuda::packed_bytes(packed.n, packed.k));
   if (fast_linear_) {
     packed.rows = allocate(packed.n * packed.k * sizeof(bf16));
@@ -333,6 +339,12 @@ void CudaBackend::reserve_attention(int64_t max_rows, int64_t max_positions,
   const size_t bytes = attention_bytes(max_rows, max_pages, shape);
   const int64_t planned = cuda_attention_scratch_bytes(max_rows, max_positions, shape);
   CHECK(kCounterBytes + bytes == static_cast<size_t>(planned));
+  if (bytes / sizeof(float) > INT32_MAX) {  // kernels count in 32 bits
+    throw Error("attention over " + std::to_string(max_positions) + " positions with " +
+                std::to_string(shape.num_heads) + " heads of " + std::to_string(shape.head_dim) +
+                " on a GPU takes " + std::to_string(bytes) +
+                " bytes of scratch; expected fewer than 2^33: give --max-positions, or more ranks");
+  }
   reserve(attention_scratch_, kCounterBytes + bytes);
 }
 

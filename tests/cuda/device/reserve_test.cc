@@ -122,6 +122,20 @@ TEST(ReserveDeathTest, AProductThatWasNotReservedIsABug) {
                "CHECK failed");
 }
 
+// Sizes that configurations may have and kernels cannot count.
+TEST(Reserve, WhatIsTooLargeForAKernelIsRefused) {
+  CudaBackend backend(0);
+  constexpr AttentionShape kMany = {
+      .num_heads = 136, .num_kv_heads = 8, .head_dim = 128, .group_size = 17};
+  expect_one_line_error({"1048576 positions", "136 heads of 128", "--max-positions"},
+                        [&] { backend.reserve_attention(16, 1 << 20, kMany); });
+  std::vector<bf16> values((1 << 20) * 2);
+  const TensorView rows(values.data(), DType::bf16, {1 << 20, 2});
+  expect_one_line_error({"1048576 rows", "expected at most 1048560"}, [&] {
+    backend.pack({&rows, 1});
+  });
+}
+
 TEST(Reserve, ADeviceThatHasFailedIsNotSaidToBeFull) {
   if (!emulated_gpus()) GTEST_SKIP() << "a GPU that has failed is of no use afterwards";
   CudaBackend backend(0);
