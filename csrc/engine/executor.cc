@@ -23,8 +23,10 @@ namespace {
 constexpr int kCostRounds = 6;
 // Up to where each number of rows is measured: kernels keep fewer rows in registers than they have.
 constexpr int64_t kEachRow = 9;
-// Which take so long that they are measured once: so they are no graph, as in steps with prompts.
+// Which take so long that they are measured in few rounds, of which the first may be cold; and as
+// steps with prompts are computed, which have so many.
 constexpr int64_t kManyCostRows = 64;
+constexpr int kManyRowsRounds = 2;
 constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
 // With which the cost of a long context is measured.
 constexpr int64_t kCostRows = 8;
@@ -125,6 +127,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
     if (options_.progress) options_.progress("measuring steps", 0);
     const FloatEnvironment float_environment;
     tables_.target = measure_step_costs();
+    backend_.forget_replayed();  // nothing else replays what was measured
     for (const DrafterKind kind : drafters()) {
       measure_draft_costs(kind);
     }
@@ -144,7 +147,7 @@ int64_t Executor::draft_weight_bytes() const {
 // Of a pass over rows of slot 0 from `position` on, whatever they and the pages hold: nobody reads
 // either.
 double Executor::measure_ms(int64_t rows, int64_t num_logits, int64_t position) {
-  return 1e3 * step_.measure_target(rows, num_logits, position, stream_);
+  return 1e3 * step_.measure_target(rows, num_logits, position, rows < kManyCostRows, stream_);
 }
 
 // The ranks take every pass together, so what is measured never decides what comes next.
@@ -175,7 +178,7 @@ StepCosts Executor::measure_step_costs() {
   // Noise only ever adds, and comes in bursts: the least of some rounds over all of them counts.
   for (int round = 0; round < kCostRounds; ++round) {
     const auto measure = [&](StepCosts::Point& point, int64_t position) {
-      if (round > 0 && point.rows >= kManyCostRows) return;  // these take long
+      if (round >= kManyRowsRounds && point.rows >= kManyCostRows) return;
       point.ms = std::min(point.ms, measure_ms(point.rows, 1, position));
     };
     for (StepCosts::Point& point : costs.steps) measure(point, 0);
@@ -211,12 +214,20 @@ void Executor::measure_draft_costs(DrafterKind kind) {
   for (int64_t n = 1; n <= std::min(options_.max_sequences, kManyCostRows); n *= 2) {
     costs.steps.push_back({n, kUnmeasured});
   }
+  // A cache is fed with many rows, however few sequences there are.
+  const int64_t most_sequences = costs.steps.back().rows;
+  const int64_t length = std::min(kPageTokens / most_sequences, max_draft_positions(kind));
+  if (kind == DrafterKind::model && length > 1) {
+    costs.steps.push_back({most_sequences * length, kUnmeasured});
+  }
   constexpr Processors kDrawn[] = {
       {}, {.mode = VerifyMode::rejection}, {.mode = VerifyMode::rejection, .top_p = 0.95f}};
   auto& drawing_ms = tables_.drawing_ms[static_cast<int>(kind)];  // of all of a round first
   drawing_ms.fill(kUnmeasured);
   const auto measure = [&](double& least, int64_t rows, const Processors& processors) {
-    least = std::min(least, 1e3 * step_.measure_draft(*drafter, rows, processors, stream_));
+    const int64_t sequences = std::min(rows, most_sequences);
+    least = std::min(least, 1e3 * step_.measure_draft(*drafter, sequences, rows / sequences,
+                                                      processors, stream_));
   };
   for (int round = 0; round < kCostRounds; ++round) {
     for (StepCosts::Point& point : costs.steps) measure(point.ms, point.rows, {});

@@ -245,7 +245,9 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool plai
 
 // What a plain step takes is known from plain steps alone.
 bool LookaheadPlanner::wants_plain_step(std::span<const DecodeChoice> step) {
-  if (step.empty()) return false;
+  const bool is_never_plain = std::ranges::any_of(
+      step, [](const DecodeChoice& choice) { return choice.exact && choice.num_draft_tokens > 0; });
+  if (step.empty() || is_never_plain) return false;
   const auto sequences = static_cast<int64_t>(step.size());
   const CostFit& fit = pricing_.fit(sequences);
   if (fit.num_since_plain() < kPlainEvery && fit.num_plain() >= kPlainFirst) return false;

@@ -132,7 +132,7 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
 }
 
 double SpeculativeStep::measure_target(int64_t rows, int64_t num_logits, int64_t position,
-                                       Stream& stream) {
+                                       bool replayed, Stream& stream) {
   rows_.begin_step();
   for (int64_t i = 0; i < rows; ++i) rows_.add(0, 0, position + i, i < num_logits);
   rows_.pad();
@@ -140,22 +140,28 @@ double SpeculativeStep::measure_target(int64_t rows, int64_t num_logits, int64_t
   const int64_t padded_logits = rows_.num_logit_rows();
   const TensorView logits =
       target_logits_.view(DType::f32, {padded_logits, target_.shard().vocab.size()});
+  const auto pass = [&] {
+    target_.forward(rows_.batch(stream), cache_, logits, stream);
+    backend_.mark(kTargetEnd, stream);
+  };
   backend_.mark(kTargetBegin, stream);
-  backend_.replay(key_of(Pass::measured, rows_.num_rows(), {}, padded_logits), stream,
-                  several_ranks_, [&] {
-                    target_.forward(rows_.batch(stream), cache_, logits, stream);
-                    backend_.mark(kTargetEnd, stream);
-                  });
+  if (replayed) {
+    backend_.replay(key_of(Pass::measured, rows_.num_rows(), {}, padded_logits), stream,
+                    several_ranks_, pass);
+  } else {
+    pass();
+  }
   backend_.synchronize(stream);
   return backend_.seconds_between(kTargetBegin, kTargetEnd);
 }
 
-double SpeculativeStep::measure_draft(LogitDrafter& drafter, int64_t sequences,
+double SpeculativeStep::measure_draft(LogitDrafter& drafter, int64_t sequences, int64_t length,
                                       const Processors& processors, Stream& stream) {
   std::vector<SequenceState> slots(sequences);
   std::vector<SlotWork> work(sequences);
   for (int64_t i = 0; i < sequences; ++i) {
-    slots[i] = {.tokens = {0}, .processors = processors, .drafter = &drafter};
+    slots[i] = {
+        .tokens = std::vector<int32_t>(length), .processors = processors, .drafter = &drafter};
     work[i] = {.slot = i, .decode = true, .num_draft_tokens = 1};
     drafter.truncate(i, 0);
     drafter.take_state(i, 1, target_.final_states(1, 1), stream);

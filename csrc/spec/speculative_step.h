@@ -78,13 +78,15 @@ class SpeculativeStep {
   const StepPhases& times() const { return times_; }  // of the last run
 
   // Runs the target over `rows` rows from `position` of slot 0 on, whatever they hold, and writes
-  // its logits of the first num_logits: padded, and replayed once it has run before. Returns the
-  // seconds it took. Nothing may be running.
-  double measure_target(int64_t rows, int64_t num_logits, int64_t position, Stream& stream);
-  // Drafts a token behind one token for each of so many slots, from the first on, whatever they
-  // hold; the drafter forgets them. Likewise.
-  double measure_draft(LogitDrafter& drafter, int64_t sequences, const Processors& processors,
-                       Stream& stream);
+  // its logits of the first num_logits: padded, and, as of steps that only decode, replayed once it
+  // has run before; or each time anew, as of steps with prompts. Returns the seconds it took.
+  // Nothing may be running.
+  double measure_target(int64_t rows, int64_t num_logits, int64_t position, bool replayed,
+                        Stream& stream);
+  // Drafts a token behind `length` tokens for each of so many slots, from the first on, whatever
+  // they hold; the drafter forgets them. Likewise.
+  double measure_draft(LogitDrafter& drafter, int64_t sequences, int64_t length,
+                       const Processors& processors, Stream& stream);
 
  private:
   void prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,

@@ -45,6 +45,7 @@ class One {
         executor_(options, *backend_, *self_) {}
   Executor& operator*() { return executor_; }
   Executor* operator->() { return &executor_; }
+  const Executor* operator->() const { return &executor_; }
 
  private:
   std::unique_ptr<Backend> backend_;
@@ -71,6 +72,23 @@ TEST(Executor, TakesAnyLongestContext) {
     short_options.max_positions = max_positions;
     EXPECT_TRUE(One(short_options)->tables().target.known()) << max_positions;
   }
+}
+
+// However few sequences there are.
+TEST(Executor, MeasuresWhatFeedingADraftersCacheCosts) {
+  for (const int64_t max_sequences : {1, 3, 16}) {
+    EngineOptions few = options();
+    few.max_sequences = max_sequences;
+    const One one(few);
+    const auto& steps = one->tables().draft[static_cast<int>(DrafterKind::model)].steps;
+    EXPECT_EQ(steps.front().rows, 1);
+    EXPECT_EQ(steps.back().rows, kPageTokens) << max_sequences;
+  }
+  EngineOptions short_one = options();
+  short_one.max_sequences = 1;
+  short_one.max_positions = 5;
+  const One one(short_one);
+  EXPECT_EQ(one->tables().draft[static_cast<int>(DrafterKind::model)].steps.back().rows, 5);
 }
 
 // What computes flushes denormals; whoever calls it goes on to read and compare them.

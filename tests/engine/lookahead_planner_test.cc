@@ -374,8 +374,7 @@ struct SharedSteps {
   }
 };
 
-// A plain step at first, two that may be owed, a four-hundredth of 64, and the step that goes
-// beyond.
+// Half a plain step at first, three that may be owed, and a four-hundredth of each that is shared.
 TEST(LookaheadPlanner, NoAnswerIsMuchSlowerForTheDraftsOfOthers) {
   for (const double round_ms : {0.02, 0.3, 1.0}) {
     for (const double row_ms : {0.05, 0.2, 0.6}) {
@@ -422,29 +421,36 @@ TEST(LookaheadPlanner, WhoGainsHoldsNobodyBack) {
   EXPECT_LT(steps.slowdowns.front(), 0.65);
 }
 
+// Who names one above 0 leaves no step plain, so that there is no sense in asking for any.
 TEST(LookaheadPlanner, WhoNamesAKHoldsNobodyBack) {
-  LookaheadPlanner planner(adaptive(), tables());
-  planner.add(1, {.drafter = kModel});
-  planner.add(2, {.drafter = kModel, .exact = true});
-  const std::vector<int32_t> context = {1};
-  constexpr int kSteps = 500;
-  int drafting = 0;
-  for (int i = 0; i < kSteps; ++i) {
-    std::vector<DecodeChoice> both = {
-        {.id = 1, .tokens = context, .num_draft_tokens = kMaxDraftTokens},
-        {.id = 2, .exact = true, .tokens = context}};
-    planner.choose(both, {});
-    const int k = both[0].num_draft_tokens;
-    drafting += k > 0;
-    const std::vector<LookaheadOutcome> outcomes = {
-        {.id = 1,
-         .position = 1,
-         .drafts = {.num_drafted = k, .num_accepted = k},
-         .num_emitted = k + 1},
-        {.id = 2, .position = 1, .num_emitted = 1}};
-    planner.observe(outcomes, {}, {10.2 + 1.2 * k, 1.0 * k});
+  for (const int named : {0, 4}) {
+    LookaheadPlanner planner(adaptive(), tables());
+    planner.add(1, {.drafter = kModel});
+    planner.add(2, {.drafter = kModel, .exact = true});
+    const std::vector<int32_t> context = {1};
+    constexpr int kSteps = 500;
+    int drafting = 0;
+    for (int i = 0; i < kSteps; ++i) {
+      std::vector<DecodeChoice> both = {
+          {.id = 1, .tokens = context, .num_draft_tokens = kMaxDraftTokens},
+          {.id = 2, .exact = true, .tokens = context, .num_draft_tokens = named}};
+      planner.choose(both, {});
+      const int k = both[0].num_draft_tokens;
+      drafting += k > 0;
+      const std::vector<LookaheadOutcome> outcomes = {
+          {.id = 1,
+           .position = 1,
+           .drafts = {.num_drafted = k, .num_accepted = k},
+           .num_emitted = k + 1},
+          {.id = 2,
+           .position = 1,
+           .drafts = {.num_drafted = named, .num_accepted = named},
+           .num_emitted = named + 1}};
+      const double rounds = std::max(k, named);
+      planner.observe(outcomes, {}, {10.2 + 0.2 * (k + named) + rounds, rounds});
+    }
+    EXPECT_GT(drafting, (named > 0 ? 0.99 : 0.9) * kSteps) << named;
   }
-  EXPECT_GT(drafting, 0.9 * kSteps);
 }
 
 // Three of four cannot be drafted for, as where a copy drafter finds no match: the fourth may draw
