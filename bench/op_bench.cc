@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -16,9 +17,11 @@
 #include "core/error.h"
 #include "core/float_environment.h"
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/distribution.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/sample.h"
 
 namespace outrider {
 namespace {
@@ -27,6 +30,19 @@ using cpu::Isa;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kMinSeconds = 2e-3;  // of a sample: short cases run several times in one
+
+// SmolLM2's, and as many rows of logits as a step with four drafted tokens has.
+constexpr int64_t kVocab = 49152, kLogitRows = 5;
+constexpr Processors kSampled = {.mode = VerifyMode::rejection};
+
+// Where verification and drawing put what they find.
+struct Found {
+  ShardSummary summaries[kLogitRows];
+  Candidate candidates[kLogitRows][kCandidates];
+  RowDistribution distribution;
+  int32_t token;
+  std::vector<float> logits = std::vector<float>(kVocab);
+};
 
 // What a thread works on. Weights are read on from where the last case stopped, so that they come
 // from memory and not from a cache.
@@ -39,10 +55,18 @@ struct Thread {
   std::vector<float> y = std::vector<float>(size_t{1} << 22);
   std::vector<float> addend = std::vector<float>(size_t{1} << 22);  // zeros: x_f32 stays
   std::vector<int32_t> positions, sequences, page_tables;
+  std::vector<float> normal = std::vector<float>(kLogitRows * kVocab);  // of deviation 1
+  RowDistribution p, q;                                                 // of its first two rows
+  Found found;
 
   Thread() {
     auto* words = static_cast<uint32_t*>(weights.data());
     for (size_t i = 0; i < kBandwidthBytes / 4; ++i) words[i] = 0x3c013c01u + i % 97;
+    std::mt19937 random(1);
+    std::normal_distribution<float> distribution;
+    for (float& x : normal) x = distribution(random);
+    p = cpu::process_row(&normal[0], kVocab, kSampled, cpu::select_isa());
+    q = cpu::process_row(&normal[kVocab], kVocab, kSampled, cpu::select_isa());
   }
 
   const std::byte* next_weights(size_t bytes) {
@@ -182,6 +206,70 @@ Case attention_case(const AttentionCase& c, Isa isa) {
           }};
 }
 
+// How a row's token is chosen. At T 1 nearly all tokens of such logits have a share, so that top-p
+// 0.95 is beyond the candidates and looks at all of them; at T 0.1 it is not.
+struct Choosing {
+  const char* name;
+  Processors processors;
+};
+
+constexpr Choosing kChoosings[] = {
+    {"greedy", {}},
+    {"T 1", kSampled},
+    {"T 1, coupled", {.mode = VerifyMode::coupled}},
+    {"T 0.1, top-p 0.95", {.mode = VerifyMode::rejection, .temperature = 0.1f, .top_p = 0.95f}},
+    {"T 1, top-p 0.95", {.mode = VerifyMode::rejection, .top_p = 0.95f}}};
+
+// Logits stay in the cache, as those do that a step has just computed.
+Case logits_case(const char* op, const Choosing& by, int64_t rows, Isa isa,
+                 std::function<void(Thread&)> run) {
+  return {"verify",
+          std::string(op) + ", " + by.name,
+          std::to_string(rows) + " x " + std::to_string(kVocab),
+          isa,
+          static_cast<double>(rows * kVocab) * sizeof(float),
+          0.0,
+          std::move(run)};
+}
+
+Case summary_case(const Choosing& by, int64_t num_rows, Isa isa) {
+  std::vector<VerifyRow> rows(num_rows);
+  for (int32_t r = 0; r < num_rows; ++r) {
+    const Processors& processors = by.processors;
+    rows[r] = {.logits_row = r,
+               .candidates_slot = processors.filtered() ? r : -1,
+               .processors = processors,
+               .key = {.seed = 1, .base = static_cast<uint32_t>(r)},
+               .races = processors.mode == VerifyMode::coupled};
+  }
+  return logits_case("verify_summary", by, num_rows, isa, [=](Thread& t) {
+    cpu::verify_summary(t.normal.data(), kVocab, 0, rows.data(), num_rows, t.found.summaries,
+                        t.found.candidates[0], isa);
+  });
+}
+
+Case draw_case(const Choosing& by, Isa isa) {
+  const DraftRow row = {.processors = by.processors, .key = {.seed = 1}};
+  return logits_case("sample_drafts", by, 1, isa, [=](Thread& t) {
+    cpu::sample_drafts(t.normal.data(), kVocab, &row, 1, &t.found.token, &t.found.distribution,
+                       t.found.logits.data(), isa);
+  });
+}
+
+// Of the extra token behind a refusal: p of one row of logits, q of another.
+Case extra_token_case(Isa isa) {
+  return logits_case("race", {"T 1", kSampled}, 2, isa, [=](Thread& t) {
+    const RaceRow row = {.p_logits = &t.normal[0],
+                         .q_logits = &t.normal[kVocab],
+                         .p = t.p,
+                         .q = t.q,
+                         .excluded = -1,
+                         .first_token = 0,
+                         .size = kVocab};
+    t.found.token = cpu::race(row, {.seed = 1}, 0, Purpose::extra, isa).token;
+  });
+}
+
 std::vector<Isa> chosen_isas(const std::string& names) {
   std::vector<Isa> isas;
   for (Isa isa : cpu::available_isas()) {
@@ -215,6 +303,19 @@ std::vector<Case> all_cases(const OpBenchOptions& options) {
     for (int64_t rows = 32; rows <= 256 && wants("prefill"); rows *= 2) {
       cases.push_back(stack_case("prefill", rows, false, isa));
     }
+  }
+  for (const Choosing& by : kChoosings) {
+    for (int64_t rows : {int64_t{1}, kLogitRows}) {
+      for (Isa isa : isas) {
+        if (wants("verify")) cases.push_back(summary_case(by, rows, isa));
+      }
+    }
+    for (Isa isa : isas) {
+      if (wants("verify")) cases.push_back(draw_case(by, isa));
+    }
+  }
+  for (Isa isa : isas) {
+    if (wants("verify")) cases.push_back(extra_token_case(isa));
   }
   if (!wants("ops")) return cases;
   for (const LinearCase& c : kLinearCases) {

@@ -11,7 +11,7 @@ struct OpBenchOptions {
   int threads = 1;   // that do the same side by side, each on weights of its own; rates are added
   int repeats = 7;   // rounds over all cases; medians are reported
   std::string isas;  // instruction sets to measure, comma-separated; empty: all but scalar
-  std::string only;  // of the tables `stack`, `prefill`, `ops`: one, or empty for all
+  std::string only;  // of the tables `stack`, `prefill`, `verify`, `ops`: one, or empty for all
   std::optional<std::filesystem::path> json;
 };
 

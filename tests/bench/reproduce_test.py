@@ -5,8 +5,10 @@
 
 import argparse
 import itertools
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -92,6 +94,27 @@ class BadValues(unittest.TestCase):
                          ('', "reproduce: --serve '': the server has no bigram, head, model, "
                           'unigram; expected --draft, --draft-head and --draft-counts, or '
                           '--drafter for one alone\n', 2))
+
+    def test_of_one_drafter_every_cell_is_printed_and_no_page_touched(self):
+        model = self.folder / 'model'
+        shutil.copytree(CHECKPOINT, model)
+        golden = SOURCE / 'tests' / 'model' / 'testdata' / 'chat_template_golden.json'
+        template = json.loads(golden.read_text(encoding='utf-8'))['template']
+        (model / 'tokenizer_config.json').write_text(json.dumps({'chat_template': template}))
+        pages = SOURCE / 'docs' / 'benchmarks'
+        before = {path: path.read_bytes() for path in pages.rglob('*') if path.is_file()}
+        for name in ('speculation', 'lookahead'):
+            with self.subTest(name=name):
+                done = reproduce(name, '--program', PROGRAM, '--model', model, '--ranks', '1',
+                                 '--drafter', 'prompt_lookup', '--tokens', '32',
+                                 PYTHONPATH=str(self.folder))
+                self.assertEqual((done.returncode, done.stderr.count('\n')),
+                                 (0, 12 if name == 'lookahead' else 0), done.stderr)
+                rows = [line.split(' | ') for line in done.stdout.splitlines()
+                        if line.startswith('| prompt_lookup | ')]
+                self.assertEqual(len({tuple(row[1:3]) for row in rows}), 12, done.stdout)
+                self.assertNotRegex(done.stdout, r'\b(nan|inf)\b')
+        self.assertEqual({path: path.read_bytes() for path in before}, before)
 
     def test_the_commands_of_the_pages_have_none(self):
         lines = [line for page in (SOURCE / 'docs' / 'benchmarks').glob('*.md')

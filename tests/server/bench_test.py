@@ -92,11 +92,13 @@ class Comm(Bench):
 
 class Op(Bench):
     def test_each_kernel_has_a_time(self):
-        printed, _, entries = self.report(1, 'op', '--only', 'ops', '--repeats', 1)
-        self.assertGreater(len(entries), 4)
-        for name, entry in entries.items():
-            self.assertGreater(entry['real_time'], 0, name)
-        self.assertIn('| rms_norm', printed)
+        for table, row in (('ops', '| rms_norm'), ('verify', '| verify_summary, greedy')):
+            with self.subTest(table=table):
+                printed, _, entries = self.report(1, 'op', '--only', table, '--repeats', 1)
+                self.assertGreater(len(entries), 4)
+                for name, entry in entries.items():
+                    self.assertGreater(entry['real_time'], 0, name)
+                self.assertIn(row, printed)
 
     def test_what_cannot_be(self):
         self.refuses('--only', 1, 'op', '--only', 'nothing')
@@ -110,6 +112,7 @@ class Decode(Bench):
             with self.subTest(ranks=ranks):
                 _, _, entries = self.report(ranks, 'decode', '--model', CHECKPOINT, '--draft', DRAFT,
                                             '--rows', '1,5', '--repeats', 2, '--context', 20)
+                self.assertGreater(entries['decode/draft']['real_time'], 0)
                 for part in ('target', 'verify_greedy', 'verify_rejection', 'verify_coupled'):
                     for rows in (1, 5):
                         self.assertGreater(entries[f'decode/{part}/rows:{rows}']['real_time'], 0)
