@@ -209,7 +209,6 @@ void Engine::start(Submission& submission) {
     sequences_.emplace(id, Sequence{.answer = std::move(answer),
                                     .end = *submission.end,
                                     .text = std::move(text),
-                                    .rules = settings.rules,
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
     tokens_waiting_ += prompt_length;
@@ -219,7 +218,9 @@ void Engine::start(Submission& submission) {
              .may_copy = settings.drafter == DrafterKind::head && !settings.lookahead_is_exact &&
                          !request.speculation.drafter && !executor_.options().drafter,
              .exact = settings.lookahead_is_exact,
-             .max_step_ms = settings.tpot_slo_ms});
+             .max_step_ms = settings.tpot_slo_ms,
+             .rules = settings.rules,
+             .num_prompt_tokens = prompt_length});
     scheduler_.add({.id = id,
                     .request = first_id,
                     .choice = choice,
@@ -315,11 +316,7 @@ void Engine::propose(StepPlan& plan) {
     const DrafterKind drafter = lookahead_.drafter_now(id);
     if (drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
     if (!drafts_by_copying(drafter)) continue;
-    const auto tokens = scheduler_.tokens(id);
-    work.proposed = lookahead_.propose(id, tokens, work.num_draft_tokens);
-    const auto length = static_cast<int64_t>(tokens.size());
-    work.proposed.resize(sequence.rules.count_allowed(
-        work.proposed, length - sequence.answer->completion.prompt_tokens));
+    work.proposed = lookahead_.propose(id, scheduler_.tokens(id), work.num_draft_tokens);
     work.num_draft_tokens = static_cast<int32_t>(work.proposed.size());
   }
 }

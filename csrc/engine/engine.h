@@ -80,8 +80,7 @@ class Engine {
     TokenEnd end;
     std::optional<OutputStream> text;  // where there are stop strings: to end with the step that
                                        // makes one, as delivery does
-    LogitRules rules;
-    int64_t next_prompt_row = 0;  // whose log-probabilities were not delivered yet
+    int64_t next_prompt_row = 0;       // whose log-probabilities were not delivered yet
     int32_t top_logprobs = -1, top_prompt_logprobs = 0;
     bool started = false;    // was admitted once
     bool has_state = false;  // has decoded since it was admitted: a draft head can go on from there

@@ -294,6 +294,9 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
   CopiedDraft draft =
       copied_draft(sequence.drafter, choice.tokens, sequence.index, choice.num_draft_tokens);
   sequence.proposed = std::move(draft.tokens);
+  sequence.proposed.resize(sequence.terms.rules.count_allowed(
+      sequence.proposed,
+      static_cast<int64_t>(choice.tokens.size()) - sequence.terms.num_prompt_tokens));
   sequence.draft_class = std::clamp(draft.matched, 1, kClasses - 1);
   return !sequence.proposed.empty();
 }

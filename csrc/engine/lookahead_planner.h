@@ -14,6 +14,7 @@
 #include "engine/step_pricing.h"
 #include "spec/acceptance.h"
 #include "spec/copy_drafters.h"
+#include "spec/logit_editor.h"
 #include "spec/lookahead.h"
 #include "spec/loss_budget.h"
 #include "spec/speedup.h"
@@ -44,6 +45,9 @@ struct DraftingTerms {
   bool may_copy = false;
   bool exact = false;      // K is not the planner's to choose
   double max_step_ms = 0;  // the objective; 0: none
+  // Which tokens may come behind so many of a prompt: others are not copied.
+  LogitRules rules;
+  int64_t num_prompt_tokens = 0;
 };
 
 class LookaheadPlanner final : public LookaheadChooser {
@@ -63,8 +67,8 @@ class LookaheadPlanner final : public LookaheadChooser {
 
   // What the sequence drafts with in the step that is planned.
   DrafterKind drafter_now(int64_t id) const { return sequences_.at(id).drafter; }
-  // At most k tokens that its copy drafter has for the sequence: what k was chosen by, where it
-  // was.
+  // At most k tokens that its copy drafter has for the sequence and that may come: what k was
+  // chosen by, where it was.
   std::vector<int32_t> propose(int64_t id, std::span<const int32_t> tokens, int k);
 
   // The planned step was carried out. Returns what it took, for each of its sequences.

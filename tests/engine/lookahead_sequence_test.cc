@@ -165,6 +165,25 @@ TEST_F(OneSequence, CopiesWhereThatIsLikelier) {
   EXPECT_GT(reports[static_cast<int>(kModel)].num_drafts, 100);
 }
 
+// As of an end of the answer before there are min_tokens.
+TEST_F(OneSequence, DrawsWhereWhatItWouldCopyMayNotCome) {
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 1, 2};
+  for (const float bias : {0.0f, -100.0f}) {
+    LookaheadPlanner planner(adaptive(), tables());
+    planner.add(kId, {.drafter = kModel,
+                      .may_copy = true,
+                      .rules = {.listed = {{3, bias, 0}}},
+                      .num_prompt_tokens = 4});
+    for (int i = 0; i < 3; ++i) {  // plain ones
+      choose(planner, tokens, 4);
+      observe(planner, 0, 0, 10, 0);
+    }
+    EXPECT_GT(choose(planner, tokens, 4), 0);
+    EXPECT_EQ(planner.drafter_now(kId), bias < 0 ? kModel : DrafterKind::prompt_lookup);
+    observe(planner, 0, 0, 10, 0);
+  }
+}
+
 // Drafts that cost more than was thought leave copying in debt: those who may copy pay that off, or
 // nobody would ever copy again.
 TEST_F(OneSequence, CopyingEarnsWhileItMayNot) {
