@@ -304,18 +304,14 @@ std::vector<Case> all_cases(const OpBenchOptions& options) {
       cases.push_back(stack_case("prefill", rows, false, isa));
     }
   }
-  for (const Choosing& by : kChoosings) {
-    for (int64_t rows : {int64_t{1}, kLogitRows}) {
-      for (Isa isa : isas) {
-        if (wants("verify")) cases.push_back(summary_case(by, rows, isa));
+  if (wants("verify")) {
+    for (const Choosing& by : kChoosings) {
+      for (int64_t rows : {int64_t{1}, kLogitRows}) {
+        for (Isa isa : isas) cases.push_back(summary_case(by, rows, isa));
       }
+      for (Isa isa : isas) cases.push_back(draw_case(by, isa));
     }
-    for (Isa isa : isas) {
-      if (wants("verify")) cases.push_back(draw_case(by, isa));
-    }
-  }
-  for (Isa isa : isas) {
-    if (wants("verify")) cases.push_back(extra_token_case(isa));
+    for (Isa isa : isas) cases.push_back(extra_token_case(isa));
   }
   if (!wants("ops")) return cases;
   for (const LinearCase& c : kLinearCases) {

@@ -68,7 +68,9 @@ void CallRecord::end(const absl::Status& status) {
     line.prompt_tokens = completion_->prompt_tokens;
     line.completion_tokens = completion_->completion_tokens;
     const Timings& timings = completion_->timings;
-    observers_.service_rate.completed(timings.total_ms - timings.queue_ms);
+    if (line.completion_tokens > 0) {  // else it may have been cancelled while it waited
+      observers_.service_rate.completed(timings.total_ms - timings.queue_ms);
+    }
   }
   if (observers_.trace != nullptr) {
     observers_.trace->request(request_id_, now, line.code,

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "engine/step_pricing.h"
 #include "spec/speedup.h"
@@ -130,15 +132,20 @@ TEST(StepPricing, LearnsByHowManySequencesAStepHas) {
   EXPECT_NEAR(pricing.step_ms(other) / pricing.step_ms(plain_many), 13.1 / 11.5, 0.01);
 }
 
+// A plain step of one row takes 10 ms.
+LookaheadTables tables_with(DrafterKind kind, std::vector<StepCosts::Point> rounds) {
+  LookaheadTables tables;
+  tables.target.steps = {{1, 10}, {101, 20}};
+  tables.draft[static_cast<int>(kind)].steps = std::move(rounds);
+  return tables;
+}
+
 // Greedy rows cost nothing beyond their round; the table has filtered ones at half of what they
 // take.
 TEST(StepPricing, LearnsWhatDrawingTakesApartFromRounds) {
   constexpr auto kHead = DrafterKind::head;
-  const auto head = static_cast<int>(kHead);
-  LookaheadTables tables;
-  tables.target.steps = {{1, 10}, {101, 20}};
-  tables.draft[head].steps = {{1, 1}, {101, 2}};
-  tables.drawing_ms[head] = {0, 0.1, 0.5};
+  LookaheadTables tables = tables_with(kHead, {{1, 1}, {101, 2}});
+  tables.drawing_ms[static_cast<int>(kHead)] = {0, 0.1, 0.5};
   StepPricing pricing(tables);
   DecodeShape greedy, filtered, both;
   greedy.add(tables.target, 0, kHead, Drawing::greedy, 2);
@@ -161,9 +168,7 @@ TEST(StepPricing, LearnsWhatDrawingTakesApartFromRounds) {
 // Every third step drafts, and feeds the drafter first what the two others emitted.
 TEST(StepPricing, WhatADrafterMissedIsNoPartOfARoundsPrice) {
   constexpr auto kModel = DrafterKind::model;
-  LookaheadTables tables;
-  tables.target.steps = {{1, 10}, {101, 20}};
-  tables.draft[static_cast<int>(kModel)].steps = {{1, 1}, {3, 1.6}};
+  const LookaheadTables tables = tables_with(kModel, {{1, 1}, {3, 1.6}});
   StepPricing pricing(tables);
   DecodeShape behind, one;
   behind.add(tables.target, 0, kModel, Drawing::greedy, 2, 2);
@@ -176,9 +181,7 @@ TEST(StepPricing, WhatADrafterMissedIsNoPartOfARoundsPrice) {
 // The machine was another when it drafted last.
 TEST(StepPricing, WhoWasIdleForLongIsSoonPricedAnew) {
   constexpr auto kHead = DrafterKind::head;
-  LookaheadTables tables;
-  tables.target.steps = {{1, 10}, {101, 20}};
-  tables.draft[static_cast<int>(kHead)].steps = {{1, 1}, {101, 2}};
+  const LookaheadTables tables = tables_with(kHead, {{1, 1}, {101, 2}});
   StepPricing pricing(tables);
   DecodeShape drafts, plain;
   drafts.add(tables.target, 0, kHead, Drawing::greedy, 1);
