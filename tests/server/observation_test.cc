@@ -212,6 +212,8 @@ TEST(CallRecord, CountsEachOfSeveralAnswers) {
     for (const Completion& completion : answers) whole.complete(completion);
     whole.end(absl::OkStatus());
   }
+  // It ran from when its first answer left the queue.
+  EXPECT_EQ(service_rate.retry_delay(100, 1), milliseconds(50 * (400 - 30)));
   EXPECT_NE(log.text().find("request whole: OK, 0 prompt tokens, 9 completion tokens, "),
             std::string::npos)
       << log.text();
@@ -236,6 +238,19 @@ TEST(CallRecord, CountsEachOfSeveralAnswers) {
   EXPECT_EQ(value(metrics, "outrider_time_per_output_token_seconds_count"), 3);
   EXPECT_EQ(value(metrics, "outrider_e2e_request_latency_seconds_count"), 1);
   EXPECT_EQ(value(metrics, "outrider_request_success_total{finished_reason=\"cancelled\"}"), 1);
+}
+
+TEST(CallRecord, WhatNeverRanSaysNothingOfHowLongRequestsRun) {
+  const CapturedLog log(LogFormat::text);
+  EngineMetrics metrics;
+  ServiceRate service_rate;
+  RequestLog requests(LogFormat::text);
+  CallRecord waited({metrics, requests, service_rate, nullptr}, "waited");
+  Completion nothing = answer(0, 0, {.queue_ms = 500, .total_ms = 500});
+  nothing.finish_reason = FinishReason::cancelled;
+  waited.complete(nothing);
+  waited.end(absl::OkStatus());
+  EXPECT_EQ(service_rate.retry_delay(100, 1), milliseconds(1000));  // nothing is known
 }
 
 TEST(RequestIds, AreNew) { EXPECT_NE(new_request_id(), new_request_id()); }
