@@ -170,12 +170,16 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     const bool judged = std::exchange(sequence.judged, false);
     if (outcome.drafts.num_drafted == 0) {
-      if (judged) sequence.counts[sequence.draft_class].age();
+      if (judged) {
+        sequence.counts[sequence.draft_class].age();
+        sequence.offset().age();
+      }
       continue;
     }
     Drafter& drafter = of(sequence.drafter);
     const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
     const int i = sequence.draft_class;
+    sequence.offset().observe(hazard_of(drafter.counts[i]), used.num_drafted, used.num_accepted);
     sequence.counts[i].observe(used.num_drafted, used.num_accepted);
     drafter.counts[i].observe(used.num_drafted, used.num_accepted);
     if (!sequence.terms.exact) {

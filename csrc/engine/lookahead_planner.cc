@@ -11,6 +11,9 @@ namespace {
 
 // Observations of a position that count in full: of a server's drafter, and of one sequence.
 constexpr double kServerWindow = 1024, kSequenceWindow = 32;
+// Of sequences, how likely their drafts are to be accepted: standard deviations in log odds. What
+// was drawn is drawn from the text; what was copied depends on how much the text repeats.
+constexpr double kDrawnDeviation = 0.25, kCopiedDeviation = 0.55;
 // A plain step is taken after so many others, so that what one costs stays known, and first of all.
 constexpr int64_t kPlainEvery = 128;
 constexpr int64_t kPlainFirst = 3;
@@ -45,6 +48,8 @@ void LookaheadPlanner::add(int64_t id, const DraftingTerms& terms) {
   sequences_.emplace(id,
                      Sequence{.terms = terms,
                               .counts = std::vector(kClasses, AcceptanceCounts(kSequenceWindow)),
+                              .drawn = AcceptanceOffset(kDrawnDeviation),
+                              .copied = AcceptanceOffset(kCopiedDeviation),
                               .spare = kFirstSpare,
                               .drafter = terms.drafter});
 }
@@ -331,7 +336,8 @@ void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& ch
 
 Hazard LookaheadPlanner::hazard_of_sequence(const Sequence& sequence) const {
   const int i = sequence.draft_class;
-  return hazard_of(sequence.counts[i], hazard_of(of(sequence.drafter).counts[i]));
+  return hazard_of(sequence.counts[i], sequence.offset(),
+                   hazard_of(of(sequence.drafter).counts[i]));
 }
 
 void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted) {
@@ -417,10 +423,11 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   // What a step of this sequence's gains if it drafts, the others as they are.
   const int most =
       static_cast<int>(std::clamp<int64_t>(catch_up.tokens_left - 1, 0, policy_.most()));
-  candidates_.assign(1, {.drafter = static_cast<int>(kind),
-                         .max_tokens = most,
-                         .row_ms = pricing_.drawing_ms(kind, sequence.terms.drawing),
-                         .hazard = hazard_of(sequence.counts[0], hazard_of(drafter.counts[0]))});
+  candidates_.assign(
+      1, {.drafter = static_cast<int>(kind),
+          .max_tokens = most,
+          .row_ms = pricing_.drawing_ms(kind, sequence.terms.drawing),
+          .hazard = hazard_of(sequence.counts[0], sequence.drawn, hazard_of(drafter.counts[0]))});
   chosen_.assign(1, 0);
   costs_.tokens = base_tokens;
   costs_.max_ms = sequence.terms.max_step_ms > 0 ? sequence.terms.max_step_ms

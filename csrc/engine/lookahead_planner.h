@@ -89,6 +89,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   struct Sequence {
     DraftingTerms terms;
     std::vector<AcceptanceCounts> counts;  // [kClasses]
+    AcceptanceOffset drawn, copied;        // of class 0, and of the others
     TokenIndex index;                      // where it copies: of its tokens
     double spare;  // plain steps that it may yet wait for the drafts of others; below 0: owed
     // For the step that is planned:
@@ -98,6 +99,9 @@ class LookaheadPlanner final : public LookaheadChooser {
     bool waits = false;       // for the drafts of others
     bool judged = false;      // by what is known of its drafts, which may have spoken against them
     std::vector<int32_t> proposed;
+
+    AcceptanceOffset& offset() { return draft_class == 0 ? drawn : copied; }
+    const AcceptanceOffset& offset() const { return draft_class == 0 ? drawn : copied; }
   };
   struct Drafter {
     std::vector<AcceptanceCounts> counts;  // [kClasses]

@@ -11,17 +11,24 @@ namespace {
 
 // Nobody knows a drafter before it has drafted: worth a try, and soon forgotten.
 constexpr double kFirstGuess = 0.6, kFirstGuessWeight = 2;
-// Observations that a guess from the position before, or from the server, is worth.
-constexpr double kInheritedWeight = 2, kServerWeight = 16;
-constexpr double kCarried = 0.5;  // of how much better a sequence does, to its next position
+constexpr double kInheritedWeight =
+    2;  // observations that a guess from the position before is worth
 // Standard deviations between what a sequence showed and what is believed of it, at most.
 constexpr double kFurthest = 2;
-constexpr double kKept = 0.95;  // of what is known, by a step without drafts
+// Of what is known, and of an offset, by a step without drafts.
+constexpr double kKept = 0.95, kKeptOffset = 0.98;
 // Of what is known of positions behind a draft that was accepted whole.
 constexpr double kKeptBehind = 0.995;
+// Of the variance of sequences, what a text's changes add to that of an offset in a step.
+constexpr double kDrift = 0.1;
 
 double posterior(double accepted, double reached, double guess, double weight) {
   return (accepted + weight * guess) / (reached + weight);
+}
+
+// probability: at odds that are `factor` times as high.
+double times_odds(double probability, double factor) {
+  return probability * factor / (1 - probability + probability * factor);
 }
 
 // Brings `guess` into the interval of Wilson (1927) around accepted of reached.
@@ -80,14 +87,33 @@ Hazard hazard_of(const AcceptanceCounts& server) {
   return hazard;
 }
 
-Hazard hazard_of(const AcceptanceCounts& sequence, const Hazard& server) {
-  Hazard hazard;
-  double better = 0;  // than the server, at the position before
+// A token that was accepted or not moves the mean by the variance times how much of that was not
+// expected: one Newton step to the posterior's mode (Laplace's approximation).
+void AcceptanceOffset::observe(const Hazard& server, int num_drafted, int num_accepted) {
+  for (int i = 0; i < std::min(num_accepted + 1, num_drafted); ++i) {
+    const double expected = times_odds(server[i], std::exp(mean_));
+    variance_ /= 1 + variance_ * expected * (1 - expected);
+    mean_ += variance_ * ((i < num_accepted ? 1 : 0) - expected);
+  }
+  variance_ = std::min(variance_ + kDrift * most_variance_, most_variance_);
+}
+
+void AcceptanceOffset::age() {
+  mean_ *= kKeptOffset;
+  variance_ = std::min(variance_ + kDrift * most_variance_, most_variance_);
+}
+
+Hazard AcceptanceOffset::added_to(Hazard server) const {
+  const double factor = std::exp(mean_);
+  for (double& probability : server) probability = times_odds(probability, factor);
+  return server;
+}
+
+Hazard hazard_of(const AcceptanceCounts& sequence, const AcceptanceOffset& offset,
+                 const Hazard& server) {
+  Hazard hazard = offset.added_to(server);
   for (int i = 0; i < kMaxDraftTokens; ++i) {
-    const double accepted = sequence.accepted(i), reached = sequence.reached(i);
-    const double guess = std::clamp(server[i] + kCarried * better, 0.0, 1.0);
-    hazard[i] = within_reach(posterior(accepted, reached, guess, kServerWeight), accepted, reached);
-    better = hazard[i] - server[i];
+    hazard[i] = within_reach(hazard[i], sequence.accepted(i), sequence.reached(i));
   }
   return hazard;
 }

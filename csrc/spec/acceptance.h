@@ -54,10 +54,28 @@ class AcceptanceCounts {
 // The server's own: a weak guess at first; a position that was not reached inherits the one before.
 Hazard hazard_of(const AcceptanceCounts& server);
 
-// Of one sequence: the server's, and what the sequence adds. Sequences differ little, so that a few
-// of its tokens say less than all others'; but one that is unlike the others is soon believed.
-// Where it does better or worse than the server at one position, half as much is expected of the
-// next.
-Hazard hazard_of(const AcceptanceCounts& sequence, const Hazard& server);
+// By how much one sequence's drafts do better than the server's, in log odds, whatever the
+// position: texts differ in how well they are drafted. A Gaussian, moved by each token that was
+// reached.
+class AcceptanceOffset {
+ public:
+  // deviation: the standard deviation of such offsets, of sequences.
+  explicit AcceptanceOffset(double deviation) : most_variance_(deviation * deviation) {}
+
+  // As of AcceptanceCounts, where `server` was expected of the server's drafts.
+  void observe(const Hazard& server, int num_drafted, int num_accepted);
+  void age();
+
+  Hazard added_to(Hazard server) const;
+
+ private:
+  double most_variance_, variance_ = most_variance_;
+  double mean_ = 0;
+};
+
+// Of one sequence: what the server's comes to for it, unless its own counts speak against that: one
+// that is unlike the others is soon believed.
+Hazard hazard_of(const AcceptanceCounts& sequence, const AcceptanceOffset& offset,
+                 const Hazard& server);
 
 }  // namespace outrider

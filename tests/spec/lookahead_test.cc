@@ -305,39 +305,108 @@ TEST(Acceptance, WhatLiesBehindAnEndIsNobodys) {
   EXPECT_EQ(summed.within(4).shift_sum, 0);
 }
 
+// A sequence whose server has been told of 200 tokens, half of them accepted.
+class OneOfMany {
+ public:
+  explicit OneOfMany(double deviation = 0.25) : offset_(deviation) {
+    AcceptanceCounts server(256);
+    for (int i = 0; i < 200; ++i) server.observe(1, i % 2);
+    server_ = hazard_of(server);
+  }
+  void observe(int steps, int num_drafted, int num_accepted) {
+    for (int i = 0; i < steps; ++i) {
+      offset_.observe(server_, num_drafted, num_accepted);
+      counts_.observe(num_drafted, num_accepted);
+    }
+  }
+  void age() {
+    offset_.age();
+    counts_.age();
+  }
+  const Hazard& server() const { return server_; }
+  Hazard hazard() const { return hazard_of(counts_, offset_, server_); }
+
+ private:
+  Hazard server_;
+  AcceptanceCounts counts_{32};
+  AcceptanceOffset offset_;
+};
+
 TEST(Acceptance, ANewSequenceIsTheServersAverage) {
-  AcceptanceCounts server(256);
-  for (int i = 0; i < 100; ++i) server.observe(3, i % 4);
-  const Hazard average = hazard_of(server);
-  AcceptanceCounts sequence(16);
-  EXPECT_EQ(hazard_of(sequence, average), average);
-  // One that does better does so at positions, too, that it has not reached.
-  for (int i = 0; i < 16; ++i) sequence.observe(1, 1);
-  const Hazard better = hazard_of(sequence, average);
-  for (int i = 0; i < kMaxDraftTokens; ++i) EXPECT_GT(better[i], average[i]);
+  OneOfMany one;
+  for (int i = 0; i < kMaxDraftTokens; ++i) EXPECT_DOUBLE_EQ(one.hazard()[i], one.server()[i]);
+}
+
+TEST(Acceptance, WhoDoesBetterOrWorseDoesSoWhereItWasNotReached) {
+  for (const int accepted : {0, 1}) {
+    OneOfMany one;
+    one.observe(16, 1, accepted);
+    for (int i = 1; i < kMaxDraftTokens; ++i) {
+      if (accepted == 1) {
+        EXPECT_GT(one.hazard()[i], one.server()[i] + 0.1);
+      } else {
+        EXPECT_LT(one.hazard()[i], one.server()[i] - 0.1);
+      }
+    }
+  }
 }
 
 // Sequences are much alike: what the first tokens of one show is luck for the most part.
 TEST(Acceptance, LuckIsNotTakenForSkill) {
-  AcceptanceCounts server(256);
-  for (int i = 0; i < 200; ++i) server.observe(1, i % 2);
-  const double average = hazard_of(server)[0];
   for (const int accepted : {0, 1}) {
-    AcceptanceCounts sequence(32);
-    for (int i = 0; i < 3; ++i) sequence.observe(1, accepted);
-    EXPECT_NEAR(hazard_of(sequence, hazard_of(server))[0], average, 0.1) << accepted;
+    OneOfMany one;
+    one.observe(3, 1, accepted);
+    EXPECT_NEAR(one.hazard()[0], one.server()[0], 0.1) << accepted;
   }
 }
 
 TEST(Acceptance, WhoIsUnlikeTheOthersIsSoonBelieved) {
-  AcceptanceCounts server(256);
-  for (int i = 0; i < 200; ++i) server.observe(1, i % 2);
   for (const int accepted : {0, 1}) {
-    AcceptanceCounts sequence(32);
-    for (int i = 0; i < 16; ++i) sequence.observe(1, accepted);
-    EXPECT_NEAR(hazard_of(sequence, hazard_of(server))[0], accepted, 0.21) << accepted;
-    for (int i = 0; i < 14; ++i) sequence.observe(1, accepted);
-    EXPECT_NEAR(hazard_of(sequence, hazard_of(server))[0], accepted, 0.12) << accepted;
+    OneOfMany one;
+    one.observe(16, 1, accepted);
+    EXPECT_NEAR(one.hazard()[0], accepted, 0.21) << accepted;
+    one.observe(14, 1, accepted);
+    EXPECT_NEAR(one.hazard()[0], accepted, 0.12) << accepted;
+  }
+}
+
+// The more sequences differ, the sooner one is believed to; but for what it was not asked for long.
+TEST(Acceptance, BadLuckIsForgotten) {
+  double before = 1;
+  for (const double deviation : {0.1, 0.3, 0.6}) {
+    OneOfMany one(deviation);
+    one.observe(3, 1, 0);
+    EXPECT_LT(one.hazard()[0], before);
+    before = one.hazard()[0];
+    for (int i = 0; i < 200; ++i) one.age();
+    EXPECT_NEAR(one.hazard()[0], one.server()[0], 0.01);
+  }
+}
+
+// All that one step shows: the most likely offset is where the slope of the posterior's logarithm,
+// -x / deviation² + Σ (accepted - probability at x), is 0.
+TEST(Acceptance, AnOffsetIsTheMostLikelyOne) {
+  constexpr double kDeviation = 0.55;
+  Hazard server;
+  for (int i = 0; i < kMaxDraftTokens; ++i) server[i] = 0.9 - 0.05 * i;
+  for (const int accepted : {0, 1, 4, 9, kMaxDraftTokens}) {
+    const auto probability = [&](int i, double x) {
+      return 1 / (1 + std::exp(-std::log(server[i] / (1 - server[i])) - x));
+    };
+    double low = -5, high = 5;
+    for (int step = 0; step < 60; ++step) {
+      const double x = (low + high) / 2;
+      double slope = -x / (kDeviation * kDeviation);
+      for (int i = 0; i < std::min(accepted + 1, kMaxDraftTokens); ++i) {
+        slope += (i < accepted ? 1 : 0) - probability(i, x);
+      }
+      (slope > 0 ? low : high) = x;
+    }
+    AcceptanceOffset offset(kDeviation);
+    offset.observe(server, kMaxDraftTokens, accepted);
+    for (int i = 0; i < kMaxDraftTokens; ++i) {
+      EXPECT_NEAR(offset.added_to(server)[i], probability(i, low), 0.02) << accepted << ", " << i;
+    }
   }
 }
 
