@@ -171,21 +171,22 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     const bool judged = std::exchange(sequence.judged, false);
     if (outcome.drafts.num_drafted == 0) {
       if (judged) {
-        sequence.counts[sequence.draft_class].age();
+        sequence.counts[sequence.matched].age();
         sequence.offset().age();
       }
       continue;
     }
     Drafter& drafter = of(sequence.drafter);
     const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
-    const int i = sequence.draft_class;
+    const int i = sequence.draft_class();
+    AcceptanceCounts& counts = sequence.counts[sequence.matched];
     sequence.offset().observe(hazard_of(drafter.counts[i]), used.num_drafted, used.num_accepted);
-    sequence.counts[i].observe(used.num_drafted, used.num_accepted);
+    counts.observe(used.num_drafted, used.num_accepted);
     drafter.counts[i].observe(used.num_drafted, used.num_accepted);
     if (!sequence.terms.exact) {
       const int k = outcome.drafts.num_drafted;
       const bool all = used.num_accepted == k;
-      if (all) sequence.counts[i].age_behind(k);
+      if (all) counts.age_behind(k);
       Longest& of_all = longest[static_cast<int>(sequence.drafter)][i];
       if (k > of_all.num_drafted) of_all = {.num_drafted = k};
       if (k == of_all.num_drafted) of_all.accepted |= all;

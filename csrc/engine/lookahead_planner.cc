@@ -47,7 +47,7 @@ LookaheadPlanner::LookaheadPlanner(LookaheadPolicy policy, LookaheadTables table
 void LookaheadPlanner::add(int64_t id, const DraftingTerms& terms) {
   sequences_.emplace(id,
                      Sequence{.terms = terms,
-                              .counts = std::vector(kClasses, AcceptanceCounts(kSequenceWindow)),
+                              .counts = std::vector(kMatches, AcceptanceCounts(kSequenceWindow)),
                               .drawn = AcceptanceOffset(kDrawnDeviation),
                               .copied = AcceptanceOffset(kCopiedDeviation),
                               .spare = kFirstSpare,
@@ -69,7 +69,7 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
   for (const DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
     sequence.drafter = sequence.terms.drafter;
-    sequence.draft_class = 0;
+    sequence.matched = 0;
     sequence.tries_copy = false;
     sequence.waits = sequence.judged = false;
     sequence.proposed.clear();
@@ -302,7 +302,7 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
   sequence.proposed.resize(sequence.terms.rules.count_allowed(
       sequence.proposed,
       static_cast<int64_t>(choice.tokens.size()) - sequence.terms.num_prompt_tokens));
-  sequence.draft_class = std::clamp(draft.matched, 1, kClasses - 1);
+  sequence.matched = std::clamp(draft.matched, 1, kMatches - 1);
   return !sequence.proposed.empty();
 }
 
@@ -330,14 +330,13 @@ void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& ch
     }
   }
   sequence.drafter = sequence.terms.drafter;
-  sequence.draft_class = 0;
+  sequence.matched = 0;
   sequence.proposed.clear();
 }
 
 Hazard LookaheadPlanner::hazard_of_sequence(const Sequence& sequence) const {
-  const int i = sequence.draft_class;
-  return hazard_of(sequence.counts[i], sequence.offset(),
-                   hazard_of(of(sequence.drafter).counts[i]));
+  return hazard_of(sequence.counts[sequence.matched], sequence.offset(),
+                   hazard_of(of(sequence.drafter).counts[sequence.draft_class()]));
 }
 
 void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted) {
@@ -423,11 +422,10 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   // What a step of this sequence's gains if it drafts, the others as they are.
   const int most =
       static_cast<int>(std::clamp<int64_t>(catch_up.tokens_left - 1, 0, policy_.most()));
-  candidates_.assign(
-      1, {.drafter = static_cast<int>(kind),
-          .max_tokens = most,
-          .row_ms = pricing_.drawing_ms(kind, sequence.terms.drawing),
-          .hazard = hazard_of(sequence.counts[0], sequence.drawn, hazard_of(drafter.counts[0]))});
+  candidates_.assign(1, {.drafter = static_cast<int>(kind),
+                         .max_tokens = most,
+                         .row_ms = pricing_.drawing_ms(kind, sequence.terms.drawing),
+                         .hazard = hazard_of_sequence(sequence)});
   chosen_.assign(1, 0);
   costs_.tokens = base_tokens;
   costs_.max_ms = sequence.terms.max_step_ms > 0 ? sequence.terms.max_step_ms

@@ -80,28 +80,30 @@ class LookaheadPlanner final : public LookaheadChooser {
   double draft_cost(DrafterKind kind, Drawing drawing) const;
 
  private:
-  // Copied drafts are judged by how many tokens matched, 1 … kClasses - 1, others alike: class 0.
-  static constexpr int kClasses = 5;
+  // Copied drafts are judged by how many tokens matched, 1 … kMatches - 1, others alike: 0; and
+  // both by how their texts are drawn.
+  static constexpr int kMatches = 5, kClasses = kNumDrawings * kMatches;
   // Plain steps that a sequence has to spare for the drafts of others: at first, by each step that
   // it shares, and at most. Who owes the last of these waits for none.
   static constexpr double kFirstSpare = 0.5, kSpareShare = 0.0025, kMostSpare = 8, kMostOwed = 3;
 
   struct Sequence {
     DraftingTerms terms;
-    std::vector<AcceptanceCounts> counts;  // [kClasses]
-    AcceptanceOffset drawn, copied;        // of class 0, and of the others
-    TokenIndex index;                      // where it copies: of its tokens
-    double spare;  // plain steps that it may yet wait for the drafts of others; below 0: owed
+    std::vector<AcceptanceCounts> counts;  // [kMatches]
+    AcceptanceOffset drawn, copied;
+    TokenIndex index;  // where it copies: of its tokens
+    double spare;      // plain steps that it may yet wait for the drafts of others; below 0: owed
     // For the step that is planned:
     DrafterKind drafter;
-    int draft_class = 0;
+    int matched = 0;          // what is copied
     bool tries_copy = false;  // though less likely than what it would draw
     bool waits = false;       // for the drafts of others
     bool judged = false;      // by what is known of its drafts, which may have spoken against them
     std::vector<int32_t> proposed;
 
-    AcceptanceOffset& offset() { return draft_class == 0 ? drawn : copied; }
-    const AcceptanceOffset& offset() const { return draft_class == 0 ? drawn : copied; }
+    int draft_class() const { return static_cast<int>(terms.drawing) * kMatches + matched; }
+    AcceptanceOffset& offset() { return matched == 0 ? drawn : copied; }
+    const AcceptanceOffset& offset() const { return matched == 0 ? drawn : copied; }
   };
   struct Drafter {
     std::vector<AcceptanceCounts> counts;  // [kClasses]
