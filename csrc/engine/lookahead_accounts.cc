@@ -159,37 +159,47 @@ void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes
 }
 
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
-  // Of those whose K is chosen, by drafter and class: the longest draft, and whether one of its
-  // length was accepted whole.
-  struct Longest {
-    int num_drafted = 0;
+  struct Learnt {
+    bool anything = false;
+    // Of those whose K is chosen: the longest draft, and whether one of its length was accepted
+    // whole.
+    int longest = 0;
     bool accepted = false;
   };
-  std::array<std::array<Longest, kClasses>, kNumDrafterKinds> longest;
+  std::array<std::array<Learnt, kClasses>, kNumDrafterKinds> learnt;
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     const bool judged = std::exchange(sequence.judged, false);
+    Drafter& drafter = of(sequence.drafter);
+    const int i = sequence.draft_class();
+    DraftClass& all_alike = drafter.classes[i];
+    Learnt& of_class = learnt[static_cast<int>(sequence.drafter)][i];
+    AcceptanceCounts& counts = sequence.counts[sequence.matched];
     if (outcome.drafts.num_drafted == 0) {
       if (judged) {
-        sequence.counts[sequence.matched].age();
+        counts.age();
         sequence.offset().age();
+      }
+      if (!sequence.terms.exact) {
+        all_alike.counts.age_by_one_of_many();
+        of_class.anything = true;
       }
       continue;
     }
-    Drafter& drafter = of(sequence.drafter);
     const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
-    const int i = sequence.draft_class();
-    AcceptanceCounts& counts = sequence.counts[sequence.matched];
-    sequence.offset().observe(hazard_of(drafter.counts[i]), used.num_drafted, used.num_accepted);
     counts.observe(used.num_drafted, used.num_accepted);
-    drafter.counts[i].observe(used.num_drafted, used.num_accepted);
+    sequence.offset().observe(all_alike.hazard, used.num_drafted, used.num_accepted);
+    all_alike.counts.observe(used.num_drafted, used.num_accepted);
+    of_class.anything = true;
     if (!sequence.terms.exact) {
       const int k = outcome.drafts.num_drafted;
       const bool all = used.num_accepted == k;
       if (all) counts.age_behind(k);
-      Longest& of_all = longest[static_cast<int>(sequence.drafter)][i];
-      if (k > of_all.num_drafted) of_all = {.num_drafted = k};
-      if (k == of_all.num_drafted) of_all.accepted |= all;
+      if (k > of_class.longest) {
+        of_class.longest = k;
+        of_class.accepted = false;
+      }
+      if (k == of_class.longest) of_class.accepted |= all;
     }
     drafter.alpha_sum += used.alpha_sum;
     drafter.alpha_rows += used.alpha_rows;
@@ -200,8 +210,11 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     for (int i = 0; i < kClasses; ++i) {
-      const Longest& of_all = longest[d][i];
-      if (of_all.accepted) drafters_[d].counts[i].age_behind(of_all.num_drafted);
+      const Learnt& of_class = learnt[d][i];
+      if (!of_class.anything) continue;
+      DraftClass& all_alike = drafters_[d].classes[i];
+      if (of_class.accepted) all_alike.counts.age_behind(of_class.longest);
+      all_alike.hazard = hazard_of(all_alike.counts);
     }
   }
 }

@@ -11,9 +11,6 @@ namespace {
 
 // Observations of a position that count in full: of a server's drafter, and of one sequence.
 constexpr double kServerWindow = 1024, kSequenceWindow = 32;
-// Of sequences, how likely their drafts are to be accepted: standard deviations in log odds. What
-// was drawn is drawn from the text; what was copied depends on how much the text repeats.
-constexpr double kDrawnDeviation = 0.25, kCopiedDeviation = 0.55;
 // A plain step is taken after so many others, so that what one costs stays known, and first of all.
 constexpr int64_t kPlainEvery = 128;
 constexpr int64_t kPlainFirst = 3;
@@ -39,7 +36,7 @@ LookaheadPlanner::LookaheadPlanner(LookaheadPolicy policy, LookaheadTables table
     : policy_(std::move(policy)), pricing_(std::move(tables)) {
   CHECK(policy_.kind != LookaheadPolicy::Kind::adaptive || pricing_.known());
   for (Drafter& drafter : drafters_) {
-    drafter.counts.assign(kClasses, AcceptanceCounts(kServerWindow));
+    drafter.classes.assign(kClasses, {.counts = AcceptanceCounts(kServerWindow)});
   }
   costs_.drafters.resize(kNumDrafterKinds);
 }
@@ -48,8 +45,6 @@ void LookaheadPlanner::add(int64_t id, const DraftingTerms& terms) {
   sequences_.emplace(id,
                      Sequence{.terms = terms,
                               .counts = std::vector(kMatches, AcceptanceCounts(kSequenceWindow)),
-                              .drawn = AcceptanceOffset(kDrawnDeviation),
-                              .copied = AcceptanceOffset(kCopiedDeviation),
                               .spare = kFirstSpare,
                               .drafter = terms.drafter});
 }
@@ -328,6 +323,7 @@ void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& ch
       sequence.tries_copy = true;
       return;
     }
+    sequence.offset().age();
   }
   sequence.drafter = sequence.terms.drafter;
   sequence.matched = 0;
@@ -336,7 +332,7 @@ void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& ch
 
 Hazard LookaheadPlanner::hazard_of_sequence(const Sequence& sequence) const {
   return hazard_of(sequence.counts[sequence.matched], sequence.offset(),
-                   hazard_of(of(sequence.drafter).counts[sequence.draft_class()]));
+                   of(sequence.drafter).classes[sequence.draft_class()].hazard);
 }
 
 void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted) {

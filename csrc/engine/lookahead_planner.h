@@ -90,9 +90,9 @@ class LookaheadPlanner final : public LookaheadChooser {
   struct Sequence {
     DraftingTerms terms;
     std::vector<AcceptanceCounts> counts;  // [kMatches]
-    AcceptanceOffset drawn, copied;
-    TokenIndex index;  // where it copies: of its tokens
-    double spare;      // plain steps that it may yet wait for the drafts of others; below 0: owed
+    AcceptanceOffset drawn, copied;        // of matched 0, and of the others
+    TokenIndex index;                      // where it copies: of its tokens
+    double spare;  // plain steps that it may yet wait for the drafts of others; below 0: owed
     // For the step that is planned:
     DrafterKind drafter;
     int matched = 0;          // what is copied
@@ -105,8 +105,12 @@ class LookaheadPlanner final : public LookaheadChooser {
     AcceptanceOffset& offset() { return matched == 0 ? drawn : copied; }
     const AcceptanceOffset& offset() const { return matched == 0 ? drawn : copied; }
   };
+  struct DraftClass {
+    AcceptanceCounts counts;
+    Hazard hazard = hazard_of(counts);  // as of the last step
+  };
   struct Drafter {
-    std::vector<AcceptanceCounts> counts;  // [kClasses]
+    std::vector<DraftClass> classes;  // [kClasses]
     LossBudget budget;
     int num_sequences = 0;     // of the step that is planned, which it may draft for
     double drawing_ms = 0;     // of a row of each of them

@@ -11,16 +11,19 @@ namespace {
 
 // Nobody knows a drafter before it has drafted: worth a try, and soon forgotten.
 constexpr double kFirstGuess = 0.6, kFirstGuessWeight = 2;
-constexpr double kInheritedWeight =
-    2;  // observations that a guess from the position before is worth
+// Observations that a guess from the position before is worth.
+constexpr double kInheritedWeight = 2;
 // Standard deviations between what a sequence showed and what is believed of it, at most.
 constexpr double kFurthest = 2;
-// Of what is known, and of an offset, by a step without drafts.
-constexpr double kKept = 0.95, kKeptOffset = 0.98;
+// Of what is known, by a step without drafts: of one sequence, and of all.
+constexpr double kKept = 0.95, kKeptOfMany = 0.9995;
 // Of what is known of positions behind a draft that was accepted whole.
 constexpr double kKeptBehind = 0.995;
-// Of the variance of sequences, what a text's changes add to that of an offset in a step.
-constexpr double kDrift = 0.1;
+// Of offsets, of all sequences, in log odds: their standard deviation, and what is left of one from
+// a step to the next. Both made what was accepted likeliest that had been drafted for 96 answers.
+constexpr double kDeviation = 0.6, kFollows = 0.9;
+// No server is so sure of a draft that a sequence could not show otherwise.
+constexpr double kSurest = 0.9999;
 
 double posterior(double accepted, double reached, double guess, double weight) {
   return (accepted + weight * guess) / (reached + weight);
@@ -28,6 +31,7 @@ double posterior(double accepted, double reached, double guess, double weight) {
 
 // probability: at odds that are `factor` times as high.
 double times_odds(double probability, double factor) {
+  probability = std::clamp(probability, 1 - kSurest, kSurest);
   return probability * factor / (1 - probability + probability * factor);
 }
 
@@ -68,6 +72,8 @@ void AcceptanceCounts::observe(int num_drafted, int num_accepted) {
 
 void AcceptanceCounts::age() { fade(0, kKept); }
 
+void AcceptanceCounts::age_by_one_of_many() { fade(0, kKeptOfMany); }
+
 void AcceptanceCounts::age_behind(int num_drafted) { fade(num_drafted, kKeptBehind); }
 
 void AcceptanceCounts::fade(int first, double kept) {
@@ -87,6 +93,8 @@ Hazard hazard_of(const AcceptanceCounts& server) {
   return hazard;
 }
 
+AcceptanceOffset::AcceptanceOffset() : variance_(kDeviation * kDeviation) {}
+
 // A token that was accepted or not moves the mean by the variance times how much of that was not
 // expected: one Newton step to the posterior's mode (Laplace's approximation).
 void AcceptanceOffset::observe(const Hazard& server, int num_drafted, int num_accepted) {
@@ -95,12 +103,14 @@ void AcceptanceOffset::observe(const Hazard& server, int num_drafted, int num_ac
     variance_ /= 1 + variance_ * expected * (1 - expected);
     mean_ += variance_ * ((i < num_accepted ? 1 : 0) - expected);
   }
-  variance_ = std::min(variance_ + kDrift * most_variance_, most_variance_);
+  forget(kFollows);
 }
 
-void AcceptanceOffset::age() {
-  mean_ *= kKeptOffset;
-  variance_ = std::min(variance_ + kDrift * most_variance_, most_variance_);
+void AcceptanceOffset::age() { forget(kKept); }
+
+void AcceptanceOffset::forget(double kept) {
+  mean_ *= kept;
+  variance_ = kept * kept * variance_ + (1 - kept * kept) * kDeviation * kDeviation;
 }
 
 Hazard AcceptanceOffset::added_to(Hazard server) const {

@@ -37,6 +37,9 @@ class AcceptanceCounts {
   // A step drafted nothing because of what is known here: that counts less from now on, or bad luck
   // would never be found out.
   void age();
+  // One of the many sequences whose counts these are took a step without drafts, for whatever
+  // reason: what nothing is drafted for is forgotten, however often others are drafted for.
+  void age_by_one_of_many();
   // A step kept all of num_drafted tokens, where more might have been drafted: what is known of the
   // positions behind them counts less from now on, or a few refusals there would choose K for good.
   void age_behind(int num_drafted);
@@ -55,26 +58,27 @@ class AcceptanceCounts {
 Hazard hazard_of(const AcceptanceCounts& server);
 
 // By how much one sequence's drafts do better than the server's, in log odds, whatever the
-// position: texts differ in how well they are drafted. A Gaussian, moved by each token that was
-// reached.
+// position: texts differ in how well they are drafted, and so do a text's parts. A Gaussian that
+// each token that was reached moves, and that returns to that of all sequences from step to step.
 class AcceptanceOffset {
  public:
-  // deviation: the standard deviation of such offsets, of sequences.
-  explicit AcceptanceOffset(double deviation) : most_variance_(deviation * deviation) {}
+  AcceptanceOffset();
 
-  // As of AcceptanceCounts, where `server` was expected of the server's drafts.
+  // As AcceptanceCounts::observe(). server: what was expected of such drafts before this step.
   void observe(const Hazard& server, int num_drafted, int num_accepted);
+  // A step said nothing of such drafts.
   void age();
 
   Hazard added_to(Hazard server) const;
 
  private:
-  double most_variance_, variance_ = most_variance_;
-  double mean_ = 0;
+  void forget(double kept);
+
+  double mean_ = 0, variance_;
 };
 
-// Of one sequence: what the server's comes to for it, unless its own counts speak against that: one
-// that is unlike the others is soon believed.
+// Of one sequence: the server's, moved by its offset, but not further from what its own counts show
+// at a position than luck explains: one that is unlike all others is soon believed.
 Hazard hazard_of(const AcceptanceCounts& sequence, const AcceptanceOffset& offset,
                  const Hazard& server);
 

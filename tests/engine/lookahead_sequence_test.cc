@@ -358,30 +358,6 @@ TEST_F(OneSequence, TextsThatAreDrawnOtherwiseAreJudgedApart) {
   EXPECT_EQ(choose(planner, {1}, kMaxDraftTokens), 0);
 }
 
-// Texts differ more in how well they can be copied than in how well they are drawn.
-TEST_F(OneSequence, CopiesOfABadTextAreGivenUpSooner) {
-  const std::vector<int32_t> repeats(8, 1);
-  const auto drafted = [&](DrafterKind drafter) {  // neither takes time
-    LookaheadPlanner planner(adaptive(), tables(/*row_ms=*/5));
-    const auto take = [&](int steps, bool lucky) {
-      int sum = 0;
-      for (int i = 0; i < steps; ++i) {
-        const int k = choose(planner, repeats, 1);
-        observe(planner, k, (i % 3 > 0) == lucky ? k : 0, 10 + 5 * k, 0);
-        sum += k;
-      }
-      return sum;
-    };
-    planner.add(kId, {.drafter = drafter});
-    take(300, true);
-    planner.remove(kId);
-    planner.observe({}, {}, {});
-    planner.add(kId, {.drafter = drafter});
-    return take(30, false);
-  };
-  EXPECT_LT(drafted(DrafterKind::prompt_lookup), drafted(DrafterKind::head));
-}
-
 TEST_F(OneSequence, CatchUpsOfAStepShareTheBudget) {
   LookaheadPlanner planner(adaptive(), tables());
   int fed = 0;

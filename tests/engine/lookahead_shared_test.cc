@@ -212,5 +212,36 @@ TEST(LookaheadPlanner, AHopelessSequenceInGoodCompanyIsSeldomDraftedFor) {
   EXPECT_LT(static_cast<double>(wasted), 0.15 * static_cast<double>(steps));
 }
 
+// Answers of one kind are drafted for in every step. Those of another have bad luck at first: while
+// nothing is drafted for them, nobody finds out that it was luck.
+TEST(LookaheadPlanner, BadLuckOfOneKindOfAnswersIsForgotten) {
+  LookaheadPlanner planner(adaptive(), tables(/*row_ms=*/1, /*round_ms=*/0.01));
+  const std::vector<int32_t> context = {1};
+  planner.add(0, {.drafter = kModel});
+  planner.add(1, {.drafter = kModel, .drawing = Drawing::sampled});
+  int accepted = 0, step = 0;
+  for (; step < 5000 && accepted < 100; ++step) {
+    std::vector<DecodeChoice> choices = {{.id = 0, .tokens = context, .num_draft_tokens = 2},
+                                         {.id = 1, .tokens = context, .num_draft_tokens = 2}};
+    planner.choose(choices, {});
+    const bool lucky = step > 200;
+    const int first = choices[0].num_draft_tokens, second = choices[1].num_draft_tokens;
+    accepted += lucky && second > 0;
+    const int kept = lucky ? second : 0;
+    const std::vector<LookaheadOutcome> outcomes = {
+        {.id = 0,
+         .position = 1,
+         .drafts = {.num_drafted = first, .num_accepted = first},
+         .num_emitted = first + 1},
+        {.id = 1,
+         .position = 1,
+         .drafts = {.num_drafted = second, .num_accepted = kept},
+         .num_emitted = kept + 1}};
+    planner.observe(outcomes, {}, {11.0 + first + second, 0.01 * std::max(first, second)});
+  }
+  EXPECT_EQ(accepted, 100);
+  EXPECT_GT(step, 500);  // it was put aside for a while
+}
+
 }  // namespace
 }  // namespace outrider
