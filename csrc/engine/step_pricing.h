@@ -13,7 +13,7 @@
 
 namespace outrider {
 
-// How a drafted token is drawn from its row, as far as it costs.
+// How a drafted token is drawn from its row, as far as it costs, or drafts fare otherwise.
 enum class Drawing { greedy, sampled, filtered };
 constexpr int kNumDrawings = 3;
 Drawing drawing_of(const Processors& processors);

@@ -20,7 +20,7 @@ constexpr double kKept = 0.95, kKeptOfMany = 0.9995;
 // Of what is known of positions behind a draft that was accepted whole.
 constexpr double kKeptBehind = 0.995;
 // Of offsets, of all sequences, in log odds: their standard deviation, and what is left of one from
-// a step to the next. Both made what was accepted likeliest that had been drafted for 96 answers.
+// a step to the next (docs/operations/lookahead.md says where both are from).
 constexpr double kDeviation = 0.6, kFollows = 0.9;
 // No server is so sure of a draft that a sequence could not show otherwise.
 constexpr double kSurest = 0.9999;

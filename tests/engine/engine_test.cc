@@ -27,9 +27,16 @@ EngineOptions tiny_options() {
   return {.model = test_checkpoint("tiny"), .draft = test_checkpoint("tiny-draft")};
 }
 
-// One distinct answer a prompt within one number of ranks, for every K, drafter and prefill chunk;
-// among the drafts a poor one and the target itself, so that refusing and accepting both show.
-TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
+// One distinct answer a prompt within one number of ranks, for every K, drafter and prefill chunk,
+// alone, among others, and after preemption; among the drafts a poor one and the target itself, so
+// that refusing and accepting both show.
+TEST(Engine, GreedyDoesNotDependOnSpeculationOrCompany) {
+  struct Way {
+    int prefill_chunk;
+    int max_sequences = 64;
+    int64_t kv_cache_tokens = 0;  // as many as they need
+  };
+  constexpr int64_t kScarce = 448;
   const std::map<std::string, std::vector<std::string>> drafters_of = {
       {"tiny-draft", {kEveryDrafter.begin(), kEveryDrafter.end()}},
       {"tiny", {"model"}},
@@ -38,19 +45,25 @@ TEST(Engine, GreedyDoesNotDependOnSpeculationOrChunks) {
     std::map<size_t, std::set<std::vector<int32_t>>> distinct;  // by the prompt's length
     std::map<std::string, int64_t> accepted;                    // by drafter
     for (const auto& [draft, drafters] : drafters_of) {
-      for (const int chunk : {1, 7, 64, 1000}) {
+      for (const Way& way : {Way{1}, {7}, {64}, {1000}, {64, 1}, {64, 64, kScarce}}) {
         EngineOptions options = with_every_drafter(tiny_options());
         options.draft = test_checkpoint(draft);
-        options.prefill_chunk = chunk;
+        options.prefill_chunk = way.prefill_chunk;
+        options.max_sequences = way.max_sequences;
+        options.kv_cache_tokens = way.kv_cache_tokens;
+        options.max_positions = 192;
         std::vector<Request> requests;
-        for (const int k : {0, 1, 2, 4, 8}) {
+        for (const int k : {0, 1, 2, 3, 4, 5, 6, 7, 8, kMaxDraftTokens}) {
           for (const std::string& drafter : drafters) {
             for (const int length : {1, 20, 130}) {
               requests.push_back(greedy_request(length, length, 40, k, drafter));
             }
           }
         }
-        const auto answers = run_requests(options, ranks, requests);
+        EngineStats stats;
+        const auto answers = run_requests(options, ranks, requests, {}, &stats);
+        EXPECT_EQ(stats.num_preemptions > 0, way.kv_cache_tokens == kScarce)
+            << stats.num_preemptions;
         for (size_t i = 0; i < answers.size(); ++i) {
           ASSERT_TRUE(answers[i].completion) << answers[i].status;
           ASSERT_EQ(answers[i].token_ids.size(), 40u);

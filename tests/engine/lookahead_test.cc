@@ -93,7 +93,7 @@ TEST(EngineLookahead, ADrafterThatGuessesNothingIsPutAside) {
   const auto answers = run_requests(options_with("adaptive"), 1, {request}, {}, &stats);
   const SpeculationStats& speculation = answers[0].completion->speculation;
   EXPECT_GT(speculation.num_spec_steps, 0);
-  EXPECT_LT(speculation.num_spec_steps, 60);
+  EXPECT_LT(speculation.num_spec_steps, 200);
   const DrafterReport& report = stats.drafters[static_cast<int>(DrafterKind::random)];
   EXPECT_EQ(report.num_drafts, speculation.num_spec_steps);
   EXPECT_EQ(report.num_draft_tokens, speculation.num_draft_tokens);

@@ -2,7 +2,7 @@
 
     disagreement_test.py PROGRAM CHECKPOINT LOAD_CLIENT
 
-PROGRAM is an `outrider` with straying_follower.cc: its ranks but 0 stray at step 200 of each start.
+PROGRAM is an `outrider` with straying_follower.cc: its ranks but 0 stray at step 1000 of each start.
 """
 
 import sys
@@ -11,24 +11,24 @@ import unittest
 from job import INTERNAL, Job, Load, answer_of
 
 STREAMS = 4
-MAX_TOKENS = 1900  # of each stream, of which a step makes a few
+MAX_TOKENS = 1900  # of each stream, of which a step makes one
 
 
 class Disagreement(unittest.TestCase):
     def hears_of_it(self, ranks, who):
-        with Job(ranks=ranks) as job:
+        with Job(ranks=ranks, serve=['--lookahead', 'fixed:0']) as job:
             expected = answer_of(job)[1]
+            watch = job.watch_ranks()
             with Load(job, STREAMS, MAX_TOKENS) as load:
                 load.wait_for('running')
-                watch = job.watch_ranks()
                 failed = load.events('failed')
                 watch.all_gone()
             self.assertEqual(len(failed), STREAMS)
             for _, what in failed:
-                self.assertRegex(what, f'^{INTERNAL} step 200: .* differ from rank 0.s on {who}$')
+                self.assertRegex(what, f'^{INTERNAL} step 1000: .* differ from rank 0.s on {who}$')
             self.assertEqual(answer_of(job)[1], expected)
             log = '\n'.join(job.log.lines)
-            self.assertRegex(log, 'outrider: the job has ended: step 200: .*starting it again')
+            self.assertRegex(log, 'outrider: the job has ended: step 1000: .*starting it again')
 
     def test_every_call_hears_of_it_and_the_job_starts_again(self):
         for ranks, who in ((2, 'rank 1'), (3, 'rank 1, rank 2'), (2, 'rank 1')):

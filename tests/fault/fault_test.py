@@ -36,7 +36,7 @@ MAX_TOKENS = 1900
 LONGEST_MOMENT_S = 0.5  # under load, before the fault
 BUSY_PROCESSES, BUSY_S = 8, 10  # that take the ranks' processor, and for how long
 
-figures = Figures()
+figures = Figures(slack=2 if RUNS else 5)  # the more runs, the quieter the machine has to be
 rng = random.Random(SEED)
 
 
@@ -186,9 +186,10 @@ class Quarantine(Case):
         with Job() as job:
             expected = answer_of(job)
             for _ in range(2):
+                ranks = job.ranks()
                 with Load(job, STREAMS, MAX_TOKENS) as load:
                     load.wait_for('running')
-                    os.kill(job.ranks()[1], signal.SIGKILL)
+                    os.kill(ranks[1], signal.SIGKILL)
                     self.assertEqual(len(load.events('failed')), STREAMS)
                 self.assertEqual(answer_of(job)[1], expected[1])
             with Load(job, 1, MAX_TOKENS) as load:
@@ -320,8 +321,10 @@ class Drain(Case):
             with (self.subTest(run=run), Job(serve=self.PATIENT) as job,
                   Load(job, STREAMS, MAX_TOKENS, answers=1) as load):
                 start = self.asked_to_end(job, load)
+                os.kill(load.process.pid, signal.SIGSTOP)  # its calls cannot end meanwhile
                 with Load(job, 1, 1, answers=1) as late:
                     failed = late.events('failed')
+                os.kill(load.process.pid, signal.SIGCONT)
                 self.assertEqual(len(failed), 1)
                 self.assertRegex(failed[0][1], f'^{UNAVAILABLE} ')
                 done = load.events('done')

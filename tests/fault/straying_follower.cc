@@ -10,7 +10,7 @@ namespace outrider {
 namespace {
 
 constexpr std::chrono::microseconds kSpin{200};
-constexpr uint64_t kStraysAt = 200;
+constexpr uint64_t kStraysAt = 1000;
 
 }  // namespace
 

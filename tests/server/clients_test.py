@@ -74,21 +74,24 @@ class WaitForReady(unittest.TestCase):
         port = free_port()
         generate = [PROGRAM, 'generate', '--address', f'127.0.0.1:{port}', *GREEDY, '--no-stats']
         with Server(port=port, options=['--drain-seconds', str(LIMIT_S)]) as server:
-            with subprocess.Popen([*generate, '--n', '16', '--max-tokens', '1900', '--mode', 'off',
-                                   '--logprobs', '20', 'Hi'],
+            with subprocess.Popen([*generate, '--n', '8', '--max-tokens', '1900', '--mode', 'off',
+                                   'Hi'],
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
                 running.stdout.read(1)
-                server.process.send_signal(signal.SIGTERM)
-                while (health := outrider('health', '--port', str(port)).stdout) == 'SERVING\n':
-                    pass
-                self.assertEqual(health, 'NOT_SERVING\n')
-                waiting = subprocess.Popen(
-                    [*generate, '--max-tokens', '3', '--wait-for-ready', str(LIMIT_S), 'Hi'],
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                while not is_connected(waiting.pid, port):
-                    self.assertIsNone(waiting.poll())
-                self.assertIsNone(running.poll(), 'the drain was too short to be seen')
-                self.assertIsNone(waiting.poll())
+                # Its call cannot end meanwhile: half a MB, of which gRPC buffers 64 KiB.
+                running.send_signal(signal.SIGSTOP)
+                try:
+                    server.process.send_signal(signal.SIGTERM)
+                    while (health := outrider('health', '--port', str(port)).stdout) == 'SERVING\n':
+                        pass
+                    self.assertEqual(health, 'NOT_SERVING\n')
+                    waiting = subprocess.Popen(
+                        [*generate, '--max-tokens', '3', '--wait-for-ready', str(LIMIT_S), 'Hi'],
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                    while not is_connected(waiting.pid, port):
+                        self.assertIsNone(waiting.poll())
+                finally:
+                    running.send_signal(signal.SIGCONT)
                 running.stdout.read()
             self.assertEqual(server.wait_for_end(), 0)
             self.assertNotIn('UNAVAILABLE', server.log)

@@ -41,7 +41,7 @@ TEST(Intake, RefusesAtOnceWhatIsTooManyTokensToWait) {
 // longer than the model allows.
 class IntakeUnderLoad : public ::testing::Test {
  protected:
-  static constexpr int kPrompts = 16;
+  static constexpr int kPrompts = 64;
 
   IntakeUnderLoad() : server_(options()) {}
 
@@ -116,7 +116,7 @@ TEST_F(IntakeUnderLoad, HealthAndAbortDoNotWaitForIt) {
 
 TEST_F(IntakeUnderLoad, ADeadlineThatPassesInItTakesNoStep) {
   send_long_prompts();
-  OpenCall late(server_.port(), greedy("Too late", 5), milliseconds(20));
+  OpenCall late(server_.port(), greedy("Too late", 5), milliseconds(2));
   EXPECT_EQ(late.finish().status.error_code(), StatusCode::DEADLINE_EXCEEDED);
   expect_all_refused();
   EXPECT_TRUE(server_.server().wait_for_calls(std::chrono::minutes(1)));

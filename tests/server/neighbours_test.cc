@@ -114,7 +114,7 @@ TEST(Neighbours, OfBadOnesGetTheSameTokens) {
        }},
       {"a deadline that passes",
        [&] {
-         OpenCall late(server.port(), endless("b"), std::chrono::milliseconds(20));
+         OpenCall late(server.port(), endless("b"), std::chrono::milliseconds(10));
          EXPECT_EQ(late.finish().status.error_code(), Code::DEADLINE_EXCEEDED);
        }},
       {"text that is not UTF-8",

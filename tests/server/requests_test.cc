@@ -227,12 +227,14 @@ TEST(Requests, AbortEndsTheCallsOfThatName) {
   EXPECT_EQ(rest.complete.finish_reason(), v1::FINISH_REASON_CANCELLED);
 }
 
-// The answers that wait for the first one's pages have not begun, yet what the first has is kept.
+// Most of them have not begun, yet what the first has is kept.
 TEST(Requests, AbortKeepsWhatAnswersHave) {
-  RunningServer server;
-  v1::GenerateRequest request = greedy("The quick brown fox", 2000);
-  sampling(request).set_n(3);
-  request.set_request_id("three");
+  EngineOptions one_slot = tiny_engine();
+  one_slot.max_sequences = 1;
+  one_slot.kv_cache_tokens = 2 * kEndlessTokens;  // one slot's would be too few for 16 answers
+  RunningServer server({}, /*run_engine=*/true, one_slot);
+  v1::GenerateRequest request = endless("The quick brown fox");
+  request.set_request_id("many");
   const auto stub = v1::GenerationService::NewStub(connect(server.port()));
   v1::GenerateOnceResponse whole;
   grpc::Status status;
@@ -245,13 +247,15 @@ TEST(Requests, AbortKeepsWhatAnswersHave) {
   grpc::ClientContext context;
   set_timeout(context);
   v1::AbortRequest which;
-  which.set_request_id("three");
+  which.set_request_id("many");
   v1::AbortResponse aborted;
   EXPECT_TRUE(stub->Abort(&context, which, &aborted).ok());
   client.join();
   EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(whole.complete().finish_reason(), v1::FINISH_REASON_CANCELLED);
   EXPECT_GT(whole.token_ids_size(), 0);
+  ASSERT_EQ(whole.others_size(), 15);
+  EXPECT_EQ(whole.others(14).complete().finish_reason(), v1::FINISH_REASON_CANCELLED);
+  EXPECT_EQ(whole.others(14).token_ids_size(), 0);
 }
 
 TEST(Requests, AnAnswerTooLargeForOneMessageIsRefused) {
