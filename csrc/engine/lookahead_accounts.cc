@@ -160,7 +160,8 @@ void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes
 
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   struct Learnt {
-    bool anything = false;
+    // Whether a sequence had drafts, and whether one whose K is chosen had none.
+    bool undrafted = false, drafted = false;
     // Of those whose K is chosen: the longest draft, and whether one of its length was accepted
     // whole.
     int longest = 0;
@@ -180,17 +181,14 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
         counts.age();
         sequence.offset().age();
       }
-      if (!sequence.terms.exact) {
-        all_alike.counts.age_by_one_of_many();
-        of_class.anything = true;
-      }
+      of_class.undrafted |= !sequence.terms.exact;
       continue;
     }
     const VerifiedDrafts used = outcome.drafts.within(outcome.num_emitted);
     counts.observe(used.num_drafted, used.num_accepted);
     sequence.offset().observe(all_alike.hazard, used.num_drafted, used.num_accepted);
     all_alike.counts.observe(used.num_drafted, used.num_accepted);
-    of_class.anything = true;
+    of_class.drafted = true;
     if (!sequence.terms.exact) {
       const int k = outcome.drafts.num_drafted;
       const bool all = used.num_accepted == k;
@@ -211,8 +209,9 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     for (int i = 0; i < kClasses; ++i) {
       const Learnt& of_class = learnt[d][i];
-      if (!of_class.anything) continue;
+      if (!of_class.drafted && !of_class.undrafted) continue;
       DraftClass& all_alike = drafters_[d].classes[i];
+      if (!of_class.drafted) all_alike.counts.age_of_server();
       if (of_class.accepted) all_alike.counts.age_behind(of_class.longest);
       all_alike.hazard = hazard_of(all_alike.counts);
     }

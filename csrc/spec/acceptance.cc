@@ -15,8 +15,8 @@ constexpr double kFirstGuess = 0.6, kFirstGuessWeight = 2;
 constexpr double kInheritedWeight = 2;
 // Standard deviations between what a sequence showed and what is believed of it, at most.
 constexpr double kFurthest = 2;
-// Of what is known, by a step without drafts: of one sequence, and of all.
-constexpr double kKept = 0.95, kKeptOfMany = 0.9995;
+// Of what is known, by a step without drafts: of one sequence, and of a server.
+constexpr double kKept = 0.95, kKeptOfServer = 0.9995;
 // Of what is known of positions behind a draft that was accepted whole.
 constexpr double kKeptBehind = 0.995;
 // Of offsets, of all sequences, in log odds: their standard deviation, and what is left of one from
@@ -72,7 +72,7 @@ void AcceptanceCounts::observe(int num_drafted, int num_accepted) {
 
 void AcceptanceCounts::age() { fade(0, kKept); }
 
-void AcceptanceCounts::age_by_one_of_many() { fade(0, kKeptOfMany); }
+void AcceptanceCounts::age_of_server() { fade(0, kKeptOfServer); }
 
 void AcceptanceCounts::age_behind(int num_drafted) { fade(num_drafted, kKeptBehind); }
 

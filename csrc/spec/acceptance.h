@@ -37,9 +37,9 @@ class AcceptanceCounts {
   // A step drafted nothing because of what is known here: that counts less from now on, or bad luck
   // would never be found out.
   void age();
-  // One of the many sequences whose counts these are took a step without drafts, for whatever
-  // reason: what nothing is drafted for is forgotten, however often others are drafted for.
-  void age_by_one_of_many();
+  // The same of a server's, of a kind of which a step drafted nothing, for whatever reason: what
+  // nothing is drafted for is forgotten, however often others are drafted for.
+  void age_of_server();
   // A step kept all of num_drafted tokens, where more might have been drafted: what is known of the
   // positions behind them counts less from now on, or a few refusals there would choose K for good.
   void age_behind(int num_drafted);
