@@ -181,7 +181,8 @@ def beside_best(arms, prices, others):
     """The Lookahead of requests that name no drafter, beside the best of what `others` do."""
     key = (DEFAULT, ADAPTIVE)
     fixed = [of for of in arms if of[1] != ADAPTIVE]
-    return Lookahead({k: min(other.fixed[k] for other in others) for k in others[0].fixed},
+    ks = sorted({k for other in others for k in other.fixed})
+    return Lookahead({k: min(other.fixed[k] for other in others if k in other.fixed) for k in ks},
                      figures(arms[key], lambda step: prices.ms(DEFAULT, step)),
                      min(other.oracle for other in others),
                      to_best_interval(arms, prices, DEFAULT, fixed))
@@ -212,6 +213,7 @@ def lookahead_text(cells, drafters, default):
     fixed and adapted, and perhaps of requests that name none. default: who draws for those.
     Returns Markdown, and {sampling: {text: {drafter: Lookahead.to_best}}}."""
     cells = at_one_speed(cells)
+    ks = sorted({k for arms in cells.values() for _, k in arms if k > 0})
     prices = prices_by_sampling(cells, default)
     rows, founds = [], collections.defaultdict(list)
     to_best = collections.defaultdict(dict)
@@ -221,14 +223,14 @@ def lookahead_text(cells, drafters, default):
             found[DEFAULT] = beside_best(arms, prices[sampling], list(found.values()))
         to_best[sampling][text] = {drafter: of.to_best() for drafter, of in found.items()}
         for drafter, of in found.items():
-            plain, *fixed = of.fixed.values()
+            plain = of.fixed[0]
             founds[drafter].append(of)
-            rows.append([drafter, sampling, text, *(f'{plain.ms / arm.ms:.2f}' for arm in fixed),
+            rows.append([drafter, sampling, text,
+                         *(f'{plain.ms / of.fixed[k].ms:.2f}' if k in of.fixed else '' for k in ks),
                          f'{plain.ms / of.adaptive.ms:.3f}',
                          ratio_cell((of.to_best(), *of.interval)),
                          f'{plain.ms / of.oracle.ms:.2f}',
                          ' / '.join(f'{arm.p99:.1f}' for arm in (plain, of.best(), of.adaptive))])
-    ks = [k for k in founds[drafters[0]][0].fixed if k > 0]
     priced = [[sampling, k, f'{rest:.2f}', *(f'{draft[of]:.2f}' if of in draft else ''
                                              for of in drafters if of not in COPYING)]
               for sampling, of_sampling in prices.items() for k, rest, draft in of_sampling.rows()]

@@ -426,6 +426,16 @@ class Lookahead(unittest.TestCase):
         self.assertAlmostEqual(of_text['head'], 36 / 44)
         self.assertAlmostEqual(of_text[DEFAULT], 1.5)
 
+    def test_drafters_need_not_have_the_same_fixed_ones(self):
+        arms = {PLAIN: [step(0, 0)] * 6, ('head', 1): [step(1, 1, 1.0)] * 3,
+                ('ngram', 2): [step(2, 2)] * 2, ('head', ADAPTIVE): [step(1, 1, 1.0)] * 3,
+                ('ngram', ADAPTIVE): [step(2, 2)] * 2, (DEFAULT, ADAPTIVE): [step(2, 2)] * 2}
+        text, _ = lookahead_text({('greedy', 'chat'): arms}, ['ngram', 'head'], 'head')
+        lines = text.splitlines()
+        self.assertTrue(lines[2].startswith('| ngram | greedy | chat |  | 2.50 | 2.500 | 1.000 '))
+        self.assertTrue(lines[3].startswith('| head | greedy | chat | 1.67 |  | 1.667 | 1.000 '))
+        self.assertTrue(lines[4].startswith('| default | greedy | chat | 1.67 | 2.50 | 2.500 '))
+
     def test_the_interval_picks_the_best_anew_for_each_draw_of_prompts(self):
         # Milliseconds by prompt: plain 20, 20; K = 1: 11, 22; adapted 20, 11. Best of both: 33.
         def of_prompts(*steps):
