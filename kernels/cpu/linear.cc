@@ -1,5 +1,7 @@
 #include "kernels/cpu/linear.h"
 
+#include <cpuid.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -25,6 +27,18 @@ bool prefers_dot_pairs(int64_t rows) {
   return rows == 1 || !is_intel;
 }
 
+// The family of AMD's Zen 5.
+bool is_zen5() {
+  unsigned eax, ebx, ecx, edx;
+  if (!__builtin_cpu_is("amd") || __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return false;
+  return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 0x1a;
+}
+
+const TileKernels& dot_pairs_kernels() {
+  static const bool far = is_zen5();
+  return far ? kTileAvx512Bf16Far : kTileAvx512Bf16;
+}
+
 const TileKernels& kernels_for(Isa isa, int64_t rows) {
   switch (isa) {
     case Isa::scalar:
@@ -32,7 +46,7 @@ const TileKernels& kernels_for(Isa isa, int64_t rows) {
     case Isa::avx2:
       return kTileAvx2;
     case Isa::avx512_bf16:
-      return prefers_dot_pairs(rows) ? kTileAvx512Bf16 : kTileAvx512;
+      return prefers_dot_pairs(rows) ? dot_pairs_kernels() : kTileAvx512;
     case Isa::avx512:
       return kTileAvx512;
   }

@@ -14,7 +14,7 @@ namespace outrider::cuda {
 
 namespace {
 
-constexpr unsigned kMaxResolveThreads = 512;  // its race takes 82 registers a thread, of 65,536
+constexpr unsigned kMaxResolveThreads = 512;  // leaves each 128 of a block's 65,536 registers
 
 // A block a chunk of a row; the last of a row's blocks merges them. rows: no kernel before has
 // written them.

@@ -158,7 +158,8 @@ TEST_F(LinearTest, EveryTileGivesTheSameBits) {
   const std::pair<Isa, const TileKernels*> all[] = {{Isa::scalar, &kTileScalar},
                                                     {Isa::avx2, &kTileAvx2},
                                                     {Isa::avx512, &kTileAvx512},
-                                                    {Isa::avx512_bf16, &kTileAvx512Bf16}};
+                                                    {Isa::avx512_bf16, &kTileAvx512Bf16},
+                                                    {Isa::avx512_bf16, &kTileAvx512Bf16Far}};
   for (const auto& [isa, kernels] : all) {
     if (!isa_available(isa)) continue;
     for (int rows = 1; rows <= kernels->max_rows; ++rows) {
