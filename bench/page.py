@@ -45,8 +45,12 @@ def isas():
 
 
 def machine():
-    """Its CPU, cores and instruction set, today, and the commit, in one line."""
-    parts = [cpuinfo('model name') or platform.machine(), f'{os.cpu_count()} cores',
+    """Its CPU, cores and instruction set, today, and the commit, in one line. The name of a CPU on
+    a rented machine may be its maker's alone: family and model tell its kind."""
+    kind = [f'{field} {cpuinfo(name)}' for field, name in
+            (('family', 'cpu family'), ('model', 'model')) if cpuinfo(name)]
+    parts = [' '.join([cpuinfo('model name') or platform.machine(), *kind]),
+             f'{os.cpu_count()} cores',
              *isas()[:1], str(datetime.date.today()), f'commit `{commit()}`']
     return ', '.join(part for part in parts if part)
 

@@ -2,9 +2,12 @@
 
 import collections
 import json
+import statistics
 import time
 import typing
 from pathlib import Path
+
+import numpy as np
 
 from serving import pb
 
@@ -93,6 +96,15 @@ class Arm:
 
     def tokens_a_step(self):
         return self.tokens / self.steps.total()
+
+    def predicted_speedup(self):
+        """Over all answers, which are of as many tokens: of their times."""
+        return statistics.harmonic_mean(self.predicted)
+
+    def ms_by_prompt(self):
+        """[prompts]: of a token, summed over the rounds. Each round asks all prompts."""
+        prompts = len({prompt for prompt, _, _ in self.answers})
+        return np.reshape(self.answers_ms, (-1, prompts)).sum(axis=0)
 
     def mean_lookahead(self):
         return sum(k * n for k, n in self.steps.items()) / self.steps.total()

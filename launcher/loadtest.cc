@@ -152,7 +152,11 @@ class Loadtest {
     Json json = to_json(report);
     json["gave_up"] = load.gave_up;
     std::optional<std::string> failed;
-    if (!report.valid()) failed = failure("", kVoid, report, load.gave_up);
+    if (!report.valid()) {
+      failed = failure("", kVoid, report, load.gave_up);
+    } else if (server_failed({load}, options_.warmup_s)) {
+      failed = failure("", kServerFailed, report, load.gave_up);
+    }
     finish("Load test of Outrider", std::move(json), failed,
            [&](const PageFrame& frame) { return load_page(frame, load, report); });
   }

@@ -67,6 +67,8 @@ bool server_failed(const std::vector<LoadResult>& loads, double warmup_s);
 
 // Whether so many failed, by whatever, that percentiles of the others are not those of the load.
 bool has_lost_too_many(const LoadReport& report);
+inline constexpr char kOfSurvivors[] =
+    "latencies are of the answers alone: with those that failed they might be much longer";
 
 // Of loads that asked the same in the same way, one after the other.
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options = {});

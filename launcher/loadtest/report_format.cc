@@ -116,6 +116,7 @@ std::string to_table(const LoadReport& report) {
                             report.cancelled);
   }
   text += error_lines(report);
+  if (has_lost_too_many(report)) text += std::string(kOfSurvivors) + "\n";
   text += absl::StrFormat("\n%-16s%10s%10s%10s%10s%10s%10s\n", "milliseconds", "mean", "P50", "P90",
                           "P99", "P99.9", "max");
   text += rows("TTFT", report.ttft) + rows("TPOT", report.tpot) + rows("ITL", report.itl) +

@@ -25,7 +25,7 @@ from command_line import Parser, at_least, given, positive  # noqa: E402
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
                        rising, to_best_interval)
-from paired import mean_over_prompts, student_t  # noqa: E402
+from paired import mean_over_prompts, student_t, time_ratio  # noqa: E402
 from speculation import (ADAPTIVE, DEFAULT, PLAIN, Arm, Prompt,  # noqa: E402
                          generate_request, speculation_params)
 from page import commit, isas, machine  # noqa: E402
@@ -175,6 +175,22 @@ class Means(unittest.TestCase):
         self.assertEqual(mean_over_prompts(once[1:] + [('a', 0.0), ('a', 2.0)])[0], mean)
 
 
+    def test_time_is_saved_over_all_prompts(self):
+        # One of three is twice as fast, and takes most of the time: no mean of ratios.
+        speedup, low, high = time_ratio([60, 20, 20], [30, 20, 20])
+        self.assertAlmostEqual(speedup, 100 / 70)
+        self.assertEqual((low, high), (1, 2))  # draws without it, and of it alone
+        answers = Arm()
+        answers.answers = [(Prompt('chat', text), '', []) for text in 'abab']
+        answers.answers_ms = [1, 2, 3, 5]
+        self.assertEqual(answers.ms_by_prompt().tolist(), [4, 7])
+
+    def test_predictions_are_of_all_answers_time(self):
+        answers = Arm()
+        answers.predicted = [1, 3]  # of 3 ms each: 3 and 1
+        self.assertAlmostEqual(answers.predicted_speedup(), 6 / 4)
+
+
 class Percentile(unittest.TestCase):
     def test_is_the_nearest_rank(self):
         hundred = list(range(1, 101))
@@ -187,7 +203,7 @@ class Percentile(unittest.TestCase):
 class Machine(unittest.TestCase):
     def test_is_said_in_one_line(self):
         with mock.patch('page.commit', return_value='0123abc-dirty'):
-            self.assertRegex(machine(), r'^.+, \d+ cores, .*\d{4}-\d\d-\d\d, '
+            self.assertRegex(machine(), r'^.+ family \d+ model \d+, \d+ cores, .*\d{4}-\d\d-\d\d, '
                                         r'commit `0123abc-dirty`$')
 
     def test_a_commit_is_dirty_with_other_code(self):

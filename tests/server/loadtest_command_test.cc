@@ -74,6 +74,35 @@ TEST_F(Loadtest, IsVoidWhereMoreFailedThanSucceeded) {
   EXPECT_EQ(report()["ttft_ms"]["count"], 20);
 }
 
+// What overload takes is the load's; all else is the server's, from a tenth on.
+TEST_F(Loadtest, FailsWithItsServer) {
+  const auto every_fifth = [](grpc::StatusCode code) {
+    return ScriptedServer([code](int64_t index) {
+      Script script;
+      if (index % 5 == 0) script.status = {code, "one of five"};
+      return script;
+    });
+  };
+  constexpr char kSaid[] = "latencies are of the answers alone";
+  {
+    ScriptedServer server = every_fifth(grpc::StatusCode::INTERNAL);
+    expect_one_line_error({"the server failed: 40 of 50", "INTERNAL", "one of five"}, [&] {
+      run(server, {"--rate", "1000", "--requests", "50", "--html", html_path()});
+    });
+    EXPECT_EQ(report()["ttft_ms"]["count"], 40);  // the report is there all the same
+    EXPECT_NE(output_.find(kSaid), std::string::npos) << output_;
+    EXPECT_NE(html().find(kSaid), std::string::npos);
+  }
+  {
+    ScriptedServer server = every_fifth(grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(run(server, {"--rate", "1000", "--requests", "50"}), 0);
+    EXPECT_NE(output_.find(kSaid), std::string::npos) << output_;
+  }
+  ScriptedServer server;
+  EXPECT_EQ(run(server, {"--rate", "1000", "--requests", "50"}), 0);
+  EXPECT_EQ(output_.find(kSaid), std::string::npos) << output_;
+}
+
 TEST_F(Loadtest, AVoidTestHasACauseInTheWarmUpToo) {
   ScriptedServer server([](int64_t) {
     return Script{.chunks = {}, .status = {grpc::StatusCode::INTERNAL, "broken"}};
