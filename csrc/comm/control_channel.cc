@@ -145,8 +145,7 @@ void ControlServer::goodbye() {
 
 ControlClient::ControlClient(const std::string& address, int rank, const std::string& secret)
     : server_(connect_with_greeting(address, rank, ConnectionUse::plans, secret), "rank 0"),
-      heartbeats_(connect_with_greeting(address, rank, ConnectionUse::heartbeats, secret)),
-      last_message_(steady_clock::now()) {}
+      heartbeats_(connect_with_greeting(address, rank, ConnectionUse::heartbeats, secret)) {}
 
 std::vector<Liveness::Peer> ControlClient::take_heartbeats() {
   std::vector<Liveness::Peer> peers;
@@ -156,11 +155,11 @@ std::vector<Liveness::Peer> ControlClient::take_heartbeats() {
 
 std::optional<std::vector<uint8_t>> ControlClient::receive(std::chrono::microseconds spin) {
   std::optional<Frame> frame;
-  while (!(frame = server_.try_receive()) && steady_clock::now() - last_message_ < spin) {
+  const Deadline busy_until = steady_clock::now() + spin;
+  while (!(frame = server_.try_receive()) && steady_clock::now() < busy_until) {
     std::this_thread::yield();  // free where nobody else wants the core
   }
   if (!frame) frame = server_.receive(kNoDeadline);
-  last_message_ = steady_clock::now();
   if (frame->kind == FrameKind::goodbye) return std::nullopt;
   return std::move(frame->bytes);
 }

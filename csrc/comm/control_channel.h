@@ -67,8 +67,8 @@ class ControlClient {
   // The heartbeat connection to rank 0, for a Liveness. At most once.
   std::vector<Liveness::Peer> take_heartbeats();
 
-  // The next message; nullopt once rank 0 has said goodbye. Polls busily until `spin` has passed
-  // since the last message, then sleeps in the kernel (no CPU time). Throws Error where the
+  // The next message; nullopt once rank 0 has said goodbye. Polls busily for `spin`, then sleeps in
+  // the kernel (no CPU time). Throws Error where the
   // connection ends without a goodbye, or a message is missing.
   std::optional<std::vector<uint8_t>> receive(std::chrono::microseconds spin);
 
@@ -77,7 +77,6 @@ class ControlClient {
  private:
   FrameSocket server_;
   FileDescriptor heartbeats_;
-  std::chrono::steady_clock::time_point last_message_;
 };
 
 }  // namespace outrider
