@@ -26,9 +26,10 @@ class Result(typing.NamedTuple):
     report: dict  # of --json
 
 
-def bench(arguments, isa, name, *flags):
-    """`outrider bench NAME` on all ranks."""
-    job = ['mpirun', '--bind-to', 'none', '-x', 'OUTRIDER_CPU_ISA', '-np', str(arguments.ranks)]
+def bench(arguments, isa, name, *flags, ranks=None):
+    """`outrider bench NAME`, on all ranks where no number is given."""
+    job = ['mpirun', '--bind-to', 'none', '-x', 'OUTRIDER_CPU_ISA', '-np',
+           str(ranks or arguments.ranks)]
     with tempfile.NamedTemporaryFile(suffix='.json') as report:
         done = subprocess.run(
             [*job, arguments.program, 'bench', name, *flags, '--json', report.name],
@@ -87,4 +88,7 @@ def cpu_text(arguments, draw):
             ('Exchanges', 'comm', [])):
         result = bench(arguments, best, name, *flags)
         text += f'\n### {title}\n\n```\n{result.command}\n```\n\n{result.said}\n'
-    return text
+    # A thread for each rank, which share the work by themselves.
+    result = bench(arguments, best, 'op', '--threads', str(arguments.ranks), '--isas', best,
+                   ranks=1)
+    return text + f'\n### Operations\n\n```\n{result.command}\n```\n\n{result.said}\n'

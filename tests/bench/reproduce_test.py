@@ -203,7 +203,8 @@ class Percentile(unittest.TestCase):
 class Machine(unittest.TestCase):
     def test_is_said_in_one_line(self):
         with mock.patch('page.commit', return_value='0123abc-dirty'):
-            self.assertRegex(machine(), r'^.+ family \d+ model \d+, \d+ cores, .*\d{4}-\d\d-\d\d, '
+            self.assertRegex(machine(), r'^.+ family \d+ model \d+, \d+ cores, '
+                                        r'.*\d{4}-\d\d-\d\d, '
                                         r'commit `0123abc-dirty`$')
 
     def test_a_commit_is_dirty_with_other_code(self):
