@@ -1,6 +1,7 @@
 #include "model/kv_cache.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/digest.h"
 
@@ -20,8 +21,9 @@ int64_t layer_page_bytes(const AttentionShape& shape) {
 // step, so that one step would wait for as many pieces as there are layers, twice.
 void touch(Backend& backend, const Buffer& buffer, int64_t bytes, Stream& stream) {
   const TensorView all = buffer.view(DType::u8, {bytes});
-  const std::vector<uint8_t> zeros(std::min<int64_t>(bytes, 1 << 16));
-  auto done = static_cast<int64_t>(zeros.size());
+  // Outlives the copy, should a device read the memory of its host by itself.
+  static constexpr std::array<uint8_t, 1 << 16> zeros{};
+  int64_t done = std::min<int64_t>(bytes, zeros.size());
   backend.copy_from_host(all.rows(0, done), zeros.data(), stream);
   while (done < bytes) {
     const int64_t next = std::min(2 * done, bytes);

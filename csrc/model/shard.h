@@ -23,7 +23,8 @@ Range split_ffn(int64_t columns, int rank, int size);
 
 // Query heads are split as evenly as they can be; a rank holds the KV heads that its query heads
 // read, so a KV head whose group is cut (or that has more ranks than one to serve) stands on each
-// of them.
+// of them. Where ranks have unlike numbers of heads, who has fewer gets more FFN columns, so that
+// a layer's weights are as many on every rank: who has the most is waited for.
 struct Shard {
   int rank = 0;
   int size = 1;

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/one_line_error.h"
@@ -16,6 +18,7 @@ ModelConfig config_of(int64_t heads, int64_t kv_heads, int64_t intermediate, int
   config.num_heads = heads;
   config.num_kv_heads = kv_heads;
   config.head_dim = 64;
+  config.hidden_size = heads * 64;
   config.intermediate_size = intermediate;
   config.vocab_size = vocab;
   return config;
@@ -121,6 +124,39 @@ TEST(Shard, RepeatsAKvHeadWhoseGroupIsCut) {
   EXPECT_EQ(std::pair(second.kv_heads.begin, second.kv_heads.end),
             std::pair(INT64_C(1), INT64_C(3)));
   EXPECT_EQ(second.attention.head_offset, 1);
+}
+
+// Weights of a layer: who has more heads has fewer columns, to the nearest eight. Where there are
+// as many heads, columns are cut as split_ffn does.
+TEST(Shard, RanksHaveAsManyWeights) {
+  const auto weights_of = [](const ModelConfig& config, int rank, int size) {
+    const Shard shard = Shard::of(config, rank, size);
+    return config.hidden_size * (128 * (shard.heads.size() + shard.kv_heads.size()) +
+                                 (config.num_ffn_in() + 1) * shard.intermediate.size());
+  };
+  ModelConfig gpt2 = config_of(25, 25, 6400, 50257);
+  gpt2.activation = Activation::gelu_tanh;
+  for (const auto& [config, size] :
+       {std::pair(smollm2(), 2), {smollm2(), 4}, {gpt2, 2}, {gpt2, 3}}) {
+    const int64_t eight = 8 * config.hidden_size * (config.num_ffn_in() + 1);
+    for (int rank = 1; rank < size; ++rank) {
+      EXPECT_LE(std::abs(weights_of(config, rank, size) - weights_of(config, 0, size)), eight);
+    }
+  }
+  EXPECT_EQ(Shard::of(smollm2(), 0, 2).intermediate.end, 792);
+  for (int rank = 0; rank < 3; ++rank) {
+    const Range even = split_ffn(1536, rank, 3), found = Shard::of(smollm2(), rank, 3).intermediate;
+    EXPECT_EQ(std::pair(found.begin, found.end), std::pair(even.begin, even.end));
+  }
+}
+
+// So few columns that the ranks with fewer heads would take them all: each has some all the same.
+TEST(Shard, NoRankIsWithoutColumns) {
+  for (int rank = 0; rank < 3; ++rank) {
+    const Range even = split_ffn(24, rank, 3);
+    const Range found = Shard::of(config_of(4, 4, 24, 100), rank, 3).intermediate;
+    EXPECT_EQ(std::pair(found.begin, found.end), std::pair(even.begin, even.end));
+  }
 }
 
 // GPT-2 XL's 25 heads over two and three ranks.
