@@ -63,7 +63,7 @@ void launch_splits(const AttentionPass& pass, cudaStream_t stream) {
   }
 }
 
-// Blocks to spare: each reads keys for one tile of queries. One wave of them.
+// Blocks to spare: each reads keys for one tile of queries. One wave of them, but on sm_80.
 template <int kChunks>
 void launch_few(FewRows few, int64_t num_multiprocessors, cudaStream_t stream) {
   const dim3 grid = deal_out(few.pass, kTileQueries, kFewBlocks<kChunks> * num_multiprocessors);

@@ -120,8 +120,9 @@ __device__ void merge_group(const FewRows& few, const BlockShare& share) {
   merge_splits<kChunks * 16 / kMergeLanes>(few.pass, query, few.pass.map.positions[row], few.y);
 }
 
-// Blocks that are made for a multiprocessor: two where keys are short. From sm_89 to sm_100 it has
-// registers for both at once (held to them, sm_80 and sm_120 would spill).
+// Blocks that are made for a multiprocessor: two where keys are short. From sm_89 on it has
+// registers for both at once; on sm_80, which would spill if it were held to them, they come one by
+// one.
 template <int kChunks>
 constexpr int kFewBlocks = kChunks <= 2 ? 2 : 1;
 

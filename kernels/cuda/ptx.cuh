@@ -33,32 +33,6 @@ __device__ inline uint32_t shared_address(const void* shared) {
 }
 #endif
 
-// A warp loads four 8 x 8 matrices of 2-byte elements. Lane 8 m + i says where row i of matrix m
-// stands: 16 bytes of shared memory, aligned to 16. r[m] holds row lane / 4, columns 2 (lane % 4)
-// and the next, of matrix m: an operand of mma_m16n8k16 for a by rows, or b by columns.
-__device__ inline void ldmatrix_x4(uint32_t (&r)[4], const void* shared) {
-#ifdef OUTRIDER_EMULATED
-  emu::ldmatrix_x4(r, shared, /*transposed=*/false);
-#else
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(shared))
-               : "memory");
-#endif
-}
-
-// The same with each matrix transposed: r[m] holds column lane / 4, rows 2 (lane % 4) and the next.
-__device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* shared) {
-#ifdef OUTRIDER_EMULATED
-  emu::ldmatrix_x4(r, shared, /*transposed=*/true);
-#else
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(shared))
-               : "memory");
-#endif
-}
-
 // Begins to copy 16 bytes, both sides aligned to 16, past the first-level cache. What arrives is
 // there after cp_async_wait, for other threads behind a barrier after that. Where !valid, zeros
 // arrive and `global`, which must still be an address, is not read.

@@ -85,7 +85,7 @@ class Measuring:
         self.bench(record, "operations", "op", *flags, "--repeats", 5 if real else 1, "--contexts",
                    "1024,8192" if real else "20", *rows, *copy)
         # Of long prompts, what rows of their own bits cost beside cuBLASLt.
-        long_rows = ("--rows", "64,512" if real else "70")
+        long_rows = ("--rows", "128,512" if real else "70")
         for numerics in ("exact", "fast"):
             self.bench(record, f"long prompts {numerics}", "op", *flags, "--repeats",
                        5 if real else 1, "--contexts", "1024" if real else "20", *long_rows,

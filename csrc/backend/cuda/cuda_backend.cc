@@ -245,9 +245,10 @@ void CudaBackend::embed(const PackedWeight& table, TensorView tokens, int64_t fi
               tokens.extent(0), table.n, table.k, handle(stream));
 }
 
-bool CudaBackend::is_fast(const PackedWeight& weight, TensorView x, TensorView bias) const {
-  return cuda_linear_is_fast(x.extent(0), numerics()) &&
-         fast_linear_->has(weight.n, weight.k, bias.raw() != nullptr);
+bool CudaBackend::is_fast(const PackedWeight& weight, TensorView x, TensorView bias) {
+  const int64_t rows = x.extent(0);
+  return cuda_linear_is_fast(rows, numerics()) &&
+         fast_linear_->fits(rows, weight.n, weight.k, bias.raw() != nullptr);
 }
 
 void CudaBackend::linear_fast(const PackedWeight& weight, TensorView x, TensorView bias, float* y,

@@ -1,5 +1,6 @@
 // The CUDA backend: the kernels of kernels/cuda on one device. Operations are enqueued; nothing
-// here waits but copies of memory that is not pinned, and what runs while weights are loaded.
+// here waits but copies of memory that is not pinned, what makes room for graphs or reserves
+// scratch memory, and what runs while weights are loaded.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -93,7 +94,7 @@ class CudaBackend final : public Backend {
   Numerics numerics() const { return fast_linear_ ? Numerics::fast : Numerics::exact; }
   PackedWeight pack(std::span<const TensorView> parts, bool gate_up);
   // Whether the product is cuBLASLt's: numerics are fast, the rows are many, and it can.
-  bool is_fast(const PackedWeight& weight, TensorView x, TensorView bias) const;
+  bool is_fast(const PackedWeight& weight, TensorView x, TensorView bias);
   // y: [rows, n]
   void linear_fast(const PackedWeight& weight, TensorView x, TensorView bias, float* y,
                    Stream& stream);

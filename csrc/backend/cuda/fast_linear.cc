@@ -65,10 +65,8 @@ FastLinear::~FastLinear() {
 
 void FastLinear::choose(int64_t n, int64_t k) {
   for (const bool with_bias : {false, true}) {
-    if (has(n, k, with_bias)) continue;
-    // Whose address does not matter yet, only that there is one.
-    const auto* const bias = with_bias ? static_cast<const float*>(workspace_) : nullptr;
-    Product product(bias, kChosenForRows, n, k);
+    if (algorithms_.contains({n, k, with_bias})) continue;
+    Product product(some_bias(with_bias), kChosenForRows, n, k);
     cublasLtMatmulPreferenceOpaque_t wanted;
     check_blas(cublasLtMatmulPreferenceInit(&wanted), "cublasLtMatmulPreferenceInit");
     const auto want = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -77,7 +75,7 @@ void FastLinear::choose(int64_t n, int64_t k) {
     };
     const uint32_t of_k = alignment(k * 2), of_n = alignment(n * 4);
     want(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size_t{kFastLinearWorkspaceBytes});
-    // No split of k: its workspace grows with the rows, and the algorithm serves any number.
+    // No split of k: its workspace grows with the rows, and one algorithm is to serve many numbers.
     want(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
     want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of_k);
     want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of_k);
@@ -93,19 +91,40 @@ void FastLinear::choose(int64_t n, int64_t k) {
     }
     check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
     check_blas(best.state, "cublasLtMatmulAlgoGetHeuristic");
-    algorithms_.emplace(Shape{n, k, with_bias}, best.algo);
+    algorithms_.emplace(Shape{n, k, with_bias}, Algorithm{.chosen = best.algo});
   }
+}
+
+bool FastLinear::fits(int64_t rows, int64_t n, int64_t k, bool bias) {
+  const auto algorithm = algorithms_.find({n, k, bias});
+  if (algorithm == algorithms_.end()) return false;
+  const auto [known, is_new] = algorithm->second.fits.try_emplace(rows);
+  if (is_new) {
+    Product product(some_bias(bias), rows, n, k);
+    cublasLtMatmulHeuristicResult_t result;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle_, &product.operation, &product.weight, &product.x,
+                                &product.y, &product.y, &algorithm->second.chosen, &result);
+    known->second = status == CUBLAS_STATUS_SUCCESS && result.state == CUBLAS_STATUS_SUCCESS &&
+                    result.workspaceSize <= kFastLinearWorkspaceBytes;
+  }
+  return known->second;
+}
+
+// What cuBLASLt may ask of an address: as aligned as every bias, since cudaMalloc gave both.
+const float* FastLinear::some_bias(bool wanted) const {
+  return wanted ? static_cast<const float*>(workspace_) : nullptr;
 }
 
 void FastLinear::linear(const bf16* x, const bf16* weight, const float* bias, float* y,
                         int64_t rows, int64_t n, int64_t k, cudaStream_t stream) const {
   Product product(bias, rows, n, k);
   const float one = 1.0f, zero = 0.0f;
-  check_blas(
-      cublasLtMatmul(handle_, &product.operation, &one, weight, &product.weight, x, &product.x,
-                     &zero, y, &product.y, y, &product.y, &algorithms_.at({n, k, bias != nullptr}),
-                     workspace_, kFastLinearWorkspaceBytes, stream),
-      "cublasLtMatmul");
+  check_blas(cublasLtMatmul(handle_, &product.operation, &one, weight, &product.weight, x,
+                            &product.x, &zero, y, &product.y, y, &product.y,
+                            &algorithms_.at({n, k, bias != nullptr}).chosen, workspace_,
+                            kFastLinearWorkspaceBytes, stream),
+             "cublasLtMatmul");
 }
 
 }  // namespace outrider

@@ -21,12 +21,14 @@ class FastLinear {
   FastLinear(const FastLinear&) = delete;
   FastLinear& operator=(const FastLinear&) = delete;
 
-  // Chooses for weights of this shape, with a bias and without. Where cuBLASLt has nothing for it,
-  // has() stays false.
+  // Chooses for weights of this shape, with a bias and without.
   void choose(int64_t n, int64_t k);
-  bool has(int64_t n, int64_t k, bool bias) const { return algorithms_.contains({n, k, bias}); }
+  // Whether linear() may be asked: cuBLASLt had something for the weights, which serves so many
+  // rows as well.
+  bool fits(int64_t rows, int64_t n, int64_t k, bool bias);
 
-  // As cuda::linear; allocates nothing and waits for nothing. has(n, k, bias != null) must be true.
+  // As cuda::linear; allocates nothing and waits for nothing. fits(rows, n, k, bias != null) must
+  // be true.
   void linear(const bf16* x,       // [rows, k]
               const bf16* weight,  // [n, k]
               const float* bias,   // [n], or null
@@ -35,10 +37,16 @@ class FastLinear {
 
  private:
   using Shape = std::tuple<int64_t, int64_t, bool>;  // n, k, with a bias
+  struct Algorithm {
+    cublasLtMatmulAlgo_t chosen;
+    std::map<int64_t, bool> fits;  // by rows, of those that were asked for
+  };
+
+  const float* some_bias(bool wanted) const;
 
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;
-  std::map<Shape, cublasLtMatmulAlgo_t> algorithms_;
+  std::map<Shape, Algorithm> algorithms_;
 };
 
 }  // namespace outrider

@@ -52,28 +52,29 @@ void Graphs::replay(uint64_t key, cudaStream_t stream, bool collective,
     return;
   }
   Pass& pass = found->second;
-  if (pass.graph == nullptr) pass.graph = record(stream, enqueue);
+  if (pass.graph == nullptr && !pass.without_room) record(pass, stream, enqueue);
+  if (pass.graph == nullptr) return enqueue();
   check_cuda(cudaGraphLaunch(pass.graph, stream), "cudaGraphLaunch");
 }
 
-cudaGraphExec_t Graphs::record(cudaStream_t stream, const std::function<void()>& enqueue) {
+void Graphs::record(Pass& pass, cudaStream_t stream, const std::function<void()>& enqueue) {
   const cudaGraph_t graph = capture(stream, enqueue);
-  cudaGraphExec_t executable = nullptr;
-  cudaError_t result = instantiate(&executable, graph, stream);
+  cudaError_t result = instantiate(&pass.graph, graph, stream);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // the others make room
     make_room_behind(stream);
-    result = instantiate(&executable, graph, stream);
+    result = instantiate(&pass.graph, graph, stream);
   }
   cudaGraphDestroy(graph);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();
+    pass.without_room = true;
+    if (!pass.collective) return;
     throw Error(
         "the device has no room for one CUDA graph; expected it in what is left beside the "
         "KV cache (--gpu-memory-utilization)");
   }
   check_cuda(result, "making a CUDA graph executable");
-  return executable;
 }
 
 // Room is each rank's own, and a collective has to be part of a graph on all ranks or on none: such

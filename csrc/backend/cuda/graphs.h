@@ -19,7 +19,8 @@ class Graphs {
   // See Backend::replay. The first call with a key runs `enqueue` as it is, so that whatever it
   // does once (sizes of shared memory) is done; the second records it. Where the device has no
   // room for the graph, all others that have no collective make room, and are recorded anew at
-  // their next call; throws Error where that does not help.
+  // their next call. Where that does not help, one without a collective runs as it is from then
+  // on; for one with a collective that throws Error.
   void replay(uint64_t key, cudaStream_t stream, bool collective,
               const std::function<void()>& enqueue);
 
@@ -29,10 +30,12 @@ class Graphs {
  private:
   struct Pass {
     bool collective = false;
+    bool without_room = false;
     cudaGraphExec_t graph = nullptr;  // null: it has run, and is not recorded (any more)
   };
 
-  cudaGraphExec_t record(cudaStream_t stream, const std::function<void()>& enqueue);
+  // Leaves pass.graph null where there is no room for it.
+  void record(Pass& pass, cudaStream_t stream, const std::function<void()>& enqueue);
   // Both once the stream has done what it was given.
   void make_room_behind(cudaStream_t stream);
   void clear_behind(cudaStream_t stream);

@@ -19,14 +19,15 @@ struct Shape {
 };
 
 constexpr int64_t kMostRows = 131;
+constexpr int64_t kTooMany = 301;  // for the emulated library
 
-// Weights [n, k], inputs [kMostRows, k] and a bias [n], the same whenever they are made.
+// Weights [n, k], inputs [kTooMany, k] and a bias [n], the same whenever they are made.
 struct Values {
   explicit Values(Shape shape) : n(shape.n), k(shape.k) {
     std::mt19937 random(static_cast<uint32_t>(n * 1000 + k));
     std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
     for (int64_t i = 0; i < n * k; ++i) weight.push_back(to_bf16(uniform(random)));
-    for (int64_t i = 0; i < kMostRows * k; ++i) x.push_back(to_bf16(uniform(random)));
+    for (int64_t i = 0; i < kTooMany * k; ++i) x.push_back(to_bf16(uniform(random)));
     for (int64_t i = 0; i < n; ++i) bias.push_back(uniform(random));
   }
 
@@ -159,6 +160,15 @@ TEST(FastNumerics, WhatTheLibraryHasNothingForIsExact) {
   const Values values({48, 71});
   EXPECT_EQ(product(values, Numerics::fast, kMostRows, true),
             product(values, Numerics::exact, kMostRows, true));
+}
+
+TEST(FastNumerics, RowsThatTheAlgorithmDoesNotServeAreExact) {
+  if (!emulated_gpus()) GTEST_SKIP() << "cuBLASLt's may serve any number of rows";
+  const Values values({48, 96});
+  const auto all = product(values, Numerics::fast, kTooMany, true);
+  EXPECT_EQ(all, product(values, Numerics::exact, kTooMany, true));
+  const auto fewer = product(values, Numerics::fast, kTooMany - 1, true);
+  EXPECT_FALSE(std::equal(fewer.begin(), fewer.end(), all.begin()));
 }
 
 TEST(FastNumerics, ABackendSaysSo) {

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Fragments are read as the PTX manual lays them out, element by element, without ldmatrix.
+// Fragments are read as the PTX manual lays them out, element by element.
 // a: [16, 16]; b: [16, 8]; d: [16, 8]
 __global__ void multiply(const bf16* a, const bf16* b, float* d) {
   const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
@@ -54,44 +54,6 @@ TEST(EmulatedPtx, MultipliesAsADoubleLoopDoes) {
   const OnDevice<bf16> a_device(a), b_device(b);
   const OnDevice<float> d_device(d);
   launch(multiply, 1, 32, 0, nullptr, a_device.data(), b_device.data(), d_device.data());
-  EXPECT_EQ(d_device.values(), expected);
-}
-
-// The same product with operands from ldmatrix: a as it stands, b ([16, 8] by rows) transposed.
-__global__ void multiply_from_shared(const bf16* a, const bf16* b, float* d) {
-  bf16* const shared_a = dynamic_shared<bf16>();
-  bf16* const shared_b = shared_a + 256;
-  const int lane = static_cast<int>(threadIdx.x);
-  for (int i = lane; i < 256; i += 32) shared_a[i] = a[i];
-  for (int i = lane; i < 256; i += 32) shared_b[i] = b[i / 16 * 8 + i % 8];  // [16, 16]: b twice
-  __syncwarp();
-  uint32_t a_words[4], b_words[4];
-  // Matrices 0 and 1: rows 0 … 7 and 8 … 15; 2 and 3: the same, columns 8 … 15.
-  const int offset = (lane % 16) * 16 + lane / 16 * 8;
-  ldmatrix_x4(a_words, shared_a + offset);
-  ldmatrix_x4_trans(b_words, shared_b + offset);
-  const uint32_t left[2] = {b_words[0], b_words[1]}, right[2] = {b_words[2], b_words[3]};
-  float sums[4] = {}, again[4] = {};
-  mma_m16n8k16(sums, a_words, left);
-  mma_m16n8k16(again, a_words, right);
-  const int g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 4; ++i) {
-    d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i] == again[i] ? sums[i] : NAN;
-  }
-}
-
-TEST(EmulatedPtx, LoadsMatrices) {
-  const auto a = small_numbers(256, 7), b = small_numbers(128, 5);
-  std::vector<float> expected(128);
-  for (int i = 0; i < 128; ++i) {
-    for (int k = 0; k < 16; ++k) {
-      expected[i] += to_float(a[i / 8 * 16 + k]) * to_float(b[k * 8 + i % 8]);
-    }
-  }
-  const OnDevice<bf16> a_device(a), b_device(b);
-  const OnDevice<float> d_device(128);
-  launch(multiply_from_shared, 1, 32, 512 * sizeof(bf16), nullptr, a_device.data(), b_device.data(),
-         d_device.data());
   EXPECT_EQ(d_device.values(), expected);
 }
 

@@ -145,27 +145,6 @@ void multiply(uint32_t, void* const* operands) {
   }
 }
 
-struct LoadMatrix {
-  uint32_t* r;
-  const void* row;
-};
-
-template <bool transposed>
-void load_matrix(uint32_t, void* const* operands) {
-  for (int m = 0; m < 4; ++m) {
-    uint16_t elements[8][8];
-    for (int row = 0; row < 8; ++row) {
-      std::memcpy(elements[row], of_lane<LoadMatrix>(operands, 8 * m + row).row, 16);
-    }
-    for (int lane = 0; lane < kWarpLanes; ++lane) {
-      const int g = lane / 4, t = 2 * (lane % 4);
-      const uint32_t low = transposed ? elements[t][g] : elements[g][t];
-      const uint32_t high = transposed ? elements[t + 1][g] : elements[g][t + 1];
-      of_lane<LoadMatrix>(operands, lane).r[m] = low | high << 16;
-    }
-  }
-}
-
 void nothing(uint32_t, void* const*) {}
 
 constexpr uint32_t kAllLanes = 0xffffffff;
@@ -213,13 +192,6 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                   const Where& where) {
   Multiply operand = {d, a, b};
   block().warp_collective(kAllLanes, &multiply, &operand, where);
-}
-
-void ldmatrix_x4(uint32_t (&r)[4], const void* shared, bool transposed, const Where& where) {
-  check_shared(shared, "ldmatrix");
-  LoadMatrix operand = {r, shared};
-  block().warp_collective(kAllLanes, transposed ? &load_matrix<true> : &load_matrix<false>,
-                          &operand, where);
 }
 
 // Until a wait, what stands there is poison: neither what was before nor what is to come.

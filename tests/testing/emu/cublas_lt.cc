@@ -13,6 +13,8 @@ namespace {
 
 using outrider::bf16;
 
+constexpr uint64_t kMostColumns = 300;  // of b, that the algorithms serve
+
 // Every other element, from the last to the first, in as many rounds as the algorithm says.
 float dot(const bf16* a, const bf16* b, int64_t k, uint64_t rounds) {
   float sum = 0.0f;
@@ -116,6 +118,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// And for no more rows than some number.
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t,
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                       const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+  if (b->columns > kMostColumns) return CUBLAS_STATUS_NOT_SUPPORTED;
+  *result = {};
+  result->algo = *algo;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha,
                               const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void*,
@@ -126,7 +140,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
   const bool fits = operation->a == CUBLAS_OP_T && of_a.rows == of_b.rows &&
                     of_a.columns == of_d.rows && of_b.columns == of_d.columns &&
                     of_a.type == CUDA_R_16BF && of_b.type == CUDA_R_16BF && of_d.type == CUDA_R_32F;
-  if (!fits || *static_cast<const float*>(alpha) != 1.0f ||
+  if (!fits || of_b.columns > kMostColumns || *static_cast<const float*>(alpha) != 1.0f ||
       *static_cast<const float*>(beta) != 0.0f) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }

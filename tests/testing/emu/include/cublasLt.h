@@ -83,6 +83,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t* results, int* found);
 
+// Not for any number of columns of b.
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result);
+
 // alpha 1 and beta 0 alone.
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                               const void* alpha, const void* a, cublasLtMatrixLayout_t a_layout,

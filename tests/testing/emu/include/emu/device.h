@@ -37,8 +37,6 @@ constexpr uint64_t kPoison = ~uint64_t{0};
 // Instructions of kernels/cuda/ptx.cuh.
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                   const Where& where = Where::current());
-void ldmatrix_x4(uint32_t (&r)[4], const void* shared, bool transposed,
-                 const Where& where = Where::current());
 void cp_async_16(void* shared, const void* global, bool valid);
 void cp_async_commit();
 void cp_async_wait(int groups);
