@@ -132,7 +132,8 @@ def figures(steps, price):
     priced = [(price(step), step.accepted + 1) for step in steps]
     tokens = sum(number for _, number in priced)
     of_tokens = np.repeat([ms / number for ms, number in priced], [number for _, number in priced])
-    return Figures(sum(ms for ms, _ in priced) / tokens, np.quantile(of_tokens, 0.99, method='inverted_cdf'))
+    return Figures(sum(ms for ms, _ in priced) / tokens,
+                   np.quantile(of_tokens, 0.99, method='inverted_cdf'))
 
 
 def to_best_interval(arms, prices, drafter, fixed):

@@ -17,6 +17,7 @@
 
 #include "bench/bandwidth.h"
 #include "bench/bench_report.h"
+#include "bench/statistics.h"
 #include "core/error.h"
 #include "core/float_environment.h"
 #include "engine/engine.h"
@@ -111,10 +112,10 @@ struct Arm {
   int64_t tokens = 0, drafted = 0;
   Parts ideal{};  // weights over bandwidth
 
-  double quantile(double q) const {
+  double quantile(int64_t per_mille) const {
     std::vector<double> all;
     for (const Parts& parts : steps) all.push_back(sum(parts));
-    const auto at = all.begin() + static_cast<int64_t>(q * static_cast<double>(all.size() - 1));
+    const auto at = all.begin() + nearest_rank(std::ssize(all), per_mille) - 1;
     std::nth_element(all.begin(), at, all.end());
     return *at;
   }
@@ -299,16 +300,18 @@ class ServeBench {
     bandwidth_ = bandwidth;
     for (Arm& arm : arms_) {
       arm.ideal[kTarget] = static_cast<double>(executor_.weight_bytes()) / bandwidth_;
-      arm.ideal[kDraft] =
-          arm.num_draft_tokens * static_cast<double>(executor_.draft_weight_bytes()) / bandwidth_;
+      // Once a step: from then on a cache may have them.
+      if (arm.num_draft_tokens == 0) continue;
+      arm.ideal[kDraft] = static_cast<double>(executor_.draft_weight_bytes()) / bandwidth_;
     }
   }
 
   void print() const {
     std::printf(
         "ranks %d, %s, %lld sequences of %lld random and %lld greedy tokens, drafter %s; rank 0 "
-        "reads %.1f MB of the target's weights a step and %.1f MB of the drafter's a token, its "
-        "memory %s %.1f GB/s\n\n",
+        "reads %.1f MB of the target's weights a step and %.1f MB of the drafter's where it "
+        "drafts, "
+        "its memory %s %.1f GB/s\n\n",
         communicator_.size(), device_.backend->description().c_str(),
         static_cast<long long>(options_.sequences), static_cast<long long>(options_.prompt_tokens),
         static_cast<long long>(options_.tokens), drafter_name(executor_.default_drafter()).c_str(),
@@ -323,7 +326,7 @@ class ServeBench {
       std::printf("| %d | %zu | %.1f | %.2f | %.2f | %.3f | %.3f | %.3f |\n", arm.num_draft_tokens,
                   arm.steps.size(), static_cast<double>(arm.tokens) / arm.seconds,
                   static_cast<double>(arm.tokens) / steps, static_cast<double>(arm.drafted) / steps,
-                  1e3 * arm.quantile(0.5), 1e3 * arm.quantile(0.9), 1e3 * arm.quantile(0.99));
+                  1e3 * arm.quantile(500), 1e3 * arm.quantile(900), 1e3 * arm.quantile(990));
     }
     for (const Arm& arm : arms_) print_profile(arm);
     if (arms_.size() == 1) return;
@@ -343,13 +346,13 @@ class ServeBench {
       const auto count = static_cast<int64_t>(arm.steps.size());
       all.push_back(
           {.name = "serve/step" + k,
-           .seconds = arm.quantile(0.5),
+           .seconds = arm.quantile(500),
            .samples = count,
            .counters = {{"tokens_per_second", static_cast<double>(arm.tokens) / arm.seconds},
                         {"tokens_per_step", static_cast<double>(arm.tokens) / steps},
                         {"drafted_per_step", static_cast<double>(arm.drafted) / steps},
-                        {"p90_us", 1e6 * arm.quantile(0.9)},
-                        {"p99_us", 1e6 * arm.quantile(0.99)},
+                        {"p90_us", 1e6 * arm.quantile(900)},
+                        {"p99_us", 1e6 * arm.quantile(990)},
                         {"profile_us", 1e6 * sum(arm.profile())},
                         {"ideal_us", 1e6 * sum(arm.ideal)}}});
       if (arm.num_draft_tokens > 0) {

@@ -8,7 +8,6 @@ TABLE: latency, prefill, clients (default: all). Starts a server of its own. Nee
 packages of tools/requirements-test.txt. docs/benchmarks/serving.md has results, and what they mean.
 """
 
-import argparse
 import importlib
 import math
 import multiprocessing
@@ -27,6 +26,10 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_tools import protoc
+
+from command_line import (LEAST_TOKENS, Parser, add_server, at_least, check_model, check_program,
+                          positive)
+from page import machine
 
 PROTO_ROOT = Path(__file__).resolve().parent.parent / 'proto'
 STREAM = 'Once upon a time there was a lighthouse keeper who'
@@ -233,29 +236,33 @@ TABLES = {table.__name__: table for table in (latency, prefill, clients)}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser = Parser(description=__doc__.split('\n\n', maxsplit=1)[0])
     parser.add_argument('tables', nargs='*', metavar='TABLE', help=', '.join(TABLES))
-    parser.add_argument('--program', required=True)
-    parser.add_argument('--model', required=True)
-    parser.add_argument('--ranks', type=int, default=2)
-    parser.add_argument('--serve', default='', help='more flags of serve, in one word')
-    parser.add_argument('--speculative-tokens', type=int, nargs='+', default=[0, 4])
-    parser.add_argument('--answers', type=int, default=6, help='of each row of latency')
-    parser.add_argument('--rounds', type=int, default=1, help='of prefill and clients')
-    parser.add_argument('--alone-seconds', type=float, default=5,
+    add_server(parser)
+    parser.add_argument('--speculative-tokens', type=at_least(0, 15), nargs='+', default=[0, 4])
+    parser.add_argument('--answers', type=at_least(1), default=6, help='of each row of latency')
+    parser.add_argument('--rounds', type=at_least(1), default=1, help='of prefill and clients')
+    parser.add_argument('--alone-seconds', type=positive, default=5,
                         help='of prefill, before and after')
-    parser.add_argument('--prompt-tokens', type=int, default=4000, help='of prefill')
-    parser.add_argument('--clients', type=int, default=16)
-    parser.add_argument('--poll-tokens', type=int, default=400, help='of the stream of clients')
+    parser.add_argument('--prompt-tokens', type=at_least(1), default=4000, help='of prefill')
+    parser.add_argument('--clients', type=at_least(1), default=16)
+    parser.add_argument('--poll-tokens', type=at_least(LEAST_TOKENS), default=400,
+                        help='of the stream of clients')
     arguments = parser.parse_args()
     for name in arguments.tables:
         if name not in TABLES:
             parser.error(f'{name} is no table; expected {", ".join(TABLES)}')
-    with Server(arguments.program, arguments.model, arguments.ranks,
-                arguments.serve.split()) as server:
-        for name in arguments.tables or TABLES:
-            print(f'\n{name}\n')
-            TABLES[name](server, arguments)
+    check_program(parser, arguments.program)
+    check_model(parser, arguments.model)
+    print(f'{machine()}; {arguments.ranks} ranks.')
+    try:
+        with Server(arguments.program, arguments.model, arguments.ranks,
+                    arguments.serve.split()) as server:
+            for name in arguments.tables or TABLES:
+                print(f'\n{name}\n')
+                TABLES[name](server, arguments)
+    except grpc.RpcError as error:
+        sys.exit(f'serving.py: the server: {error.details()}')
 
 
 if __name__ == '__main__':

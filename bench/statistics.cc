@@ -9,9 +9,6 @@
 namespace outrider {
 namespace {
 
-// In whole numbers, since 0.999 * 1000 need not be 999. 1 … count
-int64_t nearest_rank(int64_t count, int64_t per_mille) { return (count * per_mille + 999) / 1000; }
-
 // A long run has millions of samples of hundreds of thousands of units. Units are drawn in so many
 // groups at most, each of which is as good a draw as another, …
 constexpr size_t kMostGroups = 10'000;

@@ -16,6 +16,11 @@ struct Statistics {
   double p50 = 0, p90 = 0, p99 = 0, p999 = 0;
 };
 
+// 1 … count, of so many ordered samples. In whole numbers, since 0.999 * 1000 need not be 999.
+constexpr int64_t nearest_rank(int64_t count, int64_t per_mille) {
+  return (count * per_mille + 999) / 1000;
+}
+
 // For whoever goes through them all, with the names that they have in JSON.
 struct NamedStatistic {
   const char* name;

@@ -141,6 +141,22 @@ class BadValues(unittest.TestCase):
                                       r'of tools/requirements-bench\.txt\n$')
 
 
+class Serving(unittest.TestCase):
+    def test_bad_values_are_named_in_one_line(self):
+        named = {('--rounds', '0'): 'argument --rounds: expected a number of at least 1, found 0',
+                 ('--model', '/nowhere'): '--model /nowhere: no config.json there; expected a '
+                                          'Hugging Face directory, as tools/fetch_model.py prints',
+                 ('stairs',): 'stairs is no table; expected latency, prefill, clients'}
+        for flags, said in named.items():
+            with self.subTest(flags=flags):
+                done = subprocess.run(
+                    [sys.executable, SOURCE / 'bench' / 'serving.py', '--program', PROGRAM,
+                     '--model', CHECKPOINT, *flags],
+                    capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual((done.stderr, done.stdout, done.returncode),
+                                 (f'serving.py: {said}\n', '', 2))
+
+
 class CommandLine(unittest.TestCase):
     def test_numbers_within_bounds_are_taken(self):
         self.assertEqual([at_least(1)('1'), at_least(0, 15)('15'), positive('0.5')], [1, 15, 0.5])
