@@ -24,9 +24,9 @@ TEST(Inspect, SaysWhatTheRealModelHolds) {
   EXPECT_THAT(text, HasSubstr("EOS tokens       2\n"));
   EXPECT_THAT(text, HasSubstr(checkpoint_hash(real_model())));
   // Keys and values of two heads of 64 in bf16, over 30 layers, on each rank.
-  EXPECT_THAT(text, ContainsRegex("0  .0, 4. +.0, 2. +.0, 768. +.0, 24576. +[0-9.]+ +15360\n"));
+  EXPECT_THAT(text, ContainsRegex("0  .0, 4. +.0, 2. +.0, 792. +.0, 24576. +[0-9.]+ +15360\n"));
   EXPECT_THAT(text,
-              ContainsRegex("1  .4, 9. +.1, 3. +.768, 1536. +.24576, 49152. +[0-9.]+ +15360\n"));
+              ContainsRegex("1  .4, 9. +.1, 3. +.792, 1536. +.24576, 49152. +[0-9.]+ +15360\n"));
 }
 
 TEST(Inspect, OneRankHoldsWhatTheFilesHold) {
