@@ -14,7 +14,7 @@ namespace outrider::cuda {
 
 namespace {
 
-constexpr unsigned kMaxResolveThreads = 512;  // leaves each of them 128 registers
+constexpr unsigned kMaxResolveThreads = 512;  // which leaves each of them 128 registers
 
 // A block a chunk of a row; the last of a row's blocks merges them. rows: no kernel before has
 // written them.
@@ -94,9 +94,9 @@ __device__ unsigned long long select_rank(const float* logits, int64_t size, int
 }
 
 // The best kCandidates of each row that wants some, in order.
-__global__ void __launch_bounds__(kMaxRowThreads)
-    select_candidates(const float* logits, int64_t shard_size, int32_t first_token,
-                      const VerifyRow* rows, ShardSummary* summaries, Candidate* candidates) {
+__global__ void select_candidates(const float* logits, int64_t shard_size, int32_t first_token,
+                                  const VerifyRow* rows, ShardSummary* summaries,
+                                  Candidate* candidates) {
   wait_for_earlier_kernels();
   const VerifyRow& row = rows[blockIdx.x];
   ShardSummary& summary = summaries[blockIdx.x];
@@ -129,8 +129,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 }
 
 // A block a row.
-__global__ void __launch_bounds__(kMaxResolveThreads)
-    resolve(const RowToResolve* rows, int64_t vocab_size) {
+__global__ void resolve(const RowToResolve* rows, int64_t vocab_size) {
   wait_for_earlier_kernels();
   const RowToResolve& row = rows[blockIdx.x];
   const Processors& processors = row.processors;

@@ -41,9 +41,8 @@ __global__ void __launch_bounds__(kChunkThreads, 8)
 }
 
 // A block a row: filtered ones are resolved from their logits.
-__global__ void __launch_bounds__(kMaxRowThreads)
-    filter_drafts(const float* logits, int64_t vocab_size, const DraftRow* drafts,
-                  RowDistribution* q) {
+__global__ void filter_drafts(const float* logits, int64_t vocab_size, const DraftRow* drafts,
+                              RowDistribution* q) {
   const DraftRow& draft = drafts[blockIdx.x];
   wait_for_earlier_kernels();
   if (q[draft.drafted].resolved != 0) return;

@@ -17,9 +17,8 @@ constexpr unsigned kChunkThreads = 128;
 constexpr int64_t num_chunks(int64_t tokens) { return (tokens + kGroup - 1 + kChunk - 1) / kChunk; }
 
 // Threads of a block that looks at a whole row.
-constexpr unsigned kMaxRowThreads = 1024;
 constexpr unsigned row_threads(int64_t tokens) {
-  return tokens >= 16384 ? kMaxRowThreads : tokens >= 4096 ? 512 : kCandidates;
+  return tokens >= 16384 ? 1024 : tokens >= 4096 ? 512 : kCandidates;
 }
 
 // Where chunk `index` begins in a shard. All begin at a multiple of kGroup of the vocabulary: the
