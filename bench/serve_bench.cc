@@ -310,8 +310,7 @@ class ServeBench {
     std::printf(
         "ranks %d, %s, %lld sequences of %lld random and %lld greedy tokens, drafter %s; rank 0 "
         "reads %.1f MB of the target's weights a step and %.1f MB of the drafter's where it "
-        "drafts, "
-        "its memory %s %.1f GB/s\n\n",
+        "drafts, its memory %s %.1f GB/s\n\n",
         communicator_.size(), device_.backend->description().c_str(),
         static_cast<long long>(options_.sequences), static_cast<long long>(options_.prompt_tokens),
         static_cast<long long>(options_.tokens), drafter_name(executor_.default_drafter()).c_str(),

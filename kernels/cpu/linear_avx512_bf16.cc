@@ -48,8 +48,7 @@ struct FetchNear {
   // (seen on Zen 4).
   static constexpr int64_t pairs(int rows) { return rows <= 2 ? 40 : rows <= 4 ? 112 : 128; }
 };
-// Where more requests fit and loads of x are cheaper: against the above one row takes 15 % less,
-// five 5 % and eight 9 % (seen on Zen 5).
+// On Zen 5, where against the above one row takes 15 % less, five 5 % and eight 9 %.
 struct FetchFar {
   static constexpr int panels(int rows) { return rows <= 10 ? 1 : FetchNear::panels(rows); }
   static constexpr int64_t pairs(int) { return 256; }

@@ -48,8 +48,8 @@ struct TileKernels {
 extern const TileKernels kTileScalar;
 extern const TileKernels kTileAvx2;
 extern const TileKernels kTileAvx512;
-extern const TileKernels kTileAvx512Bf16;     // for cores with few requests under way
-extern const TileKernels kTileAvx512Bf16Far;  // for cores with many
+extern const TileKernels kTileAvx512Bf16;
+extern const TileKernels kTileAvx512Bf16Far;  // fetches farther ahead, as Zen 5 wants it
 
 // Where the weights lie that are fetched while a pair is used: one line a step and panel, at
 // start + p * w_stride + j * step for panel p and pair j.
