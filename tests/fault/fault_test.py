@@ -323,8 +323,9 @@ class Drain(Case):
                 start = self.asked_to_end(job, load)
                 os.kill(load.process.pid, signal.SIGSTOP)  # its calls cannot end meanwhile
                 with Load(job, 1, 1, answers=1) as late:
-                    failed = late.events('failed')
-                os.kill(load.process.pid, signal.SIGCONT)
+                    late.wait_for('failed')
+                    os.kill(load.process.pid, signal.SIGCONT)
+                    failed = late.events('failed')  # once the server has ended
                 self.assertEqual(len(failed), 1)
                 self.assertRegex(failed[0][1], f'^{UNAVAILABLE} ')
                 done = load.events('done')
