@@ -161,7 +161,7 @@ void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   struct Learnt {
     // Whether a sequence had drafts, and whether one whose K is chosen had none.
-    bool undrafted = false, drafted = false;
+    bool drafted = false, undrafted = false;
     // Of those whose K is chosen: the longest draft, and whether one of its length was accepted
     // whole.
     int longest = 0;
