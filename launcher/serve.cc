@@ -400,7 +400,8 @@ void add_serve_command(CLI::App& app, Action& action) {
   command
       ->add_option(
           "--max-waiting-requests", options->server.max_waiting_requests,
-          "Requests that may wait; beyond, calls end with RESOURCE_EXHAUSTED (default 1024)")
+          "Answers that may wait, n of each request; beyond, calls end with RESOURCE_EXHAUSTED "
+          "(default 1024)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   command
       ->add_option("--max-waiting-tokens", options->server.max_waiting_tokens,

@@ -32,6 +32,10 @@ std::vector<sockaddr_storage> resolve(const std::string& address, int port) {
   return addresses;
 }
 
+Error cannot_listen(const std::string& address, int port, int error) {
+  return Error("cannot listen on " + host_and_port(address, port) + ": " + std::strerror(error));
+}
+
 }  // namespace
 
 bool is_loopback(const std::string& address) {
@@ -53,6 +57,8 @@ std::string host_and_port(const std::string& address, int port) {
 }
 
 void check_port_is_free(const std::string& address, int port) {
+  bool found = false;
+  int missing = 0;
   for (const sockaddr_storage& socket_address : resolve(address, port)) {
     const int fd = socket(socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) continue;  // an address family that this machine does not have
@@ -64,10 +70,14 @@ void check_port_is_free(const std::string& address, int port) {
                       listen(fd, 1) == 0;
     const int error = errno;
     close(fd);
-    if (!free) {
-      throw Error("cannot listen on " + host_and_port(address, port) + ": " + std::strerror(error));
+    if (!free && error == EADDRNOTAVAIL) {  // the host may have another of its name's addresses
+      missing = error;
+      continue;
     }
+    if (!free) throw cannot_listen(address, port, error);
+    found = true;
   }
+  if (!found && missing != 0) throw cannot_listen(address, port, missing);
 }
 
 }  // namespace outrider

@@ -46,6 +46,7 @@ int CallRegistry::abort(const std::string& request_id, uint64_t tenant) {
   const std::lock_guard lock(mutex_);
   int aborted = 0;
   for (Call* call : calls_) {
+    if (call->ended_ || !call->under_way_) continue;  // nothing is left to end
     if (call->request_id() != request_id || call->tenant_ != tenant) continue;
     call->cancel();
     ++aborted;
@@ -68,21 +69,37 @@ void Call::released() {
   {
     const std::lock_guard lock(mutex_);
     released_ = true;
-    collect_timer_.Cancel();
+    collect_timer_.reset();
   }
   registry_.remove(this);
   self_.reset();
 }
 
 void Call::start_collect_timer() {
+  was_read();
+  await_reading(limits_.collect_timeout);
+}
+
+void Call::await_reading(std::chrono::steady_clock::duration time) {
   if (released_) return;
-  collect_timer_.Set(std::chrono::system_clock::now() + limits_.collect_timeout,
-                     [weak = weak_from_this()](bool expired) {
-                       const auto call = weak.lock();
-                       if (!expired || call == nullptr) return;
-                       const std::lock_guard lock(call->mutex_);
-                       if (!call->released_) call->context_->TryCancel();
-                     });
+  collect_timer_ = std::make_unique<grpc::Alarm>();  // one goes off once
+  collect_timer_->Set(std::chrono::system_clock::now() + time,
+                      [weak = weak_from_this()](bool expired) {
+                        const auto call = weak.lock();
+                        if (!expired || call == nullptr) return;
+                        const std::lock_guard lock(call->mutex_);
+                        call->give_up_unless_read();
+                      });
+}
+
+void Call::give_up_unless_read() {
+  if (released_) return;
+  const auto left = last_read_ + limits_.collect_timeout - std::chrono::steady_clock::now();
+  if (left > std::chrono::steady_clock::duration::zero()) {
+    await_reading(left);
+  } else {
+    context_->TryCancel();
+  }
 }
 
 void StreamCall::push(v1::GenerateResponse response) {
@@ -93,7 +110,7 @@ void StreamCall::push(v1::GenerateResponse response) {
   queue_.clear();
   cancelled_ = true;
   end_ = absl::ResourceExhaustedError("the client does not read its answer; generation was ended");
-  record_.end(*end_);
+  has_ended(*end_);
   start_collect_timer();
 }
 
@@ -127,7 +144,7 @@ void StreamCall::end(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (end_.has_value()) return;
-    record_.end(status);
+    has_ended(status);
     end_ = std::move(status);
     start_collect_timer();
   }
@@ -138,6 +155,7 @@ void StreamCall::OnWriteDone(bool ok) {
   {
     const std::lock_guard lock(mutex_);
     writing_ = false;
+    was_read();
     undelivered_bytes_ -= static_cast<int64_t>(current_.ByteSizeLong());
     if (!ok) {
       cancel();
@@ -208,8 +226,7 @@ void UnaryCall::end(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (ended_) return;
-    record_.end(status);
-    ended_ = true;
+    has_ended(status);
     under_way_ = false;  // before the client can know
     start_collect_timer();
   }

@@ -37,7 +37,8 @@ class CallRegistry {
   // The call is the tenant's from now on; false where `max` of them are under way, 0 being no
   // limit.
   bool admit(Call* call, uint64_t tenant, int64_t max);
-  // Tells the engine to end the tenant's calls of that request; how many there are.
+  // Tells the engine to end the tenant's calls of that request that are under way; how many there
+  // are.
   int abort(const std::string& request_id, uint64_t tenant);
   // True once there is no call left; false after `timeout`.
   bool wait_until_empty(std::chrono::milliseconds timeout);
@@ -70,6 +71,11 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   // The call ends with `status` once what is queued was written; only the first end counts.
   virtual void end(absl::Status status) = 0;
 
+  // mutex_ held.
+  void has_ended(const absl::Status& status) {
+    record_.end(status);
+    ended_ = true;
+  }
   // The client has cancelled, or its deadline has passed: nothing more is sent.
   void gone() {
     under_way_ = false;
@@ -78,23 +84,34 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   // Called by gRPC's last reaction.
   void released();
 
-  // Gives the client collect_timeout to read the rest. Call once, with mutex_ held.
+  // From now on the client has collect_timeout to read more, or the call is given up. Call once,
+  // with mutex_ held.
   void start_collect_timer();
+  // The client has just read some of it; mutex_ held.
+  void was_read() { last_read_ = std::chrono::steady_clock::now(); }
 
   const CallLimits limits_;
   std::mutex mutex_;
   CallRecord record_;  // guarded by mutex_
   std::atomic<bool> cancelled_ = false;
   std::atomic<bool> under_way_ = true;  // something is left to be sent
+  std::atomic<bool> ended_ = false;     // the engine has said all that it will
 
  private:
   friend class CallRegistry;
 
+  // mutex_ held.
+  void await_reading(std::chrono::steady_clock::duration time);
+  void give_up_unless_read();
+
   std::optional<uint64_t> tenant_;        // guarded by the registry's mutex
   grpc::CallbackServerContext* context_;  // until released
   CallRegistry& registry_;
-  grpc::Alarm collect_timer_;
-  bool released_ = false;       // guarded by mutex_
+  // Guarded by mutex_.
+  std::unique_ptr<grpc::Alarm> collect_timer_;
+  std::chrono::steady_clock::time_point last_read_;
+  bool released_ = false;
+
   std::shared_ptr<Call> self_;  // gRPC's share
 };
 
@@ -141,7 +158,6 @@ class UnaryCall final : public Call, public grpc::ServerUnaryReactor {
   v1::GenerateOnceResponse& answer(int index);  // mutex_ held
 
   v1::GenerateOnceResponse* response_;  // gRPC's; guarded by mutex_, until the end
-  bool ended_ = false;                  // guarded by mutex_
   int64_t answer_bytes_ = 0;            // guarded by mutex_
   bool too_large_ = false;              // the delivery's
 };

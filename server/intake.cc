@@ -51,7 +51,7 @@ void Intake::enqueue(v1::GenerateRequest request, std::string request_id, uint64
     ahead += static_cast<int64_t>(waiting_.size());
     const int64_t tokens = stats.num_tokens_waiting + (waiting_bytes_ + bytes) / kBytesPerToken;
     if (ahead >= max_waiting_) {
-      what = absl::StrCat(max_waiting_, " requests");
+      what = absl::StrCat(max_waiting_, " answers");
     } else if (ahead > 0 && tokens > max_waiting_tokens_) {
       what = absl::StrCat("prompts of about ", tokens, " tokens");
     } else {

@@ -140,7 +140,9 @@ absl::StatusOr<std::vector<int32_t>> tokenise(const v1::GenerateRequest& proto,
       return context.tokenizer.encode(proto.text());
     case v1::GenerateRequest::kTokenized: {
       const auto& ids = proto.tokenized().input_ids();
-      if (ids.empty()) return field_error("input_ids", "has 0 tokens; expected at least 1");
+      if (ids.empty()) {
+        return field_error("tokenized.input_ids", "has 0 tokens; expected at least 1");
+      }
       return std::vector<int32_t>(ids.begin(), ids.end());
     }
     case v1::GenerateRequest::kMessages:

@@ -24,7 +24,7 @@ struct CallLimits {
   int64_t max_undelivered_bytes = 1 << 20;
   // Of the answers of one GenerateOnce.
   int64_t max_answer_bytes = 16 << 20;
-  // How long a call that has ended waits for the client to read the rest.
+  // How long a call that has ended waits for the client to read more of it.
   std::chrono::milliseconds collect_timeout{30'000};
 };
 

@@ -109,6 +109,11 @@ SslContext make_ssl_context(const TlsMaterial& material) {
         PEM_read_bio_X509(authorities.get(), nullptr, nullptr, nullptr)}) {
       X509_STORE_add_cert(SSL_CTX_get_cert_store(context.get()), authority.get());
     }
+    // Without a name for what its sessions are good for, OpenSSL refuses whoever resumes one.
+    constexpr std::string_view kSessions = "outrider";
+    CHECK(SSL_CTX_set_session_id_context(context.get(),
+                                         reinterpret_cast<const unsigned char*>(kSessions.data()),
+                                         kSessions.size()) == 1);
     SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   }
   ERR_clear_error();  // the end of a file of certificates counts as one

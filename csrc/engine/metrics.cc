@@ -85,8 +85,8 @@ EngineMetrics::EngineMetrics()
                               "Tokens at admission that were looked up in the prefix cache")),
       prefix_hits_(counter("prefix_cache_hits_total",
                            "Tokens at admission that were found in the prefix cache")),
-      running_(gauge("num_requests_running", "Requests that take part in steps")),
-      waiting_(gauge("num_requests_waiting", "Requests that wait to run")),
+      running_(gauge("num_requests_running", "Answers that take part in steps")),
+      waiting_(gauge("num_requests_waiting", "Answers that wait to run")),
       kv_cache_usage_(gauge("kv_cache_usage_ratio", "Share of the KV cache in use, 0 to 1")),
       rank_up_(prometheus::BuildGauge()
                    .Name(kPrefix + "rank_up")

@@ -47,7 +47,8 @@ absl::Status validate_prompt(const Request& request, const Limits& limits) {
     return field_error("input", absl::StrCat("has ", length, " tokens; expected at most ",
                                              limits.max_positions - 1));
   }
-  if (auto status = validate_ids("input_ids", request.prompt, limits.vocab_size); !status.ok()) {
+  if (auto status = validate_ids("tokenized.input_ids", request.prompt, limits.vocab_size);
+      !status.ok()) {
     return status;
   }
   const auto& max_tokens = request.sampling.max_tokens;
@@ -74,8 +75,8 @@ absl::Status validate_prompt(const Request& request, const Limits& limits) {
   if (max_tokens.has_value() && length + *max_tokens > each) {
     return unexpected(
         "sampling_params.max_tokens", *max_tokens,
-        absl::StrCat("at most ", each - length, ": ", n,
-                     " answers of prompt and max_tokens must fit into the KV cache's ",
+        absl::StrCat("at most ", each - length, ": ", n, " answers of prompt, max_tokens and ",
+                     kMaxDraftTokens + 1, " tokens of a step must fit into the KV cache's ",
                      limits.max_kv_tokens, " tokens"));
   }
   return absl::OkStatus();
@@ -211,7 +212,8 @@ absl::Status validate_sampling(const SamplingParams& sampling, const Limits& lim
 absl::Status validate_repeatable(const Request& request, const Limits& limits) {
   const auto& drafter = request.speculation.drafter;
   if (!drafter || named_drafter(*drafter, limits) != DrafterKind::head ||
-      !request.sampling.seed.has_value() || verify_mode(request) != VerifyMode::rejection) {
+      request.speculation.num_speculative_tokens == 0 || !request.sampling.seed.has_value() ||
+      verify_mode(request) != VerifyMode::rejection) {
     return absl::OkStatus();
   }
   return unexpected("speculation.drafter", "\"" + *drafter + "\"",

@@ -249,11 +249,11 @@ const std::vector<Case>& cases() {
       {"the longest prompt", "", [](Request& r) { r.prompt.assign(31, 0); }},
       {"a prompt that leaves no room", "input", [](Request& r) { r.prompt.assign(32, 0); }},
       {"the last token", "", [](Request& r) { r.prompt = {99}; }},
-      {"a token beyond the vocabulary", "input_ids[2]",
+      {"a token beyond the vocabulary", "tokenized.input_ids[2]",
        [](Request& r) {
          r.prompt = {0, 1, 100};
        }},
-      {"a negative token", "input_ids[0]", [](Request& r) { r.prompt = {-1}; }},
+      {"a negative token", "tokenized.input_ids[0]", [](Request& r) { r.prompt = {-1}; }},
       {"the longest request_id", "", [](Request& r) { r.request_id.assign(128, 'x'); }},
       {"a longer request_id", "request_id", [](Request& r) { r.request_id.assign(129, 'x'); }},
   };
@@ -298,6 +298,24 @@ TEST(Validate, SaysWhatWasFound) {
   request.sampling.logit_bias = {{5, 101.0f}};
   EXPECT_EQ(validate(request, limits()).message(),
             "sampling_params.logit_bias is 101 for token 5; expected a number in [-100, 100]");
+}
+
+// Its drafts begin with a step's states, and where answers are computed again there are other
+// steps.
+TEST(Validate, AHeadThatDraftsByRejectionTakesNoSeed) {
+  Limits with_head = limits();
+  with_head.drafters.push_back(DrafterKind::head);
+  Request request = good_request();
+  request.sampling.temperature = 1;
+  request.speculation.mode = VerifyMode::rejection;
+  request.speculation.drafter = "head";
+  EXPECT_TRUE(validate(request, with_head).ok());
+  request.sampling.seed = 7;
+  EXPECT_EQ(field_of(validate(request, with_head)), "speculation.drafter");
+  request.speculation.num_speculative_tokens = 1;
+  EXPECT_EQ(field_of(validate(request, with_head)), "speculation.drafter");
+  request.speculation.num_speculative_tokens = 0;
+  EXPECT_TRUE(validate(request, with_head).ok());
 }
 
 // Three steps: one that drafted four tokens of which two were accepted, one that drafted two

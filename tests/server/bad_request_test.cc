@@ -59,7 +59,7 @@ std::vector<Case> bad_numbers() {
       cases.push_back({field, [set, bad](R& r) { set(r, bad); }});
     };
     add("priority", [](R& r, int32_t x) { r.set_priority(x); });
-    add("input_ids[0]", [](R& r, int32_t x) { r.mutable_tokenized()->add_input_ids(x); });
+    add("tokenized.input_ids[0]", [](R& r, int32_t x) { r.mutable_tokenized()->add_input_ids(x); });
     add("emitted_token_ids[0]", [](R& r, int32_t x) { r.add_emitted_token_ids(x); });
     add("sampling_params.n", [](R& r, int32_t x) { sampling(r).set_n(x); });
     add("sampling_params.logprobs", [](R& r, int32_t x) { sampling(r).set_logprobs(x); });
@@ -96,10 +96,10 @@ std::vector<Case> bad_requests() {
       {"input", [](R& r) { r.set_text(""); }},
       {"text", [](R& r) { r.set_text(std::string(3 << 20, 'a')); }},
       {"input", [](R& r) { r.set_text(std::string(100'000, '~')); }},
-      {"input_ids", [](R& r) { r.mutable_tokenized(); }},
-      {"input_ids[0]", [](R& r) { r.mutable_tokenized()->add_input_ids(-1); }},
-      {"input_ids[0]", [](R& r) { r.mutable_tokenized()->add_input_ids(512); }},
-      {"input_ids[1]",
+      {"tokenized.input_ids", [](R& r) { r.mutable_tokenized(); }},
+      {"tokenized.input_ids[0]", [](R& r) { r.mutable_tokenized()->add_input_ids(-1); }},
+      {"tokenized.input_ids[0]", [](R& r) { r.mutable_tokenized()->add_input_ids(512); }},
+      {"tokenized.input_ids[1]",
        [](R& r) {
          r.mutable_tokenized()->add_input_ids(5);
          r.mutable_tokenized()->add_input_ids(std::numeric_limits<int32_t>::max());

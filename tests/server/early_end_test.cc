@@ -215,5 +215,45 @@ TEST(EarlyEnd, OfAnAnswerThatNobodyCollectsIsACancel) {
   EXPECT_EQ(lazy.finish().status.error_code(), StatusCode::CANCELLED);
 }
 
+// It takes five times as long as whoever reads nothing has.
+TEST(EarlyEnd, IsNoneWhileTheClientReads) {
+  ServerOptions options;
+  options.calls.collect_timeout = milliseconds(300);
+  options.calls.max_undelivered_bytes = 64 << 20;  // all of it
+  RunningServer server(options);
+  v1::GenerateRequest request = endless("Slowly");
+  sampling(request).set_logprobs(20);
+  OpenCall slow(server.port(), request, std::chrono::minutes(5));
+  v1::GenerateResponse response;
+  ASSERT_TRUE(slow.stream->Read(&response));
+  server.wait_until_idle();
+  const int64_t made = tokens_made(server);
+  auto next = steady_clock::now();
+  int64_t heard = response.chunk().token_ids_size();
+  while (slow.stream->Read(&response)) {
+    heard += response.chunk().token_ids_size();
+    std::this_thread::sleep_until(next += std::chrono::microseconds(1'500'000 / made));
+  }
+  EXPECT_TRUE(slow.stream->Finish().ok());
+  EXPECT_EQ(heard, tokens_made(server));
+}
+
+// The client has read nothing of it.
+TEST(EarlyEnd, OfACallThatIsOverIsNotFound) {
+  RunningServer server;
+  v1::GenerateRequest request = named(greedy("Over", 1500), "over");
+  sampling(request).set_logprobs(20);
+  OpenCall unread(server.port(), request);
+  while (tokens_made(server) == 0) std::this_thread::yield();
+  server.wait_until_idle();
+  const auto begin = steady_clock::now();
+  grpc::Status aborted;
+  do {  // until delivery has told the call
+    aborted = abort(server.port(), "over");
+  } while (aborted.ok() && ms_since(begin) < 10'000);
+  EXPECT_EQ(aborted.error_code(), StatusCode::NOT_FOUND);
+  EXPECT_TRUE(unread.finish().status.ok());
+}
+
 }  // namespace
 }  // namespace outrider

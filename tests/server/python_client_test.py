@@ -7,6 +7,7 @@ PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory; PROTO_ROOT
 
 import importlib
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -260,6 +261,22 @@ class Secure(unittest.TestCase):
         status, metrics = self.get('/metrics', TOKEN)
         self.assertEqual(status, 200)
         self.assertIn('\noutrider_rank_up{rank="0"} 1\n', metrics)
+
+    def test_http_takes_a_session_up_again(self):
+        host, port = self.server.http_address.rsplit(':', 1)
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            context = ssl.create_default_context(cafile=self.file('ca.pem'))
+            context.load_cert_chain(self.file('client.pem'), self.file('client.key'))
+            context.maximum_version = version
+            session = None
+            for again in (False, True):
+                with (self.subTest(version=version, again=again),
+                      context.wrap_socket(socket.create_connection((host, int(port)), LIMIT_S),
+                                          server_hostname=host, session=session) as connection):
+                    connection.sendall(b'GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n')
+                    self.assertIn(b' 200 ', connection.makefile('rb').readline())
+                    self.assertEqual(connection.session_reused, again)
+                    session = connection.session
 
 
 class Log(unittest.TestCase):
