@@ -254,17 +254,26 @@ void AnswerPrinter::complete(const v1::Complete& complete) {
   if (++num_complete_ == answers_.size()) print_all();
 }
 
+void AnswerPrinter::cut_off() {
+  if (started_ && num_complete_ < answers_.size() && !format_.json) print_others();
+}
+
+void AnswerPrinter::print_others() {
+  std::printf("\n");
+  for (size_t i = 1; i < answers_.size(); ++i) {
+    std::printf("\nanswer %zu:\n", i + 1);
+    print(answers_[i].text() + "\n");
+  }
+  std::fflush(stdout);
+}
+
 void AnswerPrinter::print_all() {
   if (format_.json) {
     std::printf("%s\n", to_json(answers_).c_str());
+    std::fflush(stdout);
   } else {
-    std::printf("\n");
-    for (size_t i = 1; i < answers_.size(); ++i) {
-      std::printf("\nanswer %zu:\n", i + 1);
-      print(answers_[i].text() + "\n");
-    }
+    print_others();
   }
-  std::fflush(stdout);
   if (format_.legend()) std::fprintf(stderr, "%s\n", colour_legend().c_str());
   if (format_.json || !format_.stats) return;
   for (size_t i = 0; i < answers_.size(); ++i) {

@@ -69,14 +69,7 @@ class TokenInterceptors final : public grpc::experimental::ClientInterceptorFact
 };
 
 std::shared_ptr<grpc::ChannelCredentials> credentials(const TlsFiles& files) {
-  if (files.ca.empty()) {
-    if (!files.cert.empty() || !files.key.empty()) {
-      throw Error(
-          "--tls-cert and --tls-key need --tls-ca, the certificate that the server's is "
-          "signed by");
-    }
-    return grpc::InsecureChannelCredentials();
-  }
+  if (files.ca.empty()) return grpc::InsecureChannelCredentials();
   TlsMaterial material = load_tls(files, "--tls-ca");
   return grpc::SslCredentials({.pem_root_certs = std::move(material.ca),
                                .pem_private_key = std::move(material.key),
@@ -122,14 +115,14 @@ void ServerAddress::add_to(CLI::App& command) {
   command.add_option("--port", port, "Where the address names none (default 50051)")
       ->check(CLI::Range(1, kMostPort));
   const CLI::Validator file = not_empty("a file");
-  command
-      .add_option("--tls-ca", tls.ca,
-                  "PEM of what signed the server's certificate; without it, no TLS")
-      ->check(file);
-  command
-      .add_option("--tls-cert", tls.cert, "PEM of your certificate, for a server that wants one")
-      ->check(file);
-  command.add_option("--tls-key", tls.key, "PEM of its private key")->check(file);
+  auto* ca = command.add_option("--tls-ca", tls.ca,
+                                "PEM of what signed the server's certificate; without it, no TLS");
+  auto* cert = command.add_option("--tls-cert", tls.cert,
+                                  "PEM of your certificate, for a server that wants one");
+  auto* key = command.add_option("--tls-key", tls.key, "PEM of its private key");
+  ca->check(file);
+  cert->check(file)->needs(ca)->needs(key);
+  key->check(file)->needs(ca)->needs(cert);
   command.add_option("--auth-token-file", auth_token_file, "Its first line is your token")
       ->check(file);
 }

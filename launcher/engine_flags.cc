@@ -73,7 +73,8 @@ void DefaultDrafts::add_to(CLI::App& command) {
                   "Where to look for a draft head made for this model where no flag says who "
                   "drafts, or none (default: the repository's models)")
       ->check([](const std::string& path) {
-        return path == kNowhere || std::filesystem::is_directory(path)
+        std::error_code unreadable;
+        return path == kNowhere || std::filesystem::is_directory(path, unreadable)
                    ? ""
                    : "is " + path + "; expected a directory, or none";
       });
@@ -140,8 +141,9 @@ void add_batching_flags(CLI::App& command, EngineOptions& options) {
                   "Positions of the KV cache (default: what 1 GiB on a rank holds; on GPUs, "
                   "--gpu-memory-utilization)")
       ->check(CLI::Range(1, 1 << 30));
-  command.add_flag("!--no-prefix-cache", options.prefix_cache,
-                   "Compute each prompt anew, even where it begins like an earlier one");
+  command.add_flag_callback(
+      "--no-prefix-cache", [&options] { options.prefix_cache = false; },
+      "Compute each prompt anew, even where it begins like an earlier one");
 }
 
 void log_progress(EngineOptions& options) {

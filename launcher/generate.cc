@@ -51,6 +51,7 @@ int generate(const GenerateOptions& options, const v1::GenerateRequest& request)
     const bool not_begun =
         status.error_code() == grpc::StatusCode::UNAVAILABLE && !printer.started();
     if (!not_begun || std::chrono::steady_clock::now() >= ready_by) {
+      printer.cut_off();
       std::fprintf(stderr, "%s\n", explain_failure(status, *channel, options.server).c_str());
       return kExitFailed;
     }

@@ -8,10 +8,10 @@
 int main(int argc, char** argv) {
   // gRPC's own log lines repeat, in its words, what is reported here.
   setenv("GRPC_VERBOSITY", "NONE", 0);
-  int exit_code = 0;
-  const outrider::Action action = outrider::parse_command_line({argv + 1, argv + argc}, exit_code);
-  if (!action) return exit_code;
   try {
+    int exit_code = 0;
+    const auto action = outrider::parse_command_line({argv + 1, argv + argc}, exit_code);
+    if (!action) return exit_code;
     const int code = action();
     // What was printed may be found not to fit only now.
     if (code != 0 || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;

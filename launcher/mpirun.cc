@@ -123,7 +123,9 @@ std::vector<std::string> mpirun_arguments(int ranks, const std::string& hostfile
       arguments.insert(arguments.end(), {"-x", std::string(setting.substr(0, setting.find('=')))});
     }
   }
-  arguments.push_back(std::filesystem::read_symlink("/proc/self/exe").string());
+  // As it was at the first start: where the file has been replaced since, the new one is there.
+  static const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  arguments.push_back(program);
   arguments.insert(arguments.end(), command.begin(), command.end());
   return arguments;
 }

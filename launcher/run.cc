@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/error.h"
 #include "engine/engine.h"
 #include "launcher/answer_printer.h"
 #include "launcher/command_line.h"
@@ -38,6 +39,7 @@ class PrintingSink final : public RequestSink {
     if (completion.last) engine_.stop();
   }
   void on_error(absl::Status status) override {
+    printer_.cut_off();
     status_ = std::move(status);
     engine_.stop();
   }
@@ -64,9 +66,7 @@ int run(const RunOptions& options, const v1::GenerateRequest& asked) {
       (drafter.empty() || drafter == "head" || drafter == "model")) {
     options.default_drafts.choose(engine_options);
   }
-  // Of those that need a file; other names are refused below.
-  const auto named = drafter_from_name(drafter);
-  if (named && *named != DrafterKind::model) check_drafter(*named, engine_options.drafter_files());
+  if (drafter == "head") check_drafter(DrafterKind::head, engine_options.drafter_files());
   // What is out of its range is refused below.
   engine_options.max_sequences = std::clamp(asked.sampling_params().n(), 1, Limits().max_choices);
   engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
@@ -101,7 +101,17 @@ void add_run_command(CLI::App& app, Action& action) {
   options->request.add_to(*command);
   options->format.add_to(*command);
   command->callback([options, &action] {
-    action = [options, request = options->request.request()] { return run(*options, request); };
+    v1::GenerateRequest request = options->request.request();
+    // Of those that need a file that no default gives; other names are refused with the request.
+    const auto drafter = drafter_from_name(request.speculation().drafter());
+    if (drafter == DrafterKind::bigram || drafter == DrafterKind::unigram) {
+      try {
+        check_drafter(*drafter, options->engine.drafter_files());
+      } catch (const Error& error) {
+        throw CLI::ValidationError(error.what());
+      }
+    }
+    action = [options, request = std::move(request)] { return run(*options, request); };
   });
 }
 

@@ -183,6 +183,28 @@ TEST(AnswerPrinter, PrintsAllOfATextWithNul) {
   EXPECT_EQ(testing::internal::GetCapturedStdout(), std::string("a\0b\n\nanswer 2:\na\0b\n", 19));
 }
 
+// A failed call's reason then stands on a line of its own.
+TEST(AnswerPrinter, PrintsWhatThereIsOfAnswersThatAreCutOff) {
+  const auto printed = [](int n, bool json, const std::vector<std::pair<int, std::string>>& parts) {
+    AnswerFormat format;
+    format.json = json;
+    format.colour = Colour::never;
+    AnswerPrinter printer(format, n);
+    testing::internal::CaptureStdout();
+    for (const auto& [index, text] : parts) {
+      v1::Chunk part = chunk(text, {});
+      part.set_index(index);
+      printer.chunk(part);
+    }
+    printer.cut_off();
+    return testing::internal::GetCapturedStdout();
+  };
+  EXPECT_EQ(printed(1, false, {{0, "Once upon a ti"}}), "Once upon a ti\n");
+  EXPECT_EQ(printed(2, false, {{0, "One"}, {1, "Two"}}), "One\n\nanswer 2:\nTwo\n");
+  EXPECT_EQ(printed(1, false, {}), "");
+  EXPECT_EQ(printed(1, true, {{0, "Once upon a ti"}}), "");
+}
+
 v1::GenerateRequest request_of(std::vector<std::string> arguments) {
   CLI::App app;
   RequestFlags flags;

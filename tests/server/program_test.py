@@ -17,6 +17,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
 from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Lines, Server,  # noqa: E402
@@ -25,6 +26,20 @@ from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Lines, Server
 FETCH_MODEL = Path(__file__).parents[2] / 'tools/fetch_model.py'
 HEAD = Path(CHECKPOINT).with_name('tiny-head')
 IDLE_S = 3  # how long an idle job is watched
+
+
+class PrefixCache(unittest.TestCase):
+    def test_is_left_out_by_a_flag_and_by_its_variable(self):
+        prompt = ' '.join(map(str, range(100)))
+        for options, value, found in (([], '', True), (['--no-prefix-cache'], '', False),
+                                      ([], 'true', False), ([], 'false', True)):
+            with (self.subTest(options=options, value=value),
+                  mock.patch.dict(os.environ, OUTRIDER_NO_PREFIX_CACHE=value),
+                  Server(options=options) as server):
+                answers = [json.loads(outrider('generate', '--address', server.address,
+                                               '--max-tokens', '1', *GREEDY, '--format', 'json',
+                                               prompt).stdout) for _ in range(2)]
+                self.assertEqual(answers[1]['cached_tokens'] > 0, found)
 
 
 class DefaultDraft(unittest.TestCase):
