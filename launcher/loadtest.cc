@@ -152,7 +152,7 @@ class Loadtest {
     Json json = to_json(report);
     json["gave_up"] = load.gave_up;
     std::optional<std::string> failed;
-    if (!report.valid()) {
+    if (!report.valid() || load.gave_up) {
       failed = failure("", kVoid, report, load.gave_up);
     } else if (server_failed({load}, options_.warmup_s)) {
       failed = failure("", kServerFailed, report, load.gave_up);
@@ -201,6 +201,7 @@ class Loadtest {
     SweepStep step{.value = value, .name = sweep ? options_.sweep->name(value) : "", .arms = {}};
     for (const std::optional<Arm>& arm : arms) step.arms.push_back({.arm = arm});
     ask_in_turns(sweep ? options_.at(value) : options_, step);
+    std::erase_if(step.arms, [](const ArmResult& arm) { return arm.loads.empty(); });
     evaluate(step.arms, options_.report());
     for (ArmResult& arm : step.arms) {
       arm.failed |= server_failed(arm.loads, options_.warmup_s);

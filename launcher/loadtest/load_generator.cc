@@ -120,6 +120,7 @@ void LoadGenerator::finished(StreamingCall& call) {
   --running->second.connection->num_streams;
   RequestRecord& record = call.record();
   ++(record.ok() ? succeeded_ : failed_);
+  if (!record.ok() && record.index < kGiveUpAfter) ++first_failed_;
   if (plan_.closed_loop) {
     const double due_s = record.end_s + (record.ok() ? 0 : kPauseAfterFailureS);
     if (due_s < plan_.duration_s) due_s_.push(due_s);
@@ -127,7 +128,7 @@ void LoadGenerator::finished(StreamingCall& call) {
   last_end_s_ = std::max(last_end_s_, record.end_s);
   result_.records.push_back(std::move(record));
   running_.erase(running);
-  if (sending_ && succeeded_ == 0 && failed_ >= kGiveUpAfter) {
+  if (sending_ && succeeded_ == 0 && first_failed_ == kGiveUpAfter) {
     result_.gave_up = true;
     cut_short();
   }

@@ -32,8 +32,8 @@ struct LoadOptions {
   std::function<void(const LoadProgress&)> on_progress;
 };
 
-// Requests that fail without a single success before them, after which no more are sent: the
-// server is not there, or refuses what is asked.
+// Where the first so many all fail, and nothing has succeeded by then, no more are sent: the server
+// is not there, or refuses what is asked.
 constexpr int64_t kGiveUpAfter = 20;
 
 class LoadGenerator {
@@ -86,6 +86,7 @@ class LoadGenerator {
   LoadResult result_;
   bool sending_ = true;
   int64_t sent_ = 0, succeeded_ = 0, failed_ = 0;
+  int64_t first_failed_ = 0;  // of the first kGiveUpAfter
   double last_end_s_ = 0;
   double cut_short_s_ = std::numeric_limits<double>::infinity();
   double next_report_s_;

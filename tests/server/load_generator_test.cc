@@ -233,6 +233,21 @@ TEST(LoadGenerator, GivesUpWhereEverythingFails) {
   }
 }
 
+// Some fail at once and some take longer: that says nothing of the others.
+TEST(LoadGenerator, GoesOnWhereSomeOfTheFirstRun) {
+  ScriptedServer server([](int64_t index) {
+    Script script;
+    if (index < 10) script.chunks.assign(2000, {1});
+    if (index >= 10 && index < 60) {
+      script = {.chunks = {}, .status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"}};
+    }
+    return script;
+  });
+  const LoadResult result = run(server, open_loop(1000, kForever, 100, 1));
+  EXPECT_FALSE(result.gave_up);
+  EXPECT_EQ(result.records.size(), 100u);
+}
+
 // All of it is overdue, so that there is always something to send.
 TEST(LoadGenerator, SeesEndsAndStopsWhereItCannotKeepUp) {
   constexpr int kRequests = 200'000;

@@ -153,6 +153,25 @@ TEST_F(Loadtest, ASweepEndsWhereItIsSaturated) {
   EXPECT_NE(output_.find("RESOURCE_EXHAUSTED, the first: full"), std::string::npos) << output_;
 }
 
+// What its first arm found leaves nothing to ask of the others.
+TEST_F(Loadtest, ASweepEndsWhereItsFirstArmIsSaturatedAtOnce) {
+  ScriptedServer server([](int64_t index) {
+    Script script;
+    if (index >= 60) script.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"};
+    return script;
+  });
+  EXPECT_EQ(run(server, {"--sweep", "rate=20,2000", "--requests", "30", "--compare", "K=0,4",
+                         "--rounds", "1"}),
+            0);
+  const nlohmann::json steps = report()["sweep"]["steps"];
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[1]["compare"]["arms"].size(), 1u);
+  EXPECT_NE(output_.find("K=0: Knee at rate=20, where throughput / mean latency is greatest; "
+                         "saturated at rate=2000"),
+            std::string::npos)
+      << output_;
+}
+
 // A server that has stopped answering: the time limit of the requests ends it.
 TEST_F(Loadtest, ASweepPastSaturationEnds) {
   ScriptedServer server([](int64_t) { return Script(); }, kAny);
