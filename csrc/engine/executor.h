@@ -100,6 +100,8 @@ class Executor {
   double measure_ms(int64_t rows, int64_t num_logits, int64_t position);
   StepCosts measure_step_costs();
   void measure_draft_costs(DrafterKind kind);
+  void measure_feed_costs();
+  void share_draft_pages(bool given);
 
   EngineOptions options_;
   Backend& backend_;

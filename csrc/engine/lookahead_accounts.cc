@@ -101,8 +101,7 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
   const double plain_ms = pricing_.step_ms(account.plain);
   const double base_ms = pricing_.step_ms(account.base) + pricing_.draft_ms(account.base);
   std::array<double, kNumDrafterKinds> added = account.added_ms;
-  added[static_cast<int>(DrafterKind::model)] +=
-      pricing_.round_ms(DrafterKind::model, prefill.adaptive_draft);
+  added[static_cast<int>(DrafterKind::model)] += pricing_.feed_ms(prefill.adaptive_draft);
   if (prefill.target == 0 && prefill.adaptive_draft > 0 &&
       prefill.draft == prefill.adaptive_draft) {
     double& fed = added[static_cast<int>(DrafterKind::model)];

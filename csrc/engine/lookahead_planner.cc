@@ -174,9 +174,13 @@ void LookaheadPlanner::find_base(std::span<const DecodeChoice> step) {
   base_ = {};
   base_tokens_ = 0;
   for (const DecodeChoice& choice : step) {
-    const Sequence& sequence = sequences_.at(choice.id);
+    Sequence& sequence = sequences_.at(choice.id);
     const auto position = static_cast<int64_t>(choice.tokens.size());
-    const int k = choice.exact ? choice.num_draft_tokens : 0;
+    int k = choice.exact ? choice.num_draft_tokens : 0;
+    if (k > 0 && drafts_by_copying(sequence.drafter)) {
+      find_proposal(sequence, choice);
+      k = static_cast<int>(sequence.proposed.size());
+    }
     base_.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, k);
     base_tokens_ += 1;
     if (k > 0) base_tokens_ += accepted_of(hazard_of_sequence(sequence), k);
@@ -297,8 +301,9 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
   sequence.proposed.resize(sequence.terms.rules.count_allowed(
       sequence.proposed,
       static_cast<int64_t>(choice.tokens.size()) - sequence.terms.num_prompt_tokens));
-  sequence.matched = std::clamp(draft.matched, 1, kMatches - 1);
-  return !sequence.proposed.empty();
+  const bool found = !sequence.proposed.empty();
+  sequence.matched = found ? std::clamp(draft.matched, 1, kMatches - 1) : 0;
+  return found;
 }
 
 // Copies where that is at least as likely to be right as what would be drawn. Texts change: one
@@ -412,7 +417,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
     drafter.num_sequences = std::max(drafter.num_sequences, 1);
     set_budgets(base);
   }
-  const double cost = pricing_.round_ms(kind, catch_up.rows);
+  const double cost = pricing_.feed_ms(catch_up.rows);
   if (cost > drafter.left_ms()) return false;
 
   // What a step of this sequence's gains if it drafts, the others as they are.

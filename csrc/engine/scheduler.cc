@@ -112,16 +112,16 @@ StepPlan Scheduler::plan(LookaheadChooser* chooser) {
 void Scheduler::publish(ScheduledSequence& s) {
   target_pool_.publish(s.target.table, s.tokens, s.target.num_cached);
   draft_pool_.publish(s.draft.table, s.tokens, s.draft.num_cached);
-  if (s.spec.choice == 0 && s.target.num_cached == s.length() - 1) free_siblings(s);
+  if (s.spec.choice == 0 && s.ready_to_decode()) free_siblings(s);
 }
 
 // Those that waited longest first. Whoever need not draft exactly K leaves a row for each behind;
-// all together leave one to the prompts, so that they cannot shut them out.
+// drafts leave prompts the rows that they would have without, or a quarter of the step.
 void Scheduler::plan_decodes() {
   std::vector<ScheduledSequence*> ready;
   int64_t owed = 0;  // rows that the sequences to come take at least
   const auto least = [](const ScheduledSequence& s) {
-    return s.exact() ? 1 + s.lookahead_now() : 1;
+    return s.exact() ? 1 + s.usable_lookahead() : 1;
   };
   for (ScheduledSequence* s : running_) {
     s->chosen_lookahead = kMaxDraftTokens;
@@ -130,10 +130,13 @@ void Scheduler::plan_decodes() {
     s->considered = true;
     owed += least(*s);
   }
-  if (chooser_ != nullptr) choose_lookahead(ready);
+  const PromptRows prompts = prompt_rows_beside(ready);
+  if (chooser_ != nullptr) choose_lookahead(ready, prompts);
   const bool others_wait =
       ready.size() < running_.size() || (!waiting_.empty() && !free_slots_.empty());
-  rows_.all -= others_wait;
+  const int64_t most_kept = std::min(limits_.max_rows / 4, limits_.max_rows - kMaxDraftTokens - 1);
+  const int64_t kept = others_wait ? std::clamp<int64_t>(prompts.plain, 1, most_kept) : 0;
+  rows_.all -= kept;
   std::stable_sort(ready.begin(), ready.end(),
                    [](const auto* a, const auto* b) { return a->last_served < b->last_served; });
   for (ScheduledSequence* s : ready) {
@@ -147,10 +150,11 @@ void Scheduler::plan_decodes() {
     if (!s->exact() && k < s->lookahead_now()) rows_.prefill_ms_by_drafts = 0;
     decode(*s, k);
   }
-  rows_.all += others_wait;
+  rows_.all += kept;
 }
 
-void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
+void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready,
+                                 const PromptRows& prompts) {
   choices_.clear();
   for (const ScheduledSequence* s : ready) {
     choices_.push_back({.id = s->spec.id,
@@ -158,7 +162,7 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready) {
                         .tokens = s->tokens,
                         .num_draft_tokens = static_cast<int32_t>(s->lookahead_now())});
   }
-  rows_.prefill_ms_by_drafts = chooser_->choose(choices_, prompt_rows_beside(ready));
+  rows_.prefill_ms_by_drafts = chooser_->choose(choices_, prompts);
   for (size_t i = 0; i < ready.size(); ++i) {
     const int32_t k = choices_[i].num_draft_tokens;
     CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now()));
@@ -240,7 +244,7 @@ bool Scheduler::find_draft_room(ScheduledSequence& s) {
 }
 
 // Pages for the whole prompt and one step, and one for each that runs. What runs alone has them:
-// add() checks it.
+// add() checks it. What can do without drafts waits for no page of the drafter's.
 bool Scheduler::has_room(const ScheduledSequence& s) const {
   if (running_.empty()) return true;
   const int64_t k = s.usable_lookahead();
@@ -248,7 +252,7 @@ bool Scheduler::has_room(const ScheduledSequence& s) const {
   const auto known = s.shareable();
   const auto spare = static_cast<int64_t>(running_.size());
   return fits(target_pool_, known, salt, s.target_positions(k), spare) &&
-         (!s.needs_draft_cache() ||
+         (!s.exact() || !s.needs_draft_cache() ||
           fits(draft_pool_, known, salt, s.draft_positions(k), num_draft_users()));
 }
 
@@ -262,10 +266,8 @@ bool Scheduler::admit(ScheduledSequence& s, StepPlan& plan) {
   CHECK(target_pool_.reserve(s.target.table, s.target_positions(k)));
   if (s.needs_draft_cache()) {
     s.draft.num_cached = draft_pool_.take_prefix(s.draft.table, known, salt);
-    if (!draft_pool_.reserve(s.draft.table, s.draft_positions(k))) {
-      CHECK(!s.exact());
-      drop_draft(s);
-    }
+    // Others have theirs once their drafter catches up.
+    if (s.exact()) CHECK(draft_pool_.reserve(s.draft.table, s.draft_positions(k)));
   }
   if (s.found_at_admission < 0) {
     s.found_at_admission = s.target.num_cached;
@@ -344,7 +346,7 @@ void Scheduler::leave_slot(ScheduledSequence& s) {
   s.slot = ScheduledSequence::kNoSlot;
 }
 
-// Choice 0 has its prompt's pages published, or is gone.
+// Choice 0 has its prompt's pages published, the drafter's too where it has to draft, or is gone.
 void Scheduler::free_siblings(ScheduledSequence& s) {
   const auto siblings = siblings_.find(s.spec.request);
   if (siblings == siblings_.end()) return;

@@ -174,7 +174,7 @@ class Scheduler {
   void publish(ScheduledSequence& s);
   void plan_decodes();
   PromptRows prompt_rows_beside(std::span<ScheduledSequence* const> ready) const;
-  void choose_lookahead(std::span<ScheduledSequence* const> ready);
+  void choose_lookahead(std::span<ScheduledSequence* const> ready, const PromptRows& prompts);
   bool may_catch_up(const ScheduledSequence& s) const;
   void limit_prefill();
   int64_t prefill_room(int64_t position) const;

@@ -106,9 +106,10 @@ void Scheduler::plan_prefill(ScheduledSequence& s) {
     s.prompt_logits_done = end;
   }
   feed(s.target, end, rows_.taken.target);
-  if (!s.draft_caught_up() && may_catch_up(s) && find_draft_room(s)) {
-    const int64_t begin = s.draft.num_cached;
-    feed(s.draft, std::min(last, begin + prefill_room(begin)), rows_.taken.draft);
+  const int64_t begin = s.draft.num_cached;
+  const int64_t draft_room = s.draft_caught_up() ? 0 : prefill_room(begin);
+  if (draft_room > 0 && may_catch_up(s) && find_draft_room(s)) {
+    feed(s.draft, std::min(last, begin + draft_room), rows_.taken.draft);
     if (!s.exact()) rows_.taken.adaptive_draft += s.draft.num_cached - begin;
   }
 

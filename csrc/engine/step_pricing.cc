@@ -70,6 +70,12 @@ double StepPricing::round_ms(DrafterKind kind, int64_t rows) const {
   return draft_fits_[static_cast<int>(kind)].plain_factor() * table(kind).rows_ms(rows);
 }
 
+double StepPricing::feed_ms(int64_t positions) const {
+  if (positions == 0 || !tables_.feed.known()) return 0;
+  return draft_fits_[static_cast<int>(DrafterKind::model)].plain_factor() *
+         tables_.feed.rows_ms(positions);
+}
+
 double StepPricing::drawing_ms(DrafterKind kind, Drawing drawing) const {
   const auto d = static_cast<int>(kind);
   return draft_fits_[d].added_factor() * tables_.drawing_ms[d][static_cast<int>(drawing)];

@@ -23,6 +23,8 @@ struct LookaheadTables {
   StepCosts target;
   // Of a round over so many rows, drawn greedily; unknown: free.
   std::array<StepCosts, kNumDrafterKinds> draft;
+  // Of feeding so many positions to the draft model's cache; unknown: free.
+  StepCosts feed;
   // [drafter][drawing]: what a row takes more than a greedy one, in milliseconds.
   std::array<std::array<double, kNumDrawings>, kNumDrafterKinds> drawing_ms{};
 };
@@ -61,6 +63,7 @@ class StepPricing {
   double step_ms(const DecodeShape& shape) const;
   double round_ms(DrafterKind kind, int64_t rows) const;       // of rows drawn greedily
   double drawing_ms(DrafterKind kind, Drawing drawing) const;  // that a row takes more
+  double feed_ms(int64_t positions) const;                     // of the draft model's cache
   // All rounds of a drafter, and of all of them.
   double draft_ms(const DecodeShape& shape, DrafterKind kind) const;
   double draft_ms(const DecodeShape& shape) const;

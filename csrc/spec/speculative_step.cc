@@ -176,6 +176,23 @@ double SpeculativeStep::measure_draft(LogitDrafter& drafter, int64_t sequences, 
   return backend_.seconds_between(kStepBegin, kDrafted);
 }
 
+double SpeculativeStep::measure_feed(LogitDrafter& drafter, int64_t sequences, int64_t length,
+                                     Stream& stream) {
+  const std::vector<int32_t> tokens(length);
+  std::vector<DraftContext> contexts;
+  for (int64_t i = 0; i < sequences; ++i) {
+    drafter.truncate(i, 0);
+    contexts.push_back({.slot = i, .tokens = tokens});
+  }
+  drafter.begin_step();
+  backend_.mark(kStepBegin, stream);
+  drafter.prefill(contexts, stream);
+  backend_.mark(kDrafted, stream);
+  backend_.synchronize(stream);
+  for (int64_t i = 0; i < sequences; ++i) drafter.truncate(i, 0);
+  return backend_.seconds_between(kStepBegin, kDrafted);
+}
+
 // Rows, verification and queries of one slot, and its outcome with the sizes of what will come.
 void SpeculativeStep::add_rows(std::span<SequenceState> slots, std::span<const SlotWork> work,
                                int64_t index) {

@@ -91,6 +91,21 @@ TEST(Executor, MeasuresWhatFeedingADraftersCacheCosts) {
   EXPECT_EQ(one->tables().draft[static_cast<int>(DrafterKind::model)].steps.back().rows, 5);
 }
 
+// Positions that are only fed, however many sequences may draw at once.
+TEST(Executor, MeasuresWhatFeedingManyPositionsCosts) {
+  for (const int64_t max_sequences : {1, 3, 64}) {
+    EngineOptions options = outrider::options();
+    options.max_sequences = max_sequences;
+    const One one(options);
+    const StepCosts& feed = one->tables().feed;
+    ASSERT_EQ(feed.steps.size(), 2u);
+    EXPECT_EQ(feed.steps[0].rows, kPageTokens);
+    EXPECT_EQ(feed.steps[1].rows, kPageTokens * std::clamp<int64_t>(max_sequences, 2, 16));
+    EXPECT_GT(feed.steps[0].ms, 0);
+    EXPECT_GE(feed.steps[1].ms, feed.steps[0].ms);
+  }
+}
+
 // What computes flushes denormals; whoever calls it goes on to read and compare them.
 TEST(Executor, LeavesItsCallersFloatEnvironment) {
   const unsigned before = _mm_getcsr() & ~_MM_EXCEPT_MASK;

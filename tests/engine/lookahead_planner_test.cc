@@ -298,5 +298,15 @@ TEST(LookaheadPlanner, TablesGoByTheBatch) {
   }
 }
 
+TEST(LookaheadPlanner, FeedingHasAPriceOfItsOwn) {
+  for (const double ms : {0.01, 1.0}) {
+    LookaheadTables known = tables();
+    known.feed.steps = {{16, 16 * ms}, {256, 256 * ms}};
+    LookaheadPlanner planner(adaptive(), known);
+    planner.add(1, {.drafter = kModel});
+    EXPECT_EQ(planner.may_catch_up({.id = 1, .rows = 2000, .tokens_left = 500}), ms < 1);
+  }
+}
+
 }  // namespace
 }  // namespace outrider

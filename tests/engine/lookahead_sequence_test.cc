@@ -369,6 +369,34 @@ TEST_F(OneSequence, CatchUpsOfAStepShareTheBudget) {
   EXPECT_LT(fed, 50);
 }
 
+// Steps with nothing to copy say nothing of those that copy.
+TEST_F(OneSequence, WhereNothingMatchesNoKindOfMatchFades) {
+  const auto drafted_after = [&](int steps) {
+    LookaheadPlanner planner(adaptive(), tables(3));
+    GrowingText text;
+    using End = GrowingText::End;
+    const auto take = [&](End end) {
+      const int k = choose(planner, text.grow(end), kMaxDraftTokens);
+      observe(planner, k, 0, 10 + 3 * k, 0);
+      return k;
+    };
+    const auto begin_anew = [&] {
+      planner.remove(kId);
+      planner.observe({}, {}, {});
+      planner.add(kId, {.drafter = DrafterKind::prompt_lookup});
+    };
+    planner.add(kId, {.drafter = DrafterKind::prompt_lookup});
+    take(End::likely);
+    for (int i = 0; i < 2000; ++i) take(End::unlikely);
+    begin_anew();
+    for (int i = 0; i < steps; ++i) take(End::none);
+    int drafted = 0;
+    for (int i = 0; i < 40; ++i) drafted += take(End::unlikely);
+    return drafted;
+  };
+  EXPECT_EQ(drafted_after(20'000), drafted_after(100));
+}
+
 TEST_F(OneSequence, AProposalIsOfItsOwnStep) {
   LookaheadPlanner planner(*parse_lookahead("fixed:3"), {});
   planner.add(kId, {.drafter = DrafterKind::prompt_lookup});

@@ -243,5 +243,23 @@ TEST(LookaheadPlanner, BadLuckOfOneKindOfAnswersIsForgotten) {
   EXPECT_GT(step, 500);  // it was put aside for a while
 }
 
+// From the fourth row on a step takes three times as long.
+TEST(LookaheadPlanner, ExactCopiesArePricedByWhatThereIsToCopy) {
+  LookaheadTables known = tables();
+  known.target.steps = {{1, 10}, {3, 10.2}, {4, 30}, {101, 40}};
+  const auto drafted_beside = [&](const std::vector<int32_t>& tokens) {
+    LookaheadPlanner planner(adaptive(), known);
+    planner.add(1, {.drafter = kRandom});
+    planner.add(2, {.drafter = DrafterKind::prompt_lookup, .exact = true});
+    std::vector<DecodeChoice> both = {
+        {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens},
+        {.id = 2, .exact = true, .tokens = tokens, .num_draft_tokens = 4}};
+    planner.choose(both, {});
+    return both[0].num_draft_tokens;
+  };
+  EXPECT_EQ(drafted_beside({1, 2, 3, 4, 5, 6, 7, 8}), 1);
+  EXPECT_GT(drafted_beside({1, 2, 3, 4, 5, 1, 2, 3}), 1);
+}
+
 }  // namespace
 }  // namespace outrider

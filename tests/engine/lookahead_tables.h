@@ -15,6 +15,7 @@ inline LookaheadTables tables(double row_ms = 0.2, double round_ms = 1) {
   for (const DrafterKind kind : {kRandom, kModel}) {
     tables.draft[static_cast<int>(kind)].steps = {{1, round_ms}, {101, round_ms + 1}};
   }
+  tables.feed = tables.draft[static_cast<int>(kModel)];
   return tables;
 }
 

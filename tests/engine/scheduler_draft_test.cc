@@ -203,6 +203,19 @@ TEST(Scheduler, ADraftCacheThatIsFedIsNoPrompt) {
   EXPECT_EQ(waits, (std::vector{true, true, true, true, false}));
 }
 
+TEST(Scheduler, WhatCanDoWithoutDraftsWaitsForNoPageOfTheDrafter) {
+  SchedulerLimits limits = roomy();
+  limits.num_draft_pages = 7;
+  Scheduler scheduler(limits);
+  scheduler.add(exactly(up_to(80, spec(1, 2 * kP - 4, 4))));
+  for (int64_t id = 2; id <= 4; ++id) scheduler.add(spec(id, 3 * kP, 4));  // 4 pages each
+  for (int i = 0; i < 4; ++i) step(scheduler);
+  EXPECT_EQ(scheduler.stats().num_running, 4);
+  scheduler.add(exactly(up_to(80, spec(5, 3 * kP, 4))));
+  step(scheduler);
+  EXPECT_EQ(scheduler.stats().num_waiting, 1);
+}
+
 // Whether the plan takes the draft's pages away from a sequence.
 bool reclaims(const Scheduler& scheduler, const StepPlan& plan, int64_t id) {
   return std::any_of(plan.draft_pages.begin(), plan.draft_pages.end(), [&](const PageGrant& g) {

@@ -177,13 +177,28 @@ TEST(Scheduler, DecodesNeverShutAPromptOut) {
   scheduler.add(spec(1, 1, 15, DrafterKind::random));
   scheduler.add(exactly(spec(2, 1, 3, DrafterKind::random)));
   step(scheduler);
-  scheduler.add(spec(3, 6));
-  for (int64_t i = 1; i <= 5; ++i) {
+  scheduler.add(spec(3, 10));
+  // A quarter of the rows, or as many as there are.
+  for (const auto& [drafts, end] : {std::pair{11, 4}, {11, 8}, {14, 9}}) {
     const StepPlan plan = step(scheduler);
-    EXPECT_EQ(drafts_of(scheduler, plan, 1), 14);
-    EXPECT_EQ(work_of(scheduler, plan, 3)->prefill_end, i);
+    EXPECT_EQ(drafts_of(scheduler, plan, 1), drafts);
+    EXPECT_EQ(drafts_of(scheduler, plan, 2), 3);
+    EXPECT_EQ(work_of(scheduler, plan, 3)->prefill_end, end);
   }
   EXPECT_EQ(drafts_of(scheduler, step(scheduler), 3), 0);
+}
+
+// With the least that a step may have.
+TEST(Scheduler, APromptShutsNoExactDraftsOut) {
+  SchedulerLimits limits = roomy();
+  limits.max_rows = kMaxDraftTokens + 2;
+  Scheduler scheduler(limits);
+  scheduler.add(exactly(spec(1, 1, kMaxDraftTokens, DrafterKind::random)));
+  step(scheduler);
+  scheduler.add(spec(2, 100));
+  const StepPlan plan = step(scheduler);
+  EXPECT_EQ(drafts_of(scheduler, plan, 1), kMaxDraftTokens);
+  EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, 1);
 }
 
 TEST(Scheduler, PrefillsTheDraftInTheSameBudget) {

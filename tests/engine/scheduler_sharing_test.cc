@@ -68,6 +68,27 @@ TEST(Scheduler, ChoicesWaitForTheFirstAndShareItsPrompt) {
   }
 }
 
+TEST(Scheduler, ChoicesThatHaveToDraftShareTheDraftersPromptToo) {
+  SchedulerLimits limits = roomy();
+  limits.prefill_chunk = 64;
+  Scheduler scheduler(limits);
+  SequenceSpec choice = exactly(spec(1, 6 * kP, 4));
+  scheduler.add(choice);
+  for (choice.choice = 1; choice.choice < 3; ++choice.choice) {
+    choice.id = 10 + choice.choice;
+    scheduler.add(choice);
+  }
+  StepPlan plan;
+  for (int i = 0; plan.admitted.size() < 2; ++i) {
+    ASSERT_LT(i, 10);
+    plan = step(scheduler);
+  }
+  for (const Admission& admission : plan.admitted) {
+    EXPECT_EQ(admission.num_cached, 5 * kP);
+    EXPECT_EQ(admission.num_draft_cached, 5 * kP);
+  }
+}
+
 TEST(Scheduler, ChoicesGoOnWhereTheFirstIsGone) {
   Scheduler scheduler(roomy());
   SequenceSpec choice = spec(1, 500);
