@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -45,12 +46,21 @@ def positive(text):
     return value
 
 
+def shell_words(text):
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f'{text!r}: {error}') from error
+    return text
+
+
 def add_server(parser):
     """The flags of an Outrider to measure, which are checked by check_program and check_model."""
     parser.add_argument('--program', required=True)
     parser.add_argument('--model', type=Path, required=True)
     parser.add_argument('--ranks', type=at_least(1), default=2, help='of Outrider')
-    parser.add_argument('--serve', default='', help='more flags of serve, in one word')
+    parser.add_argument('--serve', type=shell_words, default='',
+                        help='more flags of serve, in one word, quoted as for a shell')
 
 
 def check_program(parser, program):

@@ -2,9 +2,10 @@
 after the other, and what docs/benchmarks/load.md says of it; and `outrider bench load`, the same in
 virtual time.
 
-A report is the `compare` of that command's JSON: arms[0] asks without drafts, arms[1] adaptively.
-`one_speed` is added to it, TPOT on a machine that is always as fast: {tpot_ms: the P99 of each arm,
-ratio: (that of adaptive to plain, low, high), shared: Answers.shared_steps()}.
+A report is the `compare` of that command's JSON, as it is of a sweep's one load: arms[0] asks
+without drafts, arms[1] adaptively, each with whether it saturated the server. `one_speed` is added
+to it, TPOT on a machine that is always as fast: {tpot_ms: the P99 of each arm, ratio: (that of
+adaptive to plain, low, high), shared: Answers.shared_steps()}.
 """
 
 import json
@@ -25,42 +26,44 @@ LEAST_TURN_S = 8  # or queues would not be long enough to be those of a load
 LEAST_TURNS = 10  # or loadtest gives no intervals
 
 
-def compare(program, port, trace, load, rounds, arguments, measured_s=LEAST_TURN_S):
-    """The report of one load, which must be without errors. trace: the server's. load: loadtest's
-    flags, which say what is asked and how often; measured_s: of each turn, behind what warms up."""
+def compare(program, port, trace, load, flags, rounds, arguments, measured_s=LEAST_TURN_S):
+    """The report of one load, which must be without errors. trace: the server's. load: 'rate=4' or
+    'users=8'; flags: loadtest's, which say what is asked; measured_s: of each turn, behind what
+    warms up."""
     with (tempfile.NamedTemporaryFile(suffix='.json') as report,
           tempfile.NamedTemporaryFile(suffix='.jsonl') as samples,
           trace.open(encoding='utf-8') as events):
         events.read()  # what was before
         done = subprocess.run(
-            [program, 'loadtest', '--port', str(port), '--compare', 'K=0,adaptive', *load,
-             '--rounds', str(rounds), '--duration', f'{measured_s + arguments.warmup:g}',
+            [program, 'loadtest', '--port', str(port), '--compare', 'K=0,adaptive', '--sweep', load,
+             *flags, '--rounds', str(rounds), '--duration', f'{measured_s + arguments.warmup:g}',
              '--warmup', str(arguments.warmup), '--temperature', '0', '--ignore-eos', '--seed',
              str(arguments.seed), '--report-every', '0', '--json', report.name, '--samples',
              samples.name],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
             said = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
-            sys.exit(f'reproduce: {" ".join(load)}: {said[-1]}')
-        found = json.loads(Path(report.name).read_text(encoding='utf-8'))['compare']
+            sys.exit(f'reproduce: {load}: {said[-1]}')
+        sweep = json.loads(Path(report.name).read_text(encoding='utf-8'))['sweep']
         records = [json.loads(line) for line in
                    Path(samples.name).read_text(encoding='utf-8').splitlines()]
         time.sleep(1)  # the trace is written five times a second
         lines = events.readlines()
+    found = sweep['steps'][0]['compare']
     for arm in found['arms']:
         if arm['errors'] or arm['warmup_errors'] or arm['gave_up']:
-            sys.exit(f'reproduce: {" ".join(load)}: {arm["name"]}: expected no errors, found '
+            sys.exit(f'reproduce: {load}: {arm["name"]}: expected no errors, found '
                      f'{arm["errors"]} of {arm["requests"]} requests and {arm["warmup_errors"]} '
                      f'while it warmed up: {arm["first_error_by_code"]}')
-    return found | {'one_speed': at_one_speed(read_trace(lines), records, rounds,
+    return found | {'one_speed': at_one_speed(read_trace(lines), load, records, rounds,
                                               arguments.warmup)}
 
 
-def at_one_speed(trace, records, rounds, warmup_s):
+def at_one_speed(trace, load, records, rounds, warmup_s):
     """records: loadtest's samples."""
     answers = Answers(trace, [
         [[(f'loadtest-{record["index"]}', len(record['token_ids'])) for record in records
-          if record['run'] == f'{run}, round {number}' and record['due_s'] >= warmup_s
+          if record['run'] == f'{load}, {run}, round {number}' and record['due_s'] >= warmup_s
           and len(record['token_ids']) > 1] for number in range(rounds)] for run in RUNS])
     return {'tpot_ms': answers.p99(), 'ratio': answers.p99_ratio(),
             'shared': answers.shared_steps()}
@@ -94,7 +97,9 @@ def load_table(quantity, loads, reports):
             ratios = [ratio_cell(arm_ratio(report, what, share)) for _, what, share in compared]
             ratios += [ratio_cell(report['one_speed']['ratio']),
                        f'{report["one_speed"]["shared"]:.2f}']
-            rows.append([f'{load:g}', name, arm['requests'], f'{arm["tokens_per_second"]:.1f}',
+            shown_name = name + (' (saturated)' if arm['saturated'] else '')
+            rows.append([f'{load:g}', shown_name, arm['requests'],
+                         f'{arm["tokens_per_second"]:.1f}',
                          *(milliseconds(arm[what], share) for _, what, share in shown),
                          f'{at_one_speed_ms:.1f}',
                          *(ratios if name == 'adaptive' else [''] * len(ratios))])
@@ -107,11 +112,16 @@ def load_table(quantity, loads, reports):
 
 
 def verdict(reports):
-    """At how many loads the goal is shown, and at how many that it is missed."""
-    of_reports = {name: [arm_ratio(report, what) for report in reports] for name, what in
+    """At how many loads that the server keeps up with the goal is shown, and at how many that it is
+    missed."""
+    kept_up = [report for report in reports if not any(arm['saturated'] for arm in report['arms'])]
+    of_reports = {name: [arm_ratio(report, what) for report in kept_up] for name, what in
                   (('TTFT', 'ttft_ms'), ('TPOT', 'tpot_ms'), ('End to end', 'e2e_ms'))}
-    of_reports['TPOT at one speed'] = [report['one_speed']['ratio'] for report in reports]
-    return ''.join(map(counted, of_reports, of_reports.values()))
+    of_reports['TPOT at one speed'] = [report['one_speed']['ratio'] for report in kept_up]
+    said = ''.join(map(counted, of_reports, of_reports.values()))
+    if left_out := len(reports) - len(kept_up):
+        said += f'- Not counted: loads that saturated the server, {left_out}.\n'
+    return said
 
 
 def counted(name, found):

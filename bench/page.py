@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / 'docs' / 'benchmarks'
 HEAD = ROOT / 'models' / 'SmolLM2-135M-Instruct-head'
 # Of /proc/cpuinfo's flags, best first, those that kernels are written for, and their names there.
+# Without any of them there is what C++ itself gives.
+SCALAR = 'scalar'
 ISAS = {'avx512_bf16': 'avx512_bf16', 'avx512f': 'avx512', 'avx2': 'avx2'}
 
 
@@ -28,9 +30,12 @@ def git(root, *arguments):
 
 def commit(root=ROOT):
     """The commit of root, -dirty where files outside of docs/ differ from it: what was measured
-    may be of another state, and pages are written one after the other."""
-    changed = git(root, 'status', '--porcelain', '--', ':/', ':(top,exclude)docs')
-    return git(root, 'rev-parse', '--short', 'HEAD') + ('-dirty' if changed else '')
+    may be of another state, and pages are written one after the other. 'unknown' without git."""
+    try:
+        changed = git(root, 'status', '--porcelain', '--', ':/', ':(top,exclude)docs')
+        return git(root, 'rev-parse', '--short', 'HEAD') + ('-dirty' if changed else '')
+    except (OSError, subprocess.CalledProcessError):
+        return 'unknown'
 
 
 def cpuinfo(field):
@@ -41,7 +46,7 @@ def cpuinfo(field):
 
 def isas():
     flags = cpuinfo('flags').split()
-    return [name for flag, name in ISAS.items() if flag in flags]
+    return [name for flag, name in ISAS.items() if flag in flags] or [SCALAR]
 
 
 def machine():

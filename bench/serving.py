@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -52,6 +53,11 @@ def import_stubs():
 pb, pb_grpc = import_stubs()
 
 
+def exit_on_sigterm():
+    """In order, with what `with` blocks have to end: a server."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 class Server:
     """`outrider launch`; ends with the block."""
 
@@ -71,9 +77,13 @@ class Server:
         sys.exit(f'{said}serving.py: the server did not come up')
 
     def __enter__(self):
-        self.port = self.port_in('listening on')
+        try:
+            self.port = self.port_in('listening on')
+            self.http_port = self.port_in('metrics and probes on')
+        except BaseException:
+            self.__exit__()
+            raise
         self.address = f'127.0.0.1:{self.port}'
-        self.http_port = self.port_in('metrics and probes on')
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
         self.stub = pb_grpc.GenerationServiceStub(grpc.insecure_channel(self.address))
         return self
@@ -255,9 +265,10 @@ def main():
     check_program(parser, arguments.program)
     check_model(parser, arguments.model)
     print(f'{machine()}; {arguments.ranks} ranks.')
+    exit_on_sigterm()
     try:
         with Server(arguments.program, arguments.model, arguments.ranks,
-                    arguments.serve.split()) as server:
+                    shlex.split(arguments.serve)) as server:
             for name in arguments.tables or TABLES:
                 print(f'\n{name}\n')
                 TABLES[name](server, arguments)

@@ -55,9 +55,12 @@ def write_whole(path: Path, write) -> None:
 
 def open_work(arguments: argparse.Namespace) -> None:
     """Makes the folder, or checks that what is in it was made from the same target."""
+    weights = sorted(arguments.target.glob("*.safetensors"))
+    if not weights:
+        raise RecipeError(f"--target {arguments.target}: expected a folder with *.safetensors")
     arguments.work.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    for path in sorted(arguments.target.glob("*.safetensors")):
+    for path in weights:
         digest.update(path.read_bytes())
     settings = {"target_sha256": digest.hexdigest(), "seed": arguments.seed,
                 "shares": dict(zip(KINDS, SHARES))}

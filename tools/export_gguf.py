@@ -9,6 +9,7 @@ them exactly. One model.safetensors and SmolLM2's tokenizer; anything else is re
 
 import argparse
 import json
+import os
 import struct
 import sys
 from pathlib import Path
@@ -54,13 +55,16 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     except (OSError, struct.error, ValueError) as error:
         raise ConversionError(f"{path.name}: not readable as safetensors ({error})") from error
     header.pop("__metadata__", None)
-    data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
     tensors = {}
     for name, entry in header.items():
-        if entry["dtype"] != "BF16":
-            raise ConversionError(f"tensor {name} has type {entry['dtype']}; expected BF16")
-        begin, end = entry["data_offsets"]
-        tensors[name] = data[begin:end].view("<u2").reshape(entry["shape"])
+        try:
+            data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
+            if entry["dtype"] != "BF16":
+                raise ConversionError(f"tensor {name} has type {entry['dtype']}; expected BF16")
+            begin, end = entry["data_offsets"]
+            tensors[name] = data[begin:end].view("<u2").reshape(entry["shape"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConversionError(f"{path.name}: tensor {name}: {error}") from error
     return tensors
 
 
@@ -132,7 +136,8 @@ def export(directory: Path, path: Path) -> None:
     if path.exists():
         raise ConversionError(f"{path} is there already")
     config = read_config(directory)
-    writer = gguf.GGUFWriter(path, "llama")
+    unfinished = path.with_name(path.name + ".part")
+    writer = gguf.GGUFWriter(unfinished, "llama")
     writer.add_name(directory.name)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -153,6 +158,7 @@ def export(directory: Path, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    os.replace(unfinished, path)
 
 
 def main() -> int:

@@ -223,6 +223,11 @@ class Machine(unittest.TestCase):
                                         r'.*\d{4}-\d\d-\d\d, '
                                         r'commit `0123abc-dirty`$')
 
+    def test_where_there_is_no_repository_the_commit_is_unknown(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(commit(folder), 'unknown')
+
+    @unittest.skipUnless(shutil.which('git'), 'there is no git')
     def test_a_commit_is_dirty_with_other_code(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -245,15 +250,15 @@ class Machine(unittest.TestCase):
         self.assertRegex(commit(root), '^[0-9a-f]+-dirty$')
 
 
-def report(ratio, requests=100):
+def report(ratio, requests=100, saturated=False):
     """Of one rate, with `ratio` for TPOT, none for the end, and TTFT that does not differ."""
-    arm = {'requests': requests, 'tokens_per_second': 48.06,
+    arm = {'requests': requests, 'tokens_per_second': 48.06, 'saturated': False,
            'ttft_ms': {'p50': 30, 'p99': 41, 'ci95': None},
            'tpot_ms': {'p50': 9.96, 'p99': 12, 'ci95': None},
            'e2e_ms': {'p99': None}}
     same = {'ratio': 1, 'ci95': [0.99, 1.01]}
-    return {'arms': [arm, arm], 'ratios': [{'ttft_ms': {'p50': same, 'p99': same},
-                                            'tpot_ms': ratio, 'e2e_ms': None}],
+    return {'arms': [arm, arm | {'saturated': saturated}],
+            'ratios': [{'ttft_ms': {'p50': same, 'p99': same}, 'tpot_ms': ratio, 'e2e_ms': None}],
             'one_speed': {'tpot_ms': [11, 9.04], 'ratio': (0.822, 0.8, 1.02), 'shared': 0.25}}
 
 
@@ -289,18 +294,28 @@ class Load(unittest.TestCase):
         self.assertEqual(at_one_speed, '- TPOT at one speed: P99 with speculation at most 1.01 of '
                          'P99 without is shown at 0 of 4 loads, more than that at 0; neither at 4.')
 
+    def test_a_load_that_saturates_the_server_shows_nothing(self):
+        ratio = {'p99': {'ratio': 0.9, 'ci95': [0.8, 1.0]}}
+        reports = [report(ratio), report(ratio, saturated=True)]
+        _, tpot, *_, not_counted = verdict(reports).splitlines()
+        self.assertIn('is shown at 1 of 1 loads, more than that at 0; neither at 0.', tpot)
+        self.assertEqual(not_counted, '- Not counted: loads that saturated the server, 1.')
+        rows = load_table('requests/s', [4, 8], reports).splitlines()[2:]
+        self.assertEqual([row.split('|')[2].strip() for row in rows],
+                         ['plain', 'adaptive', 'plain', 'adaptive (saturated)'])
+
     def test_the_report_is_that_of_loadtest(self):
         asked = argparse.Namespace(warmup=0.1, seed=0)
-        loads = {20.0: ['--rate', '20', '--output-length', 'fixed:32'],
-                 2: ['--concurrency', '2', '--output-length', 'uniform:20:40']}
+        loads = {20.0: ('rate=20', ['--output-length', 'fixed:32']),
+                 2: ('users=2', ['--output-length', 'uniform:20:40'])}
         with (tempfile.TemporaryDirectory() as folder,
               Server(PROGRAM, CHECKPOINT, 1, ['--trace', Path(folder) / 'trace']) as server):
             at = PROGRAM, server.port, Path(folder) / 'trace'
-            found = [compare(*at, [*load, '--raw'], 10, asked, 0.3) for load in loads.values()]
+            found = [compare(*at, load, [*flags, '--raw'], 10, asked, 0.3)
+                     for load, flags in loads.values()]
             with self.assertRaises(SystemExit) as raised:  # it has no chat template
-                compare(*at, loads[2], 1, asked, 0.3)
-        self.assertRegex(str(raised.exception), r'^reproduce: --concurrency 2 --output-length '
-                                                r'uniform:20:40: .*no chat template')
+                compare(*at, *loads[2], 1, asked, 0.3)
+        self.assertRegex(str(raised.exception), r'^reproduce: users=2: .*no chat template')
         _, _, *rows = load_table('load', loads, found).splitlines()
         number, ratio = r' [0-9.]+ \|', r' [0-9.]+ \([0-9.]+, [0-9.]+\) \|'
         for (load, name), row in zip(itertools.product(loads, ARMS), rows, strict=True):
@@ -322,16 +337,17 @@ class Load(unittest.TestCase):
                            ([fine, fine], None)):
             program.write_text(f'#!{sys.executable}\nimport json, sys\n'
                                'path = sys.argv[sys.argv.index("--json") + 1]\n'
-                               f'json.dump({{"compare": {{"arms": {arms}}}}}, open(path, "w"))\n')
+                               f'found = {{"compare": {{"arms": {arms}}}}}\n'
+                               'json.dump({"sweep": {"steps": [found]}}, open(path, "w"))\n')
             program.chmod(0o755)
             with self.subTest(arms=arms):
                 if said is None:
                     with mock.patch('load.at_one_speed', return_value={}):
-                        self.assertEqual(compare(program, 1, trace, ['--rate', '2'], 3, asked),
+                        self.assertEqual(compare(program, 1, trace, 'rate=2', [], 3, asked),
                                          {'arms': arms, 'one_speed': {}})
                     continue
-                with self.assertRaisesRegex(SystemExit, '^reproduce: --rate 2: .*' + said):
-                    compare(program, 1, trace, ['--rate', '2'], 3, asked)
+                with self.assertRaisesRegex(SystemExit, '^reproduce: rate=2: .*' + said):
+                    compare(program, 1, trace, 'rate=2', [], 3, asked)
 
 
 class Cpu(unittest.TestCase):

@@ -214,6 +214,25 @@ class Interrupted(QuickstartTest):
             self.assertEqual(self.tree.called(name), [])
 
 
+class Configured(QuickstartTest):
+    def test_where_the_checkout_is_now(self):
+        """One that was moved or copied has the paths of another."""
+        self.tree.serve_model('model')
+        self.tree.stub('cmake', '[ "$1" = --preset ]')  # nothing is built
+        cache = self.tree.root / 'build' / 'cpu' / 'CMakeCache.txt'
+        cached = cache.read_text()
+        for home, anew in ((self.tree.root, False), ('/elsewhere', True)):
+            cache.write_text(f'{cached}CMAKE_HOME_DIRECTORY:INTERNAL={home}\n')
+            self.tree.calls.write_text('')
+            process = self.start('Hi')
+            _, stderr = process.communicate(timeout=LIMIT_S)
+            self.assertIn('the build failed', stderr)
+            first, *others = self.tree.called('cmake')
+            self.assertEqual(first.startswith('cmake --preset cpu -D '), anew, first)
+            self.assertEqual(cache.exists(), not anew)
+            self.assertEqual(len(others), anew)
+
+
 class CannotInstall(QuickstartTest):
     """One line says what is missing, and nothing has been done."""
 

@@ -59,6 +59,17 @@ class ExportGguf(unittest.TestCase):
         self.refuse('model.safetensors: not readable as safetensors '
                     '(unpack requires a buffer of 8 bytes)')
 
+    def test_refuses_a_torn_file(self):
+        file = self.model / 'model.safetensors'
+        whole = file.read_bytes()
+        for left in (len(whole) // 2, len(whole) - 1, 8 + int.from_bytes(whole[:8], 'little')):
+            file.write_bytes(whole[:left])
+            done = run('export_gguf.py', self.model, self.gguf)
+            self.assertEqual((done.returncode, done.stdout), (1, ''))
+            self.assertRegex(done.stderr, rf'^export_gguf: {self.model}: model.safetensors: tensor '
+                                          r'[a-z_.0-9]+: [^\n]+\n$')
+            self.assertEqual(sorted(self.folder.iterdir()), [self.model])
+
     def test_overwrites_nothing(self):
         self.gguf.write_text('mine')
         self.refuse(f'{self.gguf} is there already')
