@@ -1,6 +1,6 @@
 # Outrider on CPUs. From the repository's root:
 #   docker build -f docker/cpu.Dockerfile -t outrider .
-#   docker run --rm -p 127.0.0.1:50051:50051 -v DIR:/model:ro outrider \
+#   docker run --rm --stop-timeout 45 -p 127.0.0.1:50051:50051 -v DIR:/model:ro outrider \
 #     --ranks 2 -- serve --model /model --address 0.0.0.0 --insecure
 # docker/check carries out this file without a container engine.
 ARG DEBIAN=bookworm-20250520-slim
