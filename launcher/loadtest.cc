@@ -201,7 +201,6 @@ class Loadtest {
     SweepStep step{.value = value, .name = sweep ? options_.sweep->name(value) : "", .arms = {}};
     for (const std::optional<Arm>& arm : arms) step.arms.push_back({.arm = arm});
     ask_in_turns(sweep ? options_.at(value) : options_, step);
-    std::erase_if(step.arms, [](const ArmResult& arm) { return arm.loads.empty(); });
     evaluate(step.arms, options_.report());
     for (ArmResult& arm : step.arms) {
       arm.failed |= server_failed(arm.loads, options_.warmup_s);
@@ -261,7 +260,10 @@ class Loadtest {
         }
         arms[i].loads.push_back(std::move(load));
         if (nothing_succeeds()) arms[i].failed = arms[i].loads.back().gave_up = true;
-        if (arms[i].gave_up()) return;
+        if (arms[i].gave_up()) {
+          std::erase_if(arms, [](const ArmResult& arm) { return arm.loads.empty(); });
+          return;
+        }
       }
       first_question += static_cast<int64_t>(most_asked);
     }

@@ -57,8 +57,7 @@ std::string host_and_port(const std::string& address, int port) {
 }
 
 void check_port_is_free(const std::string& address, int port) {
-  bool found = false;
-  int missing = 0;
+  bool found = false, missing = false;
   for (const sockaddr_storage& socket_address : resolve(address, port)) {
     const int fd = socket(socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) continue;  // an address family that this machine does not have
@@ -71,13 +70,13 @@ void check_port_is_free(const std::string& address, int port) {
     const int error = errno;
     close(fd);
     if (!free && error == EADDRNOTAVAIL) {  // the host may have another of its name's addresses
-      missing = error;
+      missing = true;
       continue;
     }
     if (!free) throw cannot_listen(address, port, error);
     found = true;
   }
-  if (!found && missing != 0) throw cannot_listen(address, port, missing);
+  if (missing && !found) throw cannot_listen(address, port, EADDRNOTAVAIL);
 }
 
 }  // namespace outrider

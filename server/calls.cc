@@ -76,11 +76,11 @@ void Call::released() {
 }
 
 void Call::start_collect_timer() {
-  was_read();
-  await_reading(limits_.collect_timeout);
+  was_taken();
+  await_taking(limits_.collect_timeout);
 }
 
-void Call::await_reading(std::chrono::steady_clock::duration time) {
+void Call::await_taking(std::chrono::steady_clock::duration time) {
   if (released_) return;
   collect_timer_ = std::make_unique<grpc::Alarm>();  // one goes off once
   collect_timer_->Set(std::chrono::system_clock::now() + time,
@@ -88,15 +88,15 @@ void Call::await_reading(std::chrono::steady_clock::duration time) {
                         const auto call = weak.lock();
                         if (!expired || call == nullptr) return;
                         const std::lock_guard lock(call->mutex_);
-                        call->give_up_unless_read();
+                        call->give_up_unless_taken();
                       });
 }
 
-void Call::give_up_unless_read() {
+void Call::give_up_unless_taken() {
   if (released_) return;
-  const auto left = last_read_ + limits_.collect_timeout - std::chrono::steady_clock::now();
+  const auto left = last_taken_ + limits_.collect_timeout - std::chrono::steady_clock::now();
   if (left > std::chrono::steady_clock::duration::zero()) {
-    await_reading(left);
+    await_taking(left);
   } else {
     context_->TryCancel();
   }
@@ -155,7 +155,7 @@ void StreamCall::OnWriteDone(bool ok) {
   {
     const std::lock_guard lock(mutex_);
     writing_ = false;
-    was_read();
+    was_taken();
     undelivered_bytes_ -= static_cast<int64_t>(current_.ByteSizeLong());
     if (!ok) {
       cancel();

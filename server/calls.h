@@ -84,32 +84,32 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   // Called by gRPC's last reaction.
   void released();
 
-  // From now on the client has collect_timeout to read more, or the call is given up. Call once,
-  // with mutex_ held.
+  // From now on the call is given up where gRPC takes nothing more of it for collect_timeout. Call
+  // once, with mutex_ held.
   void start_collect_timer();
-  // The client has just read some of it; mutex_ held.
-  void was_read() { last_read_ = std::chrono::steady_clock::now(); }
+  // gRPC has just taken some of it, which it does as the client reads; mutex_ held.
+  void was_taken() { last_taken_ = std::chrono::steady_clock::now(); }
 
   const CallLimits limits_;
   std::mutex mutex_;
   CallRecord record_;  // guarded by mutex_
   std::atomic<bool> cancelled_ = false;
   std::atomic<bool> under_way_ = true;  // something is left to be sent
-  std::atomic<bool> ended_ = false;     // the engine has said all that it will
+  std::atomic<bool> ended_ = false;     // how is decided
 
  private:
   friend class CallRegistry;
 
   // mutex_ held.
-  void await_reading(std::chrono::steady_clock::duration time);
-  void give_up_unless_read();
+  void await_taking(std::chrono::steady_clock::duration time);
+  void give_up_unless_taken();
 
   std::optional<uint64_t> tenant_;        // guarded by the registry's mutex
   grpc::CallbackServerContext* context_;  // until released
   CallRegistry& registry_;
   // Guarded by mutex_.
   std::unique_ptr<grpc::Alarm> collect_timer_;
-  std::chrono::steady_clock::time_point last_read_;
+  std::chrono::steady_clock::time_point last_taken_;
   bool released_ = false;
 
   std::shared_ptr<Call> self_;  // gRPC's share

@@ -24,7 +24,8 @@ struct CallLimits {
   int64_t max_undelivered_bytes = 1 << 20;
   // Of the answers of one GenerateOnce.
   int64_t max_answer_bytes = 16 << 20;
-  // How long a call that has ended waits for the client to read more of it.
+  // How long a call that has ended waits for gRPC to take more of it, as it does as the client
+  // reads.
   std::chrono::milliseconds collect_timeout{30'000};
 };
 

@@ -52,13 +52,13 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         with open(path, "rb") as file:
             size = struct.unpack("<Q", file.read(8))[0]
             header = json.loads(file.read(size))
+        data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
     except (OSError, struct.error, ValueError) as error:
         raise ConversionError(f"{path.name}: not readable as safetensors ({error})") from error
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
         try:
-            data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size)
             if entry["dtype"] != "BF16":
                 raise ConversionError(f"tensor {name} has type {entry['dtype']}; expected BF16")
             begin, end = entry["data_offsets"]

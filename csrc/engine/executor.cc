@@ -27,7 +27,6 @@ constexpr int64_t kEachRow = 9;
 // steps with prompts are computed, which have so many.
 constexpr int64_t kManyCostRows = 64;
 constexpr int kManyRowsRounds = 2;
-constexpr int64_t kFedSlots = 16;  // of a draft model's cache, with a page of positions each
 constexpr double kUnmeasured = std::numeric_limits<double>::infinity();
 // With which the cost of a long context is measured.
 constexpr int64_t kCostRows = 8;
@@ -199,34 +198,29 @@ StepCosts Executor::measure_step_costs() {
   return costs;
 }
 
-// What is measured has a page of each slot's.
-void Executor::share_draft_pages(bool given) {
-  KvCache& cache = drafters_.model()->cache();
-  for (int64_t slot = 0; slot < options_.max_sequences; ++slot) {
-    const auto page = static_cast<int32_t>(slot % cache.num_pages());
-    cache.set_pages(slot, 0, std::span(&page, given ? 1 : 0), stream_);
-  }
-}
-
-// Without a row to draw from, by a slot's page of positions and by many.
+// Of a position, and of as many as a step may feed, of one slot; without a row to draw from.
 void Executor::measure_feed_costs() {
-  if (drafters_.model() == nullptr) return;
-  share_draft_pages(true);
-  const int64_t length = std::min(kPageTokens, max_draft_positions(DrafterKind::model));
-  const int64_t many = std::min(options_.max_sequences, kFedSlots);
-  StepCosts costs{.steps = {{length, kUnmeasured}}};
-  if (many > 1) costs.steps.push_back({many * length, kUnmeasured});
+  ModelDrafter* const model = drafters_.model();
+  if (model == nullptr || options_.lookahead.kind != LookaheadPolicy::Kind::adaptive) return;
+  KvCache& cache = model->cache();
+  std::vector<int32_t> pages(std::min({cache.num_pages(), cache.max_pages_per_slot(),
+                                       PagePool::pages_for(options_.prefill_chunk)}));
+  std::iota(pages.begin(), pages.end(), 0);
+  cache.set_pages(0, 0, pages, stream_);
+  const int64_t most = std::min(
+      {options_.prefill_chunk, cache.capacity(0), max_draft_positions(DrafterKind::model)});
+  StepCosts costs{.steps = {{1, kUnmeasured}}};
+  if (most > 1) costs.steps.push_back({most, kUnmeasured});
   for (int round = 0; round < kCostRounds; ++round) {
     for (StepCosts::Point& point : costs.steps) {
-      const double seconds =
-          step_.measure_feed(*drafters_.model(), point.rows / length, length, stream_);
-      point.ms = std::min(point.ms, 1e3 * seconds);
+      if (round >= kManyRowsRounds && point.rows >= kManyCostRows) continue;
+      point.ms = std::min(point.ms, 1e3 * step_.measure_feed(*model, point.rows, stream_));
     }
   }
-  share_draft_pages(false);
+  cache.set_pages(0, 0, {}, stream_);
   costs.keep_rising();
   const StepCosts::Point last = costs.steps.back();
-  if (many == 1) costs.steps.push_back({2 * last.rows, 2 * last.ms});
+  if (most == 1) costs.steps.push_back({2, 2 * last.ms});
   tables_.feed = std::move(costs);
 }
 
@@ -234,7 +228,15 @@ void Executor::measure_feed_costs() {
 void Executor::measure_draft_costs(DrafterKind kind) {
   LogitDrafter* const drafter = drafters_.find(kind);
   if (drafter == nullptr) return;
-  if (kind == DrafterKind::model) share_draft_pages(true);
+  const auto share_pages = [&](bool given) {
+    if (kind != DrafterKind::model) return;
+    KvCache& cache = drafters_.model()->cache();
+    for (int64_t slot = 0; slot < options_.max_sequences; ++slot) {
+      const auto page = static_cast<int32_t>(slot % cache.num_pages());
+      cache.set_pages(slot, 0, std::span(&page, given ? 1 : 0), stream_);
+    }
+  };
+  share_pages(true);
   StepCosts costs;
   for (int64_t n = 1; n <= std::min(options_.max_sequences, kManyCostRows); n *= 2) {
     costs.steps.push_back({n, kUnmeasured});
@@ -260,7 +262,7 @@ void Executor::measure_draft_costs(DrafterKind kind) {
       measure(drawing_ms[static_cast<int>(drawing_of(drawn))], 1, drawn);
     }
   }
-  if (kind == DrafterKind::model) share_draft_pages(false);
+  share_pages(false);
   const double greedy_ms = drawing_ms[static_cast<int>(Drawing::greedy)];
   for (double& ms : drawing_ms) ms = std::max(0.0, ms - greedy_ms);
   costs.keep_rising();

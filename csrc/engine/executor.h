@@ -101,7 +101,6 @@ class Executor {
   StepCosts measure_step_costs();
   void measure_draft_costs(DrafterKind kind);
   void measure_feed_costs();
-  void share_draft_pages(bool given);
 
   EngineOptions options_;
   Backend& backend_;

@@ -116,7 +116,7 @@ void Scheduler::publish(ScheduledSequence& s) {
 }
 
 // Those that waited longest first. Whoever need not draft exactly K leaves a row for each behind;
-// drafts leave prompts the rows that they would have without, or a quarter of the step.
+// their drafts leave prompts the rows that they would have without, or a quarter of the step.
 void Scheduler::plan_decodes() {
   std::vector<ScheduledSequence*> ready;
   int64_t owed = 0;  // rows that the sequences to come take at least
@@ -134,7 +134,8 @@ void Scheduler::plan_decodes() {
   if (chooser_ != nullptr) choose_lookahead(ready, prompts);
   const bool others_wait =
       ready.size() < running_.size() || (!waiting_.empty() && !free_slots_.empty());
-  const int64_t most_kept = std::min(limits_.max_rows / 4, limits_.max_rows - kMaxDraftTokens - 1);
+  const int64_t most_kept =
+      std::max<int64_t>(1, std::min(limits_.max_rows / 4, limits_.max_rows - owed));
   const int64_t kept = others_wait ? std::clamp<int64_t>(prompts.plain, 1, most_kept) : 0;
   rows_.all -= kept;
   std::stable_sort(ready.begin(), ready.end(),
@@ -234,13 +235,15 @@ int64_t Scheduler::num_draft_users() const {
   return std::count_if(running_.begin(), running_.end(), holds_draft_pages);
 }
 
-// Room for the drafter to catch up, where nobody has to give pages for it.
-bool Scheduler::find_draft_room(ScheduledSequence& s) {
-  PageTable& table = s.draft.table;
-  const int64_t positions = s.draft_positions(s.usable_lookahead());
+// Room for the drafter to catch up, where nobody has to give pages for it, nor to wait for them.
+bool Scheduler::has_draft_room(const ScheduledSequence& s, int64_t positions) const {
+  const PageTable& table = s.draft.table;
   if (positions <= table.capacity()) return true;
-  return fits(draft_pool_, {}, 0, positions - table.capacity(), num_draft_users()) &&
-         draft_pool_.reserve(table, positions);
+  const auto has_to_draft = [](const ScheduledSequence* other) {
+    return other->exact() && other->needs_draft_cache();
+  };
+  if (!s.exact() && !waiting_.empty() && has_to_draft(*waiting_.begin())) return false;
+  return fits(draft_pool_, {}, 0, positions - table.capacity(), num_draft_users());
 }
 
 // Pages for the whole prompt and one step, and one for each that runs. What runs alone has them:

@@ -189,7 +189,7 @@ class Scheduler {
   int64_t make_target_room(ScheduledSequence& s, int64_t num_draft_tokens);
   bool reclaim_draft(const ScheduledSequence& for_whom);
   void drop_draft(ScheduledSequence& s);
-  bool find_draft_room(ScheduledSequence& s);
+  bool has_draft_room(const ScheduledSequence& s, int64_t positions) const;
   int64_t num_draft_users() const;
   void preempt(ScheduledSequence& s);
   void leave_slot(ScheduledSequence& s);
@@ -200,7 +200,8 @@ class Scheduler {
   std::unordered_map<int64_t, std::unique_ptr<ScheduledSequence>> sequences_;  // by id
   std::vector<ScheduledSequence*> running_;                                    // in order
   std::set<ScheduledSequence*, InOrder> waiting_;
-  // Requests whose choice 0 has not finished its prompt, and the choices that wait for that.
+  // Requests whose choice 0 has not finished its prompt, or its drafter has not where it has to
+  // draft, and the choices that wait for that.
   std::unordered_map<int64_t, std::vector<ScheduledSequence*>> siblings_;
   std::vector<ScheduledSequence*> slots_;  // null: free
   std::vector<int32_t> free_slots_;        // a stack

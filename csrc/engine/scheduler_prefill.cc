@@ -108,7 +108,9 @@ void Scheduler::plan_prefill(ScheduledSequence& s) {
   feed(s.target, end, rows_.taken.target);
   const int64_t begin = s.draft.num_cached;
   const int64_t draft_room = s.draft_caught_up() ? 0 : prefill_room(begin);
-  if (draft_room > 0 && may_catch_up(s) && find_draft_room(s)) {
+  const int64_t positions = s.draft_positions(s.usable_lookahead());
+  if (draft_room > 0 && has_draft_room(s, positions) && may_catch_up(s)) {
+    CHECK(draft_pool_.reserve(s.draft.table, positions));
     feed(s.draft, std::min(last, begin + draft_room), rows_.taken.draft);
     if (!s.exact()) rows_.taken.adaptive_draft += s.draft.num_cached - begin;
   }

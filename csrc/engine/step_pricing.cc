@@ -72,8 +72,12 @@ double StepPricing::round_ms(DrafterKind kind, int64_t rows) const {
 
 double StepPricing::feed_ms(int64_t positions) const {
   if (positions == 0 || !tables_.feed.known()) return 0;
-  return draft_fits_[static_cast<int>(DrafterKind::model)].plain_factor() *
-         tables_.feed.rows_ms(positions);
+  // More than the last point has are fed by several steps.
+  const StepCosts::Point& most = tables_.feed.steps.back();
+  const double table_ms = positions <= most.rows
+                              ? tables_.feed.rows_ms(positions)
+                              : most.ms * static_cast<double>(positions) / most.rows;
+  return draft_fits_[static_cast<int>(DrafterKind::model)].plain_factor() * table_ms;
 }
 
 double StepPricing::drawing_ms(DrafterKind kind, Drawing drawing) const {

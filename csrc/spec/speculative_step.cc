@@ -176,20 +176,16 @@ double SpeculativeStep::measure_draft(LogitDrafter& drafter, int64_t sequences, 
   return backend_.seconds_between(kStepBegin, kDrafted);
 }
 
-double SpeculativeStep::measure_feed(LogitDrafter& drafter, int64_t sequences, int64_t length,
-                                     Stream& stream) {
+double SpeculativeStep::measure_feed(LogitDrafter& drafter, int64_t length, Stream& stream) {
   const std::vector<int32_t> tokens(length);
-  std::vector<DraftContext> contexts;
-  for (int64_t i = 0; i < sequences; ++i) {
-    drafter.truncate(i, 0);
-    contexts.push_back({.slot = i, .tokens = tokens});
-  }
+  const DraftContext context{.slot = 0, .tokens = tokens};
+  drafter.truncate(0, 0);
   drafter.begin_step();
   backend_.mark(kStepBegin, stream);
-  drafter.prefill(contexts, stream);
+  drafter.prefill({&context, 1}, stream);
   backend_.mark(kDrafted, stream);
   backend_.synchronize(stream);
-  for (int64_t i = 0; i < sequences; ++i) drafter.truncate(i, 0);
+  drafter.truncate(0, 0);
   return backend_.seconds_between(kStepBegin, kDrafted);
 }
 

@@ -87,8 +87,8 @@ class SpeculativeStep {
   // they hold; the drafter forgets them. Likewise.
   double measure_draft(LogitDrafter& drafter, int64_t sequences, int64_t length,
                        const Processors& processors, Stream& stream);
-  // Feeds the drafter `length` tokens for each of so many slots. Likewise.
-  double measure_feed(LogitDrafter& drafter, int64_t sequences, int64_t length, Stream& stream);
+  // Feeds the drafter `length` tokens for the first slot. Likewise.
+  double measure_feed(LogitDrafter& drafter, int64_t length, Stream& stream);
 
  private:
   void prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,

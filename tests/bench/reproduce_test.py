@@ -250,14 +250,14 @@ class Machine(unittest.TestCase):
         self.assertRegex(commit(root), '^[0-9a-f]+-dirty$')
 
 
-def report(ratio, requests=100, saturated=False):
+def report(ratio, requests=100, saturated=(False, False)):
     """Of one rate, with `ratio` for TPOT, none for the end, and TTFT that does not differ."""
-    arm = {'requests': requests, 'tokens_per_second': 48.06, 'saturated': False,
+    arm = {'requests': requests, 'tokens_per_second': 48.06,
            'ttft_ms': {'p50': 30, 'p99': 41, 'ci95': None},
            'tpot_ms': {'p50': 9.96, 'p99': 12, 'ci95': None},
            'e2e_ms': {'p99': None}}
     same = {'ratio': 1, 'ci95': [0.99, 1.01]}
-    return {'arms': [arm, arm | {'saturated': saturated}],
+    return {'arms': [arm | {'saturated': of_arm} for of_arm in saturated],
             'ratios': [{'ttft_ms': {'p50': same, 'p99': same}, 'tpot_ms': ratio, 'e2e_ms': None}],
             'one_speed': {'tpot_ms': [11, 9.04], 'ratio': (0.822, 0.8, 1.02), 'shared': 0.25}}
 
@@ -294,13 +294,15 @@ class Load(unittest.TestCase):
         self.assertEqual(at_one_speed, '- TPOT at one speed: P99 with speculation at most 1.01 of '
                          'P99 without is shown at 0 of 4 loads, more than that at 0; neither at 4.')
 
-    def test_a_load_that_saturates_the_server_shows_nothing(self):
+    def test_a_load_that_saturates_the_server_shows_nothing_but_of_drafts(self):
         ratio = {'p99': {'ratio': 0.9, 'ci95': [0.8, 1.0]}}
-        reports = [report(ratio), report(ratio, saturated=True)]
+        reports = [report(ratio, saturated=arms) for arms in
+                   ((False, False), (False, True), (True, True), (True, False))]
         _, tpot, *_, not_counted = verdict(reports).splitlines()
-        self.assertIn('is shown at 1 of 1 loads, more than that at 0; neither at 0.', tpot)
-        self.assertEqual(not_counted, '- Not counted: loads that saturated the server, 1.')
-        rows = load_table('requests/s', [4, 8], reports).splitlines()[2:]
+        self.assertIn('is shown at 1 of 2 loads, more than that at 1; neither at 0.', tpot)
+        self.assertEqual(not_counted,
+                         '- Not counted: loads that saturate the server without drafts, 2.')
+        rows = load_table('requests/s', [4, 8], reports[:2]).splitlines()[2:]
         self.assertEqual([row.split('|')[2].strip() for row in rows],
                          ['plain', 'adaptive', 'plain', 'adaptive (saturated)'])
 

@@ -93,17 +93,26 @@ TEST(Executor, MeasuresWhatFeedingADraftersCacheCosts) {
 
 // Positions that are only fed, however many sequences may draw at once.
 TEST(Executor, MeasuresWhatFeedingManyPositionsCosts) {
-  for (const int64_t max_sequences : {1, 3, 64}) {
+  const auto fed = [](int64_t max_sequences, int64_t prefill_chunk, int64_t max_positions) {
     EngineOptions options = outrider::options();
     options.max_sequences = max_sequences;
+    options.prefill_chunk = prefill_chunk;
+    options.max_positions = max_positions;
     const One one(options);
     const StepCosts& feed = one->tables().feed;
-    ASSERT_EQ(feed.steps.size(), 2u);
-    EXPECT_EQ(feed.steps[0].rows, kPageTokens);
-    EXPECT_EQ(feed.steps[1].rows, kPageTokens * std::clamp<int64_t>(max_sequences, 2, 16));
-    EXPECT_GT(feed.steps[0].ms, 0);
-    EXPECT_GE(feed.steps[1].ms, feed.steps[0].ms);
-  }
+    EXPECT_EQ(feed.steps.size(), 2u);
+    for (const StepCosts::Point& point : feed.steps) {
+      EXPECT_TRUE(point.ms > 0 && std::isfinite(point.ms)) << point.rows;
+    }
+    return feed.steps.back().rows;
+  };
+  EXPECT_EQ(fed(1, 40, 100), 40);
+  EXPECT_EQ(fed(64, 40, 100), 40);
+  EXPECT_EQ(fed(3, 40, 30), 30);
+  EXPECT_EQ(fed(3, 1, 30), 2);
+  EngineOptions fixed = options();
+  fixed.lookahead = *parse_lookahead("fixed:3");
+  EXPECT_FALSE(One(fixed)->tables().feed.known());
 }
 
 // What computes flushes denormals; whoever calls it goes on to read and compare them.

@@ -179,7 +179,7 @@ TEST(Scheduler, DecodesNeverShutAPromptOut) {
   step(scheduler);
   scheduler.add(spec(3, 10));
   // A quarter of the rows, or as many as there are.
-  for (const auto& [drafts, end] : {std::pair{11, 4}, {11, 8}, {14, 9}}) {
+  for (const auto& [drafts, end] : {std::pair{10, 5}, {11, 9}}) {
     const StepPlan plan = step(scheduler);
     EXPECT_EQ(drafts_of(scheduler, plan, 1), drafts);
     EXPECT_EQ(drafts_of(scheduler, plan, 2), 3);
@@ -196,9 +196,21 @@ TEST(Scheduler, APromptShutsNoExactDraftsOut) {
   scheduler.add(exactly(spec(1, 1, kMaxDraftTokens, DrafterKind::random)));
   step(scheduler);
   scheduler.add(spec(2, 100));
-  const StepPlan plan = step(scheduler);
+  StepPlan plan = step(scheduler);
   EXPECT_EQ(drafts_of(scheduler, plan, 1), kMaxDraftTokens);
   EXPECT_EQ(work_of(scheduler, plan, 2)->prefill_end, 1);
+
+  limits.max_rows = 40;
+  Scheduler two(limits);
+  for (int64_t id = 1; id <= 2; ++id) {
+    two.add(exactly(spec(id, 1, kMaxDraftTokens, DrafterKind::random)));
+  }
+  step(two);
+  two.add(spec(3, 100));
+  plan = step(two);
+  EXPECT_EQ(drafts_of(two, plan, 1), kMaxDraftTokens);
+  EXPECT_EQ(drafts_of(two, plan, 2), kMaxDraftTokens);
+  EXPECT_EQ(work_of(two, plan, 3)->prefill_end, 8);
 }
 
 TEST(Scheduler, PrefillsTheDraftInTheSameBudget) {

@@ -157,16 +157,16 @@ TEST_F(Loadtest, ASweepEndsWhereItIsSaturated) {
 TEST_F(Loadtest, ASweepEndsWhereItsFirstArmIsSaturatedAtOnce) {
   ScriptedServer server([](int64_t index) {
     Script script;
-    if (index >= 60) script.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"};
+    if (index >= 600) script.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "full"};
     return script;
   });
-  EXPECT_EQ(run(server, {"--sweep", "rate=20,2000", "--requests", "30", "--compare", "K=0,4",
+  EXPECT_EQ(run(server, {"--sweep", "rate=200,2000", "--requests", "300", "--compare", "K=0,4",
                          "--rounds", "1"}),
             0);
   const nlohmann::json steps = report()["sweep"]["steps"];
   ASSERT_EQ(steps.size(), 2u);
   EXPECT_EQ(steps[1]["compare"]["arms"].size(), 1u);
-  EXPECT_NE(output_.find("K=0: Knee at rate=20, where throughput / mean latency is greatest; "
+  EXPECT_NE(output_.find("K=0: Knee at rate=200, where throughput / mean latency is greatest; "
                          "saturated at rate=2000"),
             std::string::npos)
       << output_;
