@@ -132,13 +132,15 @@ set_up() {
 
 # build PRESET TARGET…
 build() {
-  local preset=$1 directory=build/$1 quiet=() home
+  local preset=$1 directory=build/$1 quiet=() home=
   shift
   mkdir -p "$directory"
   (
     flock 9 # until the subshell ends: ninja has no lock of its own
     # A checkout that was moved or copied has what was configured for another.
-    home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$directory/CMakeCache.txt" 2>/dev/null) || true
+    if [ -e "$directory/CMakeCache.txt" ]; then
+      home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$directory/CMakeCache.txt")
+    fi
     if [ -n "$home" ] && ! [ "$home" -ef . ]; then
       rm -rf "$directory"/{CMakeCache.txt,CMakeFiles,build.ninja}
     fi

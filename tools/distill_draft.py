@@ -8,8 +8,7 @@ head for the target's most frequent tokens alone.
     tools/distill_draft.py export --target DIR --output DRAFT   # what `serve --draft`, or for a
                                                           # head `serve --draft-head`, takes
 
-Every command takes up where it was stopped; its work is in --work. Packages:
-requirements-train.txt.
+Every command takes up where it was stopped, in --work. Packages: requirements-train.txt.
 
 The loss of a position is KL(p || q) + tv_weight * (1 - sum of min(p, q)), p the target's whole
 distribution at temperature 1 and q the draft's: the sum is the probability that rejection sampling
@@ -59,9 +58,7 @@ def open_work(arguments: argparse.Namespace) -> None:
     if not weights:
         raise RecipeError(f"--target {arguments.target}: expected a folder with *.safetensors")
     arguments.work.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    for path in weights:
-        digest.update(path.read_bytes())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in weights))
     settings = {"target_sha256": digest.hexdigest(), "seed": arguments.seed,
                 "shares": dict(zip(KINDS, SHARES))}
     path = arguments.work / "settings.json"

@@ -28,7 +28,7 @@ from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  
 from paired import mean_over_prompts, student_t, time_ratio  # noqa: E402
 from speculation import (ADAPTIVE, DEFAULT, PLAIN, Arm, Prompt,  # noqa: E402
                          generate_request, speculation_params)
-from page import commit, isas, machine  # noqa: E402
+from page import isas  # noqa: E402
 from serving import Server, pb, percentile  # noqa: E402
 
 
@@ -214,40 +214,6 @@ class Percentile(unittest.TestCase):
                          [1, 50, 90, 99, 100])
         self.assertEqual([percentile([3, 7, 8], share) for share in (0.3, 0.5, 0.9)], [3, 7, 8])
         self.assertEqual(percentile([5], 0.99), 5)
-
-
-class Machine(unittest.TestCase):
-    def test_is_said_in_one_line(self):
-        with mock.patch('page.commit', return_value='0123abc-dirty'):
-            self.assertRegex(machine(), r'^.+ family \d+ model \d+, \d+ cores, '
-                                        r'.*\d{4}-\d\d-\d\d, '
-                                        r'commit `0123abc-dirty`$')
-
-    def test_where_there_is_no_repository_the_commit_is_unknown(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.assertEqual(commit(folder), 'unknown')
-
-    @unittest.skipUnless(shutil.which('git'), 'there is no git')
-    def test_a_commit_is_dirty_with_other_code(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        root = Path(folder.name)
-
-        def git(*arguments):
-            subprocess.run(['git', '-C', root, '-c', 'user.name=n', '-c', 'user.email=e',
-                            *arguments], check=True, capture_output=True)
-
-        for name in ('code', 'docs'):
-            (root / name).mkdir()
-            (root / name / 'file').write_text('before')
-        git('init')
-        git('add', '.')
-        git('commit', '-m', 'first')
-        self.assertRegex(commit(root), '^[0-9a-f]+$')
-        (root / 'docs' / 'file').write_text('after')
-        self.assertRegex(commit(root), '^[0-9a-f]+$')
-        (root / 'code' / 'file').write_text('after')
-        self.assertRegex(commit(root), '^[0-9a-f]+-dirty$')
 
 
 def report(ratio, requests=100, saturated=(False, False)):

@@ -198,15 +198,24 @@ TEST(EarlyEnd, OfACallThatIsAbortedWhileItWaitsTakesNoStep) {
   EXPECT_EQ(server.engine().stats().num_steps, 0);
 }
 
-// Some 7 MB that the client leaves unread, of which gRPC itself buffers 4.
-TEST(EarlyEnd, OfAnAnswerThatNobodyCollectsIsACancel) {
+// Keeps all that a client leaves unread, for so long after the answer's end.
+ServerOptions patient(milliseconds collect_timeout) {
   ServerOptions options;
-  options.calls.collect_timeout = milliseconds(100);
-  options.calls.max_undelivered_bytes = 64 << 20;  // all of it
-  RunningServer server(options);
-  v1::GenerateRequest request = endless("Unread");
+  options.calls.collect_timeout = collect_timeout;
+  options.calls.max_undelivered_bytes = 64 << 20;
+  return options;
+}
+
+// Some 7 MB, of which gRPC itself buffers 4 where the client reads nothing.
+v1::GenerateRequest large(const std::string& text) {
+  v1::GenerateRequest request = endless(text);
   sampling(request).set_logprobs(20);
-  OpenCall lazy(server.port(), request, std::chrono::minutes(5));
+  return request;
+}
+
+TEST(EarlyEnd, OfAnAnswerThatNobodyCollectsIsACancel) {
+  RunningServer server(patient(milliseconds(100)));
+  OpenCall lazy(server.port(), large("Unread"), std::chrono::minutes(5));
   while (tokens_made(server) == 0) std::this_thread::yield();
   server.wait_until_idle();
   const auto begin = steady_clock::now();
@@ -217,13 +226,8 @@ TEST(EarlyEnd, OfAnAnswerThatNobodyCollectsIsACancel) {
 
 // It takes three times as long as whoever reads nothing has.
 TEST(EarlyEnd, IsNoneWhileTheClientReads) {
-  ServerOptions options;
-  options.calls.collect_timeout = milliseconds(1000);
-  options.calls.max_undelivered_bytes = 64 << 20;  // all of it
-  RunningServer server(options);
-  v1::GenerateRequest request = endless("Slowly");
-  sampling(request).set_logprobs(20);
-  OpenCall slow(server.port(), request, std::chrono::minutes(5));
+  RunningServer server(patient(milliseconds(1000)));
+  OpenCall slow(server.port(), large("Slowly"), std::chrono::minutes(5));
   v1::GenerateResponse response;
   ASSERT_TRUE(slow.stream->Read(&response));
   server.wait_until_idle();
@@ -240,12 +244,8 @@ TEST(EarlyEnd, IsNoneWhileTheClientReads) {
 
 // The client has read nothing of it.
 TEST(EarlyEnd, OfACallThatIsOverIsNotFound) {
-  ServerOptions options;
-  options.calls.max_undelivered_bytes = 64 << 20;  // all of it
-  RunningServer server(options);
-  v1::GenerateRequest request = named(endless("Over"), "over");
-  sampling(request).set_logprobs(20);
-  OpenCall unread(server.port(), request, std::chrono::minutes(5));
+  RunningServer server(patient(std::chrono::minutes(1)));
+  OpenCall unread(server.port(), named(large("Over"), "over"), std::chrono::minutes(5));
   while (tokens_made(server) == 0) std::this_thread::yield();
   server.wait_until_idle();
   const auto begin = steady_clock::now();
