@@ -135,15 +135,15 @@ std::string of_speculation(const v1::SpeculationStats& s) {
 
 }  // namespace
 
-std::string summary(const v1::Complete& complete) {
+std::string summary(const v1::Complete& complete, int64_t num_new) {
   const v1::SpeculationStats& s = complete.speculation();
   const double seconds = complete.timings().total_ms() / 1e3;
   return absl::StrFormat(
              "accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step, drafter %s; %d "
              "tokens in %.2f s (%.1f a second), the first after %.0f ms",
              s.num_accepted_draft_tokens(), s.num_draft_tokens(), 100 * s.draft_acceptance_rate(),
-             s.mean_acceptance_length(), s.drafter(), complete.completion_tokens(), seconds,
-             seconds > 0 ? static_cast<double>(complete.completion_tokens()) / seconds : 0,
+             s.mean_acceptance_length(), s.drafter(), num_new, seconds,
+             seconds > 0 ? static_cast<double>(num_new) / seconds : 0,
              complete.timings().ttft_ms()) +
          of_speculation(s);
 }
@@ -278,7 +278,8 @@ void AnswerPrinter::print_all() {
   if (format_.json || !format_.stats) return;
   for (size_t i = 0; i < answers_.size(); ++i) {
     const std::string whose = answers_.size() > 1 ? absl::StrFormat("answer %d: ", i + 1) : "";
-    std::fprintf(stderr, "%s%s\n", whose.c_str(), summary(answers_[i].complete()).c_str());
+    std::fprintf(stderr, "%s%s\n", whose.c_str(),
+                 summary(answers_[i].complete(), answers_[i].token_ids_size()).c_str());
   }
 }
 

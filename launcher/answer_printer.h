@@ -67,8 +67,9 @@ class AnswerPrinter {
 };
 
 // "accepted 12 of 30 drafted tokens (40.0 %), 2.10 tokens a step, …", and what speculation brought
-// and whether an objective was met, where there is something to say.
-std::string summary(const v1::Complete& complete);
+// and whether an objective was met, where there is something to say. num_new: tokens that this call
+// brought, of a resumed answer not all.
+std::string summary(const v1::Complete& complete, int64_t num_new);
 
 // "25 tokens, 19.2 ms a token, 2.10 tokens a step": the time of the tokens behind the first, where
 // there are any.

@@ -3,6 +3,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -44,20 +45,25 @@ void Intake::enqueue(v1::GenerateRequest request, std::string request_id, uint64
                      std::shared_ptr<RequestSink> sink) {
   const EngineStats stats = engine_.stats();
   const auto bytes = static_cast<int64_t>(request.ByteSizeLong());
+  // It may ask for any number: whether that is allowed is not known yet.
+  const int64_t answers =
+      std::clamp<int64_t>(request.sampling_params().n(), 1, engine_.limits().max_choices);
   int64_t ahead = stats.num_requests_waiting;
   std::string what;
   {
     const std::lock_guard lock(mutex_);
-    ahead += static_cast<int64_t>(waiting_.size());
-    const int64_t tokens = stats.num_tokens_waiting + (waiting_bytes_ + bytes) / kBytesPerToken;
-    if (ahead >= max_waiting_) {
+    ahead += waiting_answers_;
+    const int64_t tokens =
+        stats.num_tokens_waiting + (waiting_bytes_ + answers * bytes) / kBytesPerToken;
+    if (ahead >= max_waiting_ || (ahead > 0 && ahead + answers > max_waiting_)) {
       what = absl::StrCat(max_waiting_, " answers");
     } else if (ahead > 0 && tokens > max_waiting_tokens_) {
       what = absl::StrCat("prompts of about ", tokens, " tokens");
     } else {
-      waiting_bytes_ += bytes;
-      waiting_.push_back({std::move(request), bytes, std::move(request_id), tenant, std::move(sink),
-                          std::chrono::steady_clock::now()});
+      waiting_answers_ += answers;
+      waiting_bytes_ += answers * bytes;
+      waiting_.push_back({std::move(request), answers, answers * bytes, std::move(request_id),
+                          tenant, std::move(sink), std::chrono::steady_clock::now()});
       wake_.notify_one();
       return;
     }
@@ -73,6 +79,7 @@ void Intake::run() {
     if (stopping_) return;
     const Item item = std::move(waiting_.front());
     waiting_.pop_front();
+    waiting_answers_ -= item.answers;
     waiting_bytes_ -= item.bytes;
     lock.unlock();
     process(item);

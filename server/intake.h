@@ -38,7 +38,7 @@ class Intake {
  private:
   struct Item {
     v1::GenerateRequest request;  // its own: gRPC's goes with a call that ends meanwhile
-    int64_t bytes;
+    int64_t answers, bytes;       // n, at most what may be asked for; of the message, for each
     std::string request_id;
     uint64_t tenant;
     std::shared_ptr<RequestSink> sink;
@@ -52,11 +52,11 @@ class Intake {
   RequestContext context_;
   int64_t max_waiting_, max_waiting_tokens_;
   const ServiceRate& service_rate_;
-  std::mutex mutex_;  // guards waiting_ and stopping_
+  std::mutex mutex_;  // guards all below but threads_
   std::condition_variable wake_;
   std::deque<Item> waiting_;
   bool stopping_ = false;
-  int64_t waiting_bytes_ = 0;  // of the messages in waiting_
+  int64_t waiting_answers_ = 0, waiting_bytes_ = 0;  // of all in waiting_
   std::vector<std::thread> threads_;
 };
 

@@ -111,7 +111,7 @@ void Engine::fail(const std::string& reason) {
 EngineStats Engine::stats() const {
   const Delivery::Totals& totals = delivery_->totals();
   return {.num_requests_running = shared_stats_.running,
-          .num_requests_waiting = shared_stats_.waiting + inbox_.size(),
+          .num_requests_waiting = shared_stats_.waiting + inbox_.num_answers(),
           .num_tokens_waiting = shared_stats_.waiting_tokens + inbox_.num_tokens(),
           .num_requests_finished = totals.num_requests_finished,
           .num_requests_failed = totals.num_requests_failed,
@@ -236,7 +236,7 @@ void Engine::start(Submission& submission) {
                     .lookahead_is_exact = settings.lookahead_is_exact,
                     .max_draft_positions = executor_.max_draft_positions(settings.drafter),
                     .max_step_ms = settings.tpot_slo_ms,
-                    .prompt_logits = sampling.prompt_logprobs.has_value(),
+                    .prompt_logits = sampling.prompt_logprobs && request.emitted.empty(),
                     .salt = digest(&request.tenant, sizeof request.tenant, prefix_salt_)});
   }
 }
@@ -300,6 +300,7 @@ void Engine::step() {
     ++record.num_decoding;
     record.num_drafted += outcome.num_drafted;
     record.num_tokens += decoded_.back().num_emitted;
+    record.num_accepted += decoded_.back().drafts.within(decoded_.back().num_emitted).num_accepted;
   }
   account_for_step(std::chrono::duration<double, std::milli>(EngineClock::now() - begin).count());
   record.end = EngineClock::now();
@@ -335,22 +336,28 @@ void Engine::note_admissions(StepPlan& plan) {
     }
     tokens_waiting_ -= sequence.answer->completion.prompt_tokens;
     sequence.answer->started = now;
-    sequence.answer->completion.cached_tokens = admission.num_cached;
+    Completion& completion = sequence.answer->completion;
+    // Behind the prompt may be what a resumed answer had already.
+    completion.cached_tokens = std::min<int64_t>(admission.num_cached, completion.prompt_tokens);
   }
 }
 
 void Engine::apply(const SlotOutcome& outcome) {
   const int64_t id = scheduler_.sequence_at(outcome.slot);
   Sequence& sequence = sequences_.at(id);
-  const bool non_finite_prompt =
-      std::any_of(outcome.prompt_logprobs.begin(), outcome.prompt_logprobs.end(),
-                  [](const LogprobRow& row) { return row.non_finite; });
-  if (non_finite_prompt || (outcome.decoded && outcome.verdict.non_finite)) {
-    return fail_non_finite(id, outcome);
+  const auto non_finite_row =
+      std::ranges::find_if(outcome.prompt_logprobs, &LogprobRow::non_finite);
+  if (non_finite_row != outcome.prompt_logprobs.end()) {
+    const int64_t row =
+        outcome.first_prompt_row + (non_finite_row - outcome.prompt_logprobs.begin());
+    return fail_non_finite(id, row + 1);
+  }
+  const std::span<const int32_t> state = executor_.slot(outcome.slot).tokens;
+  if (outcome.decoded && outcome.verdict.non_finite) {
+    return fail_non_finite(id, std::ssize(state) + outcome.verdict.num_accepted);
   }
 
   Delivered item{.answer = sequence.answer};
-  const std::span<const int32_t> state = executor_.slot(outcome.slot).tokens;
   for (size_t i = 0; i < outcome.prompt_logprobs.size(); ++i) {
     const int64_t row = outcome.first_prompt_row + static_cast<int64_t>(i);
     if (row < sequence.next_prompt_row) continue;  // told before a preemption
@@ -416,13 +423,12 @@ void Engine::account_for_step(double ms) {
 
 // One request's bad luck ends that request; that of several at once means that something is broken
 // here.
-void Engine::fail_non_finite(int64_t id, const SlotOutcome& outcome) {
+void Engine::fail_non_finite(int64_t id, int64_t position) {
   const uint64_t step = next_step_ - 1;
   Delivered item{.answer = sequences_.at(id).answer};
   const bool told = std::exchange(item.answer->request->non_finite, true);
-  item.error = absl::InternalError(
-      absl::StrCat("the model's logits hold a NaN or an infinity at position ",
-                   executor_.slot(outcome.slot).tokens.size(), ", step ", step));
+  item.error = absl::InternalError(absl::StrCat(
+      "the model's logits hold a NaN or an infinity at position ", position, ", step ", step));
   const Digest128 digest = item.answer->request->digest;
   delivered_.push_back(std::move(item));
   end_sequence(id, false);

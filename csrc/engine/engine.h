@@ -102,7 +102,8 @@ class Engine {
   void apply(const SlotOutcome& outcome);
   // The step has taken so long: what Lookahead learns from it, and each of its answers hears.
   void account_for_step(double ms);
-  void fail_non_finite(int64_t id, const SlotOutcome& outcome);
+  // position: the one that the row predicts.
+  void fail_non_finite(int64_t id, int64_t position);
   void publish_stats();
   // Every request ends with `status`.
   void fail_all(const absl::Status& status);

@@ -6,8 +6,10 @@ namespace outrider {
 
 namespace {
 
+int64_t answers(const Submission& submission) { return submission.request.sampling.n; }
+
 int64_t prompt_tokens(const Submission& submission) {
-  return static_cast<int64_t>(submission.request.prompt.size());
+  return answers(submission) * std::ssize(submission.request.prompt);
 }
 
 }  // namespace
@@ -18,13 +20,13 @@ Submission* Inbox::closed() {
 }
 
 bool Inbox::push(std::unique_ptr<Submission>& submission) {
-  const int64_t tokens = prompt_tokens(*submission);
-  size_ += 1;
+  const int64_t waiting = answers(*submission), tokens = prompt_tokens(*submission);
+  num_answers_ += waiting;
   num_tokens_ += tokens;
   Submission* head = head_.load();
   do {
     if (head == closed()) {
-      size_ -= 1;
+      num_answers_ -= waiting;
       num_tokens_ -= tokens;
       return false;
     }
@@ -50,7 +52,7 @@ Inbox::Submissions Inbox::unwind(Submission* newest) {
   while (newest != nullptr) {
     Submission* const next = newest->next;
     submissions.emplace_back(newest);
-    size_ -= 1;
+    num_answers_ -= answers(*newest);
     num_tokens_ -= prompt_tokens(*newest);
     newest = next;
   }

@@ -43,15 +43,15 @@ class Inbox {
   // The same, for the last time.
   Submissions close();
 
-  int64_t size() const { return size_; }
-  int64_t num_tokens() const { return num_tokens_; }  // of the prompts
+  int64_t num_answers() const { return num_answers_; }  // n of each request
+  int64_t num_tokens() const { return num_tokens_; }    // of their prompts
 
  private:
   static Submission* closed();  // the head once nothing is taken any more
   Submissions unwind(Submission* newest);
 
   std::atomic<Submission*> head_ = nullptr;
-  std::atomic<int64_t> size_ = 0, num_tokens_ = 0;
+  std::atomic<int64_t> num_answers_ = 0, num_tokens_ = 0;
 };
 
 }  // namespace outrider

@@ -99,7 +99,7 @@ void TraceWriter::step(const StepRecord& record) {
   whole.prompt_rows = record.num_prompt_rows;
   whole.sequences = record.num_decoding;
   whole.drafted = record.num_drafted;
-  whole.accepted = record.num_tokens - record.num_decoding;
+  whole.accepted = record.num_accepted;
   add("plan", record.begin, record.executed);
   auto from = record.executed;
   const StepPhases& times = record.times;

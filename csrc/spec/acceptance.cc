@@ -51,10 +51,11 @@ VerifiedDrafts VerifiedDrafts::within(int num_emitted) const {
   if (num_emitted > num_accepted) return *this;
   VerifiedDrafts cut{
       .num_drafted = num_emitted, .num_accepted = num_emitted, .alpha_counts = alpha_counts};
-  if (alpha_counts) {
-    cut.alpha_sum = num_emitted;
-    cut.alpha_rows = num_emitted;
-  }
+  if (alpha_rows == 0) return cut;
+  cut.alpha_rows = num_emitted;
+  const double share = static_cast<double>(num_emitted) / alpha_rows;
+  cut.alpha_sum = alpha_counts ? num_emitted : share * alpha_sum;
+  cut.shift_sum = share * shift_sum;
   return cut;
 }
 

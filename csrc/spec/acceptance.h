@@ -21,7 +21,7 @@ struct VerifiedDrafts {
   bool alpha_counts = false;
 
   // Of them, those within an answer that took num_emitted of the step's tokens: what lies behind
-  // its end is nobody's. Sums that cannot be told apart are left out with all their rows.
+  // its end is nobody's. Of a sum over rows of which some lie behind it, their share by number.
   VerifiedDrafts within(int num_emitted) const;
 };
 

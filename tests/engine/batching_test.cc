@@ -130,7 +130,8 @@ TEST(Batching, ChoicesShareTheirPromptAndDrawByThemselves) {
 }
 
 TEST(Batching, AnInterruptedAnswerGoesOnBehindWhatWasDelivered) {
-  const Request whole = greedy_request(30, 3, 40, 3, "model");
+  Request whole = greedy_request(30, 3, 40, 3, "model");
+  whole.sampling.prompt_logprobs = 0;
   const auto full = run_requests(tiny_options(), 2, {whole})[0];
   std::vector<Request> rest;
   for (int have = 1; have < 40; ++have) {
@@ -145,6 +146,8 @@ TEST(Batching, AnInterruptedAnswerGoesOnBehindWhatWasDelivered) {
     ASSERT_TRUE(answers[i].completion);
     EXPECT_EQ(answers[i].completion->completion_tokens, 40);
     EXPECT_EQ(answers[i].completion->prompt_tokens, 30);
+    EXPECT_LE(answers[i].completion->cached_tokens, 30);
+    EXPECT_TRUE(answers[i].prompt_logprobs.empty());  // they had come before
   }
 }
 

@@ -50,6 +50,18 @@ TEST(NonFinite, FailsItsOwnRequestAlone) {
   }
 }
 
+// The answer's own first token poisons what follows, wherever in a step that is.
+TEST(NonFinite, IsWhereItIsThoughDraftsWereAccepted) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  for (const int k : {0, 3}) {
+    Request bad = request(1);
+    bad.sampling.logit_bias = {{kPoison, 100.0f}};
+    bad.speculation.num_speculative_tokens = k;
+    const auto answer = run_requests({.model = model.path()}, 1, {bad})[0];
+    EXPECT_THAT(std::string(answer.status.message()), HasSubstr("at position 13,")) << k;
+  }
+}
+
 // A prompt is fed in pieces, each of which tells what it found.
 TEST(NonFinite, NoLogProbabilityOfAPromptIsTold) {
   const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
@@ -60,6 +72,7 @@ TEST(NonFinite, NoLogProbabilityOfAPromptIsTold) {
     const auto answers =
         run_requests({.model = model.path(), .prefill_chunk = 16}, ranks, {bad, request(2)});
     EXPECT_EQ(answers[0].status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(answers[0].status.message()), HasSubstr("at position 13,"));
     EXPECT_TRUE(answers[0].prompt_logprobs.empty());
     EXPECT_EQ(answers[1].token_ids.size(), 20u);
   }

@@ -31,6 +31,7 @@ TEST(Trace, StepsAndRequestsAreSpans) {
                 .num_prompt_rows = 5,
                 .num_decoding = 2,
                 .num_drafted = 8,
+                .num_accepted = 5,
                 .num_tokens = 7});
     Completion completion;
     completion.completion_tokens = 12;

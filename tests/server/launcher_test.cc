@@ -94,7 +94,7 @@ TEST(Mpirun, OtherHostsGetTheVariablesThatMatter) {
 }
 
 TEST(AnswerPrinter, Summary) {
-  EXPECT_EQ(summary(a_complete()),
+  EXPECT_EQ(summary(a_complete(), 25),
             "accepted 12 of 30 drafted tokens (40.0 %), 2.10 tokens a step, drafter model; 25 "
             "tokens in 0.50 s (50.0 a second), the first after 40 ms; alpha 0.45, c 0.125: 1.50 "
             "times as fast as without drafts, predicted 1.62");
@@ -103,34 +103,34 @@ TEST(AnswerPrinter, Summary) {
 TEST(AnswerPrinter, SummaryWithoutDrafts) {
   v1::Complete complete = a_complete();
   complete.mutable_speculation()->set_num_draft_tokens(0);
-  EXPECT_EQ(summary(complete).find("alpha"), std::string::npos);
+  EXPECT_EQ(summary(complete, 25).find("alpha"), std::string::npos);
 }
 
 TEST(AnswerPrinter, SummaryOfCopiesAndLenience) {
   v1::Complete complete = a_complete();
   v1::SpeculationStats& stats = *complete.mutable_speculation();
-  const std::string plain = summary(complete);
+  const std::string plain = summary(complete, 25);
   for (const int copied : {7, 30}) {
     stats.set_num_copied_draft_tokens(copied);
-    EXPECT_EQ(summary(complete),
+    EXPECT_EQ(summary(complete, 25),
               plain + "; copied " + std::to_string(copied) + " of the drafted tokens");
   }
   stats.set_drafter("ngram");  // its name says it
-  EXPECT_EQ(summary(complete).find("copied"), std::string::npos);
+  EXPECT_EQ(summary(complete, 25).find("copied"), std::string::npos);
   stats.set_drafter("model");
   stats.set_num_copied_draft_tokens(0);
   stats.set_lenience(0.5f);
   stats.set_lenience_shift(0.125);
-  EXPECT_EQ(summary(complete), plain + "; lenience 0.5 moved the distribution by 0.125");
+  EXPECT_EQ(summary(complete, 25), plain + "; lenience 0.5 moved the distribution by 0.125");
 }
 
 TEST(AnswerPrinter, SummaryOfAnObjective) {
   v1::Complete complete = a_complete();
   complete.mutable_speculation()->set_tpot_slo_ms(12.5);
-  EXPECT_NE(summary(complete).find("; the objective of 12.5 ms a token was met"),
+  EXPECT_NE(summary(complete, 25).find("; the objective of 12.5 ms a token was met"),
             std::string::npos);
   complete.mutable_speculation()->set_tpot_slo_missed(true);
-  EXPECT_NE(summary(complete).find("; the objective of 12.5 ms a token was missed"),
+  EXPECT_NE(summary(complete, 25).find("; the objective of 12.5 ms a token was missed"),
             std::string::npos);
 }
 

@@ -117,6 +117,26 @@ TEST(Server, RefusesAtOnceWhatIsTooMuchToWait) {
   EXPECT_TRUE(generate(server.port(), greedy("Fourth", 5)).status.ok());
 }
 
+// The limit is of answers, before the engine has taken them up as well as behind.
+TEST(Server, CountsEachAnswerThatWaits) {
+  ServerOptions options;
+  options.max_waiting_requests = 4;
+  RunningServer server(options, /*run_engine=*/false);
+  v1::GenerateRequest three = greedy("Three", 5);
+  sampling(three).set_n(3);
+  OpenCall first(server.port(), three);
+  server.wait_for_waiting(3);
+  EXPECT_EQ(generate(server.port(), three).status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  OpenCall second(server.port(), greedy("One", 5));
+  server.wait_for_waiting(4);
+  server.start_engine();
+  EXPECT_TRUE(first.finish().status.ok());
+  EXPECT_TRUE(second.finish().status.ok());
+  v1::GenerateRequest many = three;  // more than may wait: nobody does
+  sampling(many).set_n(5);
+  EXPECT_TRUE(generate(server.port(), many).status.ok());
+}
+
 // With a bound of one byte the first chunk is already too much.
 TEST(Server, AStreamThatIsNotReadEndsByItself) {
   ServerOptions options;

@@ -47,9 +47,13 @@ TEST(Acceptance, WhatLiesBehindAnEndIsNobodys) {
       .num_drafted = 6, .num_accepted = 4, .alpha_sum = 4.3, .shift_sum = 0.2, .alpha_rows = 5};
   EXPECT_EQ(summed.within(5).alpha_sum, 4.3);
   EXPECT_EQ(summed.within(4).num_accepted, 4);
-  EXPECT_EQ(summed.within(4).alpha_rows, 0);
-  EXPECT_EQ(summed.within(4).alpha_sum, 0);
-  EXPECT_EQ(summed.within(4).shift_sum, 0);
+  EXPECT_EQ(summed.within(4).alpha_rows, 4);
+  EXPECT_DOUBLE_EQ(summed.within(4).alpha_sum, 4.3 * 4 / 5);
+  EXPECT_DOUBLE_EQ(summed.within(4).shift_sum, 0.2 * 4 / 5);
+  // Of all rows, where none was refused.
+  const VerifiedDrafts all{.num_drafted = 2, .num_accepted = 2, .alpha_sum = 1.7, .alpha_rows = 2};
+  EXPECT_EQ(all.within(2).alpha_sum, 1.7);
+  EXPECT_EQ(all.within(2).alpha_rows, 2);
 }
 
 // A sequence whose server has been told of 200 tokens, half of them accepted.
