@@ -20,7 +20,7 @@ void CallRegistry::add(Call* call) {
 void CallRegistry::remove(Call* call) {
   const std::lock_guard lock(mutex_);
   calls_.erase(call);
-  if (calls_.empty()) empty_.notify_all();
+  if (call->tenant_ && --num_admitted_ == 0) none_admitted_.notify_all();
 }
 
 void CallRegistry::fail_all(const absl::Status& status) {
@@ -39,6 +39,7 @@ bool CallRegistry::admit(Call* call, uint64_t tenant, int64_t max) {
   };
   if (max > 0 && std::count_if(calls_.begin(), calls_.end(), counts) >= max) return false;
   call->tenant_ = tenant;
+  ++num_admitted_;
   return true;
 }
 
@@ -54,9 +55,9 @@ int CallRegistry::abort(const std::string& request_id, uint64_t tenant) {
   return aborted;
 }
 
-bool CallRegistry::wait_until_empty(std::chrono::milliseconds timeout) {
+bool CallRegistry::wait_for_admitted(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  return empty_.wait_for(lock, timeout, [this] { return calls_.empty(); });
+  return none_admitted_.wait_for(lock, timeout, [this] { return num_admitted_ == 0; });
 }
 
 void Call::hold() {

@@ -40,13 +40,14 @@ class CallRegistry {
   // Tells the engine to end the tenant's calls of that request that are under way; how many there
   // are.
   int abort(const std::string& request_id, uint64_t tenant);
-  // True once there is no call left; false after `timeout`.
-  bool wait_until_empty(std::chrono::milliseconds timeout);
+  // True once no admitted call is left; false after `timeout`.
+  bool wait_for_admitted(std::chrono::milliseconds timeout);
 
  private:
   std::mutex mutex_;  // taken before a call's own
-  std::condition_variable empty_;
+  std::condition_variable none_admitted_;
   std::unordered_set<Call*> calls_;
+  int64_t num_admitted_ = 0;  // of them
 };
 
 // What both kinds share. Kept alive by gRPC until its last reaction, and by the engine until it has
@@ -104,7 +105,7 @@ class Call : public RequestSink, public std::enable_shared_from_this<Call> {
   void await_taking(std::chrono::steady_clock::duration time);
   void give_up_unless_taken();
 
-  std::optional<uint64_t> tenant_;        // guarded by the registry's mutex
+  std::optional<uint64_t> tenant_;        // once admitted; guarded by the registry's mutex
   grpc::CallbackServerContext* context_;  // until released
   CallRegistry& registry_;
   // Guarded by mutex_.

@@ -211,7 +211,7 @@ void Server::drain() {
 }
 
 bool Server::wait_for_calls(std::chrono::milliseconds timeout) {
-  return impl_->service.calls().wait_until_empty(timeout);
+  return impl_->service.calls().wait_for_admitted(timeout);
 }
 
 void Server::shutdown(std::chrono::milliseconds grace) {
@@ -219,7 +219,7 @@ void Server::shutdown(std::chrono::milliseconds grace) {
   impl_->set_health("the server is shutting down");
   impl_->service.stop();
   CallRegistry& calls = impl_->service.calls();
-  if (!calls.wait_until_empty(grace)) {
+  if (!calls.wait_for_admitted(grace)) {
     calls.fail_all(absl::UnavailableError("the server is shutting down"));
   }
   impl_->server->Shutdown(std::chrono::system_clock::now() + kLastWords);

@@ -75,7 +75,7 @@ class Server {
   // Health NOT_SERVING and new calls UNAVAILABLE; those that run go on. Thread-safe.
   void drain();
 
-  // True once no call is left; false after `timeout`. Thread-safe.
+  // True once no call is left that was accepted; false after `timeout`. Thread-safe.
   bool wait_for_calls(std::chrono::milliseconds timeout);
 
   // Health NOT_SERVING, new calls UNAVAILABLE; calls that run have `grace` to end, then they end

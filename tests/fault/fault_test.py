@@ -6,7 +6,8 @@ PROGRAM is the built `outrider`, CHECKPOINT a tiny model's directory, LOAD_CLIEN
 load_client. OUTRIDER_FAULT_RUNS: how often each fault is repeated (default: a few times);
 OUTRIDER_FAULT_SEED: which ranks and moments. Exit status 77: everything was skipped.
 
-These are promises about time, so time is asserted, with bounds of twice what is promised.
+These are promises about time, so time is asserted, with bounds of twice what is promised; of
+five times where each fault is tried but a few times, beside other tests.
 """
 
 import contextlib

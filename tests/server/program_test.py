@@ -239,8 +239,9 @@ class Ends(unittest.TestCase):
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(LIMIT_S), 0)
 
-    def test_a_running_call_hears_that_the_server_stops(self):
-        with Server() as server:
+    def stop_beside_a_call(self, *options):
+        """(exit status, stderr) of a client whose call runs when the server is told to end."""
+        with Server(options=options) as server:
             client = subprocess.Popen(
                 [PROGRAM, 'generate', '--address', server.address, '--max-tokens', '1900', *GREEDY,
                  'x'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -248,9 +249,17 @@ class Ends(unittest.TestCase):
             server.process.send_signal(signal.SIGTERM)
             stderr = client.communicate(timeout=LIMIT_S)[1]
             self.assertEqual(server.wait_for_end(), 0)
-            # It may have come to its end just before.
-            if client.returncode != 0:
-                self.assertIn('UNAVAILABLE', stderr)
+        return client.returncode, stderr
+
+    def test_a_running_call_comes_to_its_end(self):
+        status, said = self.stop_beside_a_call()
+        self.assertEqual(status, 0, said)
+        self.assertIn('; 1900 tokens in ', said)
+
+    def test_a_running_call_hears_that_the_server_ends_at_once(self):
+        status, said = self.stop_beside_a_call('--drain-seconds', '0')
+        self.assertEqual(status, 1, said)
+        self.assertIn('UNAVAILABLE', said)
 
     def test_a_killed_rank_ends_the_job(self):
         for rank in (0, 1):
