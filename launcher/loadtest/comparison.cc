@@ -110,7 +110,9 @@ void evaluate(std::vector<ArmResult>& arms, ReportOptions options) {
 
 std::string ratio_name(const std::string& load, const ArmResult& arm, const ArmResult& first) {
   return run_name(load, arm.name() + " / " + first.name()) +
-         (arm.saturated || first.saturated ? " (saturated)" : "");
+         (arm.saturated || first.saturated                               ? " (saturated)"
+          : is_of_survivors(arm.report) || is_of_survivors(first.report) ? " (answers alone)"
+                                                                         : "");
 }
 
 bool has_intervals(const std::vector<ArmResult>& arms) {

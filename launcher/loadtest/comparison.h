@@ -53,7 +53,8 @@ std::vector<size_t> turns(size_t num_arms, int round);
 void evaluate(std::vector<ArmResult>& arms, ReportOptions options);
 
 // "rate=4, K=4 / K=0", and whether one of both was saturated: then its latencies say how long the
-// test was, or leave out what came too late. load: its name, where there are several.
+// test was, or leave out what came too late; or else whether one's are of survivors. load: its
+// name, where there are several.
 std::string ratio_name(const std::string& load, const ArmResult& arm, const ArmResult& first);
 
 // Whether there are rounds enough for intervals, and where not, why.

@@ -356,7 +356,8 @@ std::string load_page(const PageFrame& frame, const LoadResult& load, const Load
   Facts failed;
   add_errors("", report, failed);
   errors(page, failed);
-  if (has_lost_too_many(report)) page.paragraph(kOfSurvivors);
+  if (report.cancelled > 0) page.paragraph(cancelled_line(report) + ".");
+  if (is_of_survivors(report)) page.paragraph(std::string(kOfSurvivors) + ".");
   page.section("Plots");
   page.begin_figures();
   cumulative_figures(page, {""}, {latency_samples({load}, frame.warmup_s, Unit::question)});

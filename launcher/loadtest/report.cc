@@ -1,6 +1,7 @@
 // See report.h: the numbers.
 #include "launcher/loadtest/report.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace outrider {
@@ -22,6 +23,8 @@ void add_requests(const LoadResult& load, const ReportOptions& options, LoadRepo
   for (const RequestRecord& record : load.records) {
     if (record.cancelled) {
       ++report.cancelled;
+      report.longest_cancelled_ms =
+          std::max(report.longest_cancelled_ms, kMsPerSecond * (record.end_s - record.due_s));
     } else if (!is_measured(record, options.warmup_s)) {
       ++report.warmup_requests;
       report.warmup_errors += record.ok() ? 0 : 1;
@@ -88,6 +91,12 @@ bool server_failed(const std::vector<LoadResult>& loads, double warmup_s) {
 
 bool has_lost_too_many(const LoadReport& report) {
   return static_cast<double>(report.errors) > kFailedShare * static_cast<double>(report.requests);
+}
+
+bool is_of_survivors(const LoadReport& report) {
+  const int64_t unanswered = report.errors + report.cancelled;
+  return static_cast<double>(unanswered) >
+         kUnansweredShare * static_cast<double>(report.requests + report.cancelled);
 }
 
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options) {

@@ -31,7 +31,9 @@ struct LoadReport {
   std::map<std::string, int64_t> errors_by_code;
   std::map<std::string, std::string> first_error_by_code;  // the warm-up's too
   int64_t warmup_requests = 0, warmup_errors = 0;
-  int64_t cancelled = 0;  // under way when the test was interrupted; counted nowhere else
+  // Under way when the test was interrupted; counted nowhere else.
+  int64_t cancelled = 0;
+  double longest_cancelled_ms = 0;  // that one of them had waited by then
 
   // What arrived within the measured time, but for answers that failed.
   double measured_s = 0;
@@ -65,10 +67,17 @@ inline constexpr double kFailedShare = 0.1;
 // has ended, or does not do what it is asked. Where a load gave up, its warm-up counts too.
 bool server_failed(const std::vector<LoadResult>& loads, double warmup_s);
 
-// Whether so many failed, by whatever, that percentiles of the others are not those of the load.
+// Whether so many failed, by whatever, that there is nothing to learn from the others.
 bool has_lost_too_many(const LoadReport& report);
+
+// P99 is that of the load where no larger share is without an answer.
+inline constexpr double kUnansweredShare = 0.01;
+
+// Whether so many failed or were cancelled that high percentiles of the others are not the load's.
+bool is_of_survivors(const LoadReport& report);
 inline constexpr char kOfSurvivors[] =
-    "latencies are of the answers alone: with those that failed they might be much longer";
+    "latencies are of the answers alone: with what failed or was cancelled they might be much "
+    "longer";
 
 // Of loads that asked the same in the same way, one after the other.
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options = {});
@@ -80,6 +89,9 @@ nlohmann::ordered_json to_json(const LoadReport& report);
 
 // For the terminal, with a line break at the end.
 std::string to_table(const LoadReport& report);
+
+// Where some were.
+std::string cancelled_line(const LoadReport& report);
 
 // A line for each status that requests failed with.
 std::string error_lines(const LoadReport& report);

@@ -87,6 +87,7 @@ Json to_json(const LoadReport& report) {
           {"warmup_requests", report.warmup_requests},
           {"warmup_errors", report.warmup_errors},
           {"cancelled", report.cancelled},
+          {"longest_cancelled_ms", report.longest_cancelled_ms},
           {"measured_s", report.measured_s},
           {"tokens_per_second", report.tokens_per_second},
           {"requests_per_second", report.requests_per_second},
@@ -111,12 +112,9 @@ std::string to_table(const LoadReport& report) {
     text += absl::StrFormat("before it, %d requests of the warm-up, %d errors\n",
                             report.warmup_requests, report.warmup_errors);
   }
-  if (report.cancelled > 0) {
-    text += absl::StrFormat("%d requests were cancelled when the test was interrupted\n",
-                            report.cancelled);
-  }
+  if (report.cancelled > 0) text += cancelled_line(report) + "\n";
   text += error_lines(report);
-  if (has_lost_too_many(report)) text += std::string(kOfSurvivors) + "\n";
+  if (is_of_survivors(report)) text += std::string(kOfSurvivors) + "\n";
   text += absl::StrFormat("\n%-16s%10s%10s%10s%10s%10s%10s\n", "milliseconds", "mean", "P50", "P90",
                           "P99", "P99.9", "max");
   text += rows("TTFT", report.ttft) + rows("TPOT", report.tpot) + rows("ITL", report.itl) +
@@ -130,6 +128,12 @@ std::string to_table(const LoadReport& report) {
       report.mean_acceptance_length, counts(report.answers_by_mode),
       counts(report.answers_by_drafter));
   return text;
+}
+
+std::string cancelled_line(const LoadReport& report) {
+  return absl::StrFormat(
+      "%d requests were cancelled when the test was interrupted, the longest after %.0f ms",
+      report.cancelled, report.longest_cancelled_ms);
 }
 
 std::string error_lines(const LoadReport& report) {

@@ -178,6 +178,20 @@ TEST(Report, WhatTheTestItselfCancelledIsNoError) {
   EXPECT_EQ(report.cancelled, 1);
   EXPECT_NEAR(report.tokens_per_second, 10, 1e-9);  // what it had brought counts
   EXPECT_EQ(report.requests_per_second, 0);
+  EXPECT_DOUBLE_EQ(report.longest_cancelled_ms, 1e3 * (cut.end_s - cut.due_s));
+  EXPECT_TRUE(is_of_survivors(report));
+}
+
+// One in a hundred leaves P99 as it was; whoever was still waiting counts as those that failed do.
+TEST(Report, SaysWhereHighPercentilesAreOfSurvivors) {
+  std::vector<RequestRecord> records;
+  for (int i = 0; i < 99; ++i) records.push_back(answer(i, 0, 2));
+  records.push_back(failure(99, 0, "RESOURCE_EXHAUSTED", "full"));
+  EXPECT_FALSE(is_of_survivors(report_of(records, 0, 1)));
+  records.push_back(answer(100, 0, 2));
+  records.back().status = "CANCELLED";
+  records.back().cancelled = true;
+  EXPECT_TRUE(is_of_survivors(report_of(records, 0, 1)));
 }
 
 void collect_numbers(const nlohmann::ordered_json& json, std::vector<double>& numbers) {
