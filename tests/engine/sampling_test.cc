@@ -19,25 +19,18 @@ namespace {
 constexpr int64_t kRequests = 5'000;         // of each arm
 constexpr int64_t kRequestsAtOnce = 10'000;  // of all arms
 
-struct Shaping {
-  float temperature = 1;
-  int32_t top_k = 0;
-  float top_p = 1;
-  float min_p = 0;
-  bool edited = false;  // bias, penalties, min_tokens
-};
-constexpr Shaping kTopKAndTopP = {.temperature = 0.8f, .top_k = 20, .top_p = 0.9f};
-constexpr Shaping kTopP = {.temperature = 0.8f, .top_p = 0.9f};
-constexpr Shaping kEdited = {.temperature = 1.2f, .edited = true};
-constexpr Shaping kEditedMinP = {
-    .temperature = 1.4f, .top_k = 40, .top_p = 0.95f, .min_p = 0.03f, .edited = true};
+const SamplingParams kTopKAndTopP = {.temperature = 0.8f, .top_p = 0.9f, .top_k = 20};
+const SamplingParams kTopP = {.temperature = 0.8f, .top_p = 0.9f};
+const SamplingParams kEdited = edited({.temperature = 1.2f});
+const SamplingParams kEditedMinP =
+    edited({.temperature = 1.4f, .top_p = 0.95f, .top_k = 40, .min_p = 0.03f});
 
 struct Processing {
   const char* name;
   const char* draft;
   std::vector<std::string> arms;
   VerifyMode mode = VerifyMode::rejection;
-  Shaping shaping = {};
+  SamplingParams sampling = {};
   int ranks = 1;
   int64_t requests = kRequests;  // of each arm; OUTRIDER_SAMPLING_REQUESTS stands above it
 };
@@ -47,19 +40,7 @@ class EngineSampling : public ::testing::TestWithParam<Processing> {};
 TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
   Request request;
   request.prompt = kPrompt;
-  const Shaping& shaping = GetParam().shaping;
-  request.sampling.temperature = shaping.temperature;
-  request.sampling.top_k = shaping.top_k;
-  request.sampling.top_p = shaping.top_p;
-  request.sampling.min_p = shaping.min_p;
-  if (shaping.edited) {
-    request.sampling.logit_bias = {{9, 1.5f}, {5, -0.5f}, {40, 1.0f}};
-    request.sampling.repetition_penalty = 1.4f;
-    request.sampling.presence_penalty = 0.6f;
-    request.sampling.frequency_penalty = -0.4f;
-    request.sampling.min_tokens = 2;
-    request.sampling.stop_token_ids = {9, 40};
-  }
+  request.sampling = GetParam().sampling;
   request.sampling.max_tokens = 4;  // the first step may draft three
   request.sampling.ignore_eos = true;
   request.speculation.num_speculative_tokens = 3;
@@ -87,7 +68,7 @@ TEST_P(EngineSampling, DrawsFromTheTargetsDistribution) {
     const auto answers = run_requests(options, GetParam().ranks, requests);
     for (size_t i = 0; i < answers.size(); ++i) {
       ASSERT_TRUE(answers[i].completion) << answers[i].status;
-      ASSERT_GE(answers[i].token_ids.size(), shaping.edited ? 3u : 4u);
+      ASSERT_GE(answers[i].token_ids.size(), request.sampling.min_tokens > 0 ? 3u : 4u);
       const SpeculationStats& stats = answers[i].completion->speculation;
       drawn[static_cast<int64_t>(i) / now].add(answers[i].token_ids, stats.num_draft_tokens,
                                                stats.num_accepted_draft_tokens);
@@ -124,18 +105,18 @@ INSTANTIATE_TEST_SUITE_P(
         Processing{.name = "top_k_and_top_p",
                    .draft = "tiny-v64-draft",
                    .arms = kEveryArm,
-                   .shaping = kTopKAndTopP},
+                   .sampling = kTopKAndTopP},
         Processing{.name = "trimmed_draft", .draft = "tiny-v64-trimmed", .arms = {"model"}},
         Processing{.name = "trimmed_draft_top_p",
                    .draft = "tiny-v64-trimmed",
                    .arms = {"model"},
-                   .shaping = kTopP},
+                   .sampling = kTopP},
         Processing{
-            .name = "edited", .draft = "tiny-v64-draft", .arms = kEveryArm, .shaping = kEdited},
+            .name = "edited", .draft = "tiny-v64-draft", .arms = kEveryArm, .sampling = kEdited},
         Processing{.name = "trimmed_draft_edited_min_p",
                    .draft = "tiny-v64-trimmed",
                    .arms = {"model"},
-                   .shaping = kEditedMinP},
+                   .sampling = kEditedMinP},
         Processing{.name = "coupled",
                    .draft = "tiny-v64-draft",
                    .arms = {"model", "head", "off"},
@@ -144,22 +125,22 @@ INSTANTIATE_TEST_SUITE_P(
                    .draft = "tiny-v64-trimmed",
                    .arms = kCopied,
                    .mode = kCoupled,
-                   .shaping = kTopKAndTopP},
+                   .sampling = kTopKAndTopP},
         Processing{.name = "coupled_edited_min_p",
                    .draft = "tiny-v64-trimmed",
                    .arms = kCopied,
                    .mode = kCoupled,
-                   .shaping = kEditedMinP},
+                   .sampling = kEditedMinP},
         Processing{.name = "two_ranks", .draft = "tiny-v64-draft", .arms = kEveryArm, .ranks = 2},
         Processing{.name = "two_ranks_top_p",
                    .draft = "tiny-v64-trimmed",
                    .arms = kEveryArm,
-                   .shaping = kTopP,
+                   .sampling = kTopP,
                    .ranks = 2},
         Processing{.name = "two_ranks_edited",
                    .draft = "tiny-v64-draft",
                    .arms = {"model", "head", "off"},
-                   .shaping = kEdited,
+                   .sampling = kEdited,
                    .ranks = 2},
         Processing{.name = "many",
                    .draft = "tiny-v64-draft",
@@ -168,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
         Processing{.name = "many_top_p",
                    .draft = "tiny-v64-trimmed",
                    .arms = {"model"},
-                   .shaping = kTopP,
+                   .sampling = kTopP,
                    .requests = kManyAnswers},
         Processing{.name = "many_coupled",
                    .draft = "tiny-v64-draft",
@@ -178,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(
         Processing{.name = "many_edited_min_p",
                    .draft = "tiny-v64-trimmed",
                    .arms = {"model"},
-                   .shaping = kEditedMinP,
+                   .sampling = kEditedMinP,
                    .requests = kManyAnswers}),
     [](const auto& info) { return info.param.name; });
 

@@ -23,20 +23,40 @@ namespace {
 constexpr int kChoices = 16;              // answers to a call
 constexpr int kClients = 8;               // that ask at once
 constexpr int kTokens = 4;                // of an answer: its first step may draft three
-constexpr int64_t kSomeAnswers = 20'000;  // of drafters but the model
+constexpr int64_t kSomeAnswers = 20'000;  // of arms that need not see a bias of a hundredth
 
 int server_port() {
   const char* const port = std::getenv("OUTRIDER_TEST_PORT");
   return port == nullptr ? 0 : std::stoi(port);
 }
 
-v1::GenerateRequest sampled(const std::string& drafter) {
+struct Setting {
+  const char* drafter;
+  const char* name = "temperature_1";
+  SamplingParams sampling = {};
+  bool seeded = false;  // so that answers are coupled
+  int64_t answers = kSomeAnswers;
+};
+
+v1::GenerateRequest sampled(const Setting& setting) {
+  const SamplingParams& asked = setting.sampling;
   v1::GenerateRequest request;
   request.mutable_tokenized()->mutable_input_ids()->Assign(kPrompt.begin(), kPrompt.end());
-  sampling(request).set_n(kChoices);
-  sampling(request).set_max_tokens(kTokens);
-  sampling(request).set_ignore_eos(true);
-  request.mutable_speculation()->set_drafter(drafter);
+  v1::SamplingParams& wire = sampling(request);
+  wire.set_temperature(asked.temperature);
+  wire.set_top_p(asked.top_p);
+  wire.set_top_k(asked.top_k);
+  wire.set_min_p(asked.min_p);
+  wire.set_repetition_penalty(asked.repetition_penalty);
+  wire.set_presence_penalty(asked.presence_penalty);
+  wire.set_frequency_penalty(asked.frequency_penalty);
+  for (const auto& [token, bias] : asked.logit_bias) (*wire.mutable_logit_bias())[token] = bias;
+  wire.set_min_tokens(asked.min_tokens);
+  wire.mutable_stop_token_ids()->Assign(asked.stop_token_ids.begin(), asked.stop_token_ids.end());
+  wire.set_n(kChoices);
+  wire.set_max_tokens(kTokens);
+  wire.set_ignore_eos(true);
+  request.mutable_speculation()->set_drafter(setting.drafter);
   request.mutable_speculation()->set_num_speculative_tokens(3);
   return request;
 }
@@ -44,8 +64,11 @@ v1::GenerateRequest sampled(const std::string& drafter) {
 // What the clients of one arm have heard.
 class Arm {
  public:
-  Arm(int port, const std::string& drafter, int64_t answers)
-      : port_(port), request_(sampled(drafter)), calls_left_((answers + kChoices - 1) / kChoices) {
+  Arm(int port, const Setting& setting, int64_t answers)
+      : port_(port),
+        setting_(setting),
+        request_(sampled(setting)),
+        calls_left_((answers + kChoices - 1) / kChoices) {
     std::vector<std::jthread> clients;
     for (int i = 0; i < kClients; ++i) clients.emplace_back([this] { ask(); });
   }
@@ -55,15 +78,19 @@ class Arm {
  private:
   void ask() {
     const auto stub = v1::GenerationService::NewStub(connect(port_));
-    while (calls_left_-- > 0) ask(*stub);
+    for (int64_t call; (call = calls_left_--) > 0;) {
+      v1::GenerateRequest request = request_;
+      if (setting_.seeded) sampling(request).set_seed(call);
+      ask(*stub, request);
+    }
   }
 
-  void ask(v1::GenerationService::Stub& stub) {
+  void ask(v1::GenerationService::Stub& stub, const v1::GenerateRequest& request) {
     grpc::ClientContext context;
     set_timeout(context);
     std::vector<std::vector<int32_t>> ids(kChoices);
     std::vector<v1::SpeculationStats> stats(kChoices);
-    const auto stream = stub.Generate(&context, request_);
+    const auto stream = stub.Generate(&context, request);
     v1::GenerateResponse response;
     while (stream->Read(&response)) {
       if (response.has_complete()) {
@@ -80,14 +107,15 @@ class Arm {
     ASSERT_TRUE(status.ok()) << status.error_message();
     EXPECT_TRUE(seeds_.insert(stats[0].seed()).second) << "a seed came twice";
     for (int i = 0; i < kChoices; ++i) {
-      ASSERT_EQ(ids[i].size(), kTokens);
-      EXPECT_EQ(stats[i].mode(), "rejection");
-      EXPECT_EQ(stats[i].drafter(), request_.speculation().drafter());
+      ASSERT_GE(ids[i].size(), setting_.sampling.min_tokens > 0 ? 3 : kTokens);
+      EXPECT_EQ(stats[i].mode(), setting_.seeded ? "coupled" : "rejection");
+      EXPECT_EQ(stats[i].drafter(), setting_.drafter);
       drawn_.add(ids[i], stats[i].num_draft_tokens(), stats[i].num_accepted_draft_tokens());
     }
   }
 
   const int port_;
+  const Setting& setting_;
   const v1::GenerateRequest request_;
   std::atomic<int64_t> calls_left_;
   std::mutex mutex_;  // guards all below
@@ -95,20 +123,37 @@ class Arm {
   Drawn drawn_;
 };
 
-class ServerSampling : public ::testing::TestWithParam<const char*> {};
+class ServerSampling : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(ServerSampling, DrawsFromTheTargetsDistribution) {
-  const std::string drafter = GetParam();
-  const Arm arm(server_port(), drafter,
-                answers_to_ask_for(drafter == "model" ? kManyAnswers : kSomeAnswers));
+  const Arm arm(server_port(), GetParam(), answers_to_ask_for(GetParam().answers));
   const Drawn& drawn = arm.drawn();
   EXPECT_GT(drawn.accepted, 0);
   EXPECT_LT(drawn.accepted, drawn.drafted);
-  expect_drawn_from(exact_triples({}), drawn.triples);
+  expect_drawn_from(exact_triples(GetParam().sampling), drawn.triples);
 }
 
-INSTANTIATE_TEST_SUITE_P(Drafters, ServerSampling, ::testing::ValuesIn(kEveryDrafter),
-                         [](const auto& info) { return std::string(info.param); });
+std::vector<Setting> settings() {
+  const SamplingParams filtered{.temperature = 0.8f, .top_p = 0.9f, .top_k = 20};
+  const SamplingParams penalised =
+      edited({.temperature = 1.4f, .top_p = 0.95f, .top_k = 40, .min_p = 0.03f});
+  std::vector<Setting> all = {{.drafter = "model", .answers = kManyAnswers}};
+  for (const char* const drafter : kEveryDrafter) {
+    if (std::string_view(drafter) != "model") all.push_back({.drafter = drafter});
+  }
+  for (const char* const drafter : {"model", "head", "prompt_lookup"}) {
+    all.push_back({drafter, "filtered", filtered});
+    all.push_back({drafter, "penalised", penalised});
+    all.push_back({drafter, "coupled", {}, true});
+    all.push_back({drafter, "coupled_penalised", penalised, true});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, ServerSampling, ::testing::ValuesIn(settings()),
+                         [](const auto& info) {
+                           return std::string(info.param.name) + "_" + info.param.drafter;
+                         });
 
 }  // namespace
 }  // namespace outrider

@@ -34,6 +34,17 @@ inline int64_t answers_to_ask_for(int64_t usual) {
   return text == nullptr ? usual : std::stoll(text);
 }
 
+// `sampling` with bias, penalties and min_tokens.
+inline SamplingParams edited(SamplingParams sampling) {
+  sampling.logit_bias = {{9, 1.5f}, {5, -0.5f}, {40, 1.0f}};
+  sampling.repetition_penalty = 1.4f;
+  sampling.presence_penalty = 0.6f;
+  sampling.frequency_penalty = -0.4f;
+  sampling.min_tokens = 2;
+  sampling.stop_token_ids = {9, 40};
+  return sampling;
+}
+
 // The definitions of bias, penalties and min_tokens behind kPrompt and `output`.
 inline Logits edit(Logits logits, const SamplingParams& sampling,
                    const std::vector<int32_t>& output, const std::vector<int32_t>& eos) {
