@@ -2,6 +2,7 @@
 // ranks of one host.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "comm/communicator.h"
@@ -13,10 +14,10 @@ struct CoreLink {
   double read_rate = 0;     // bytes a second, of what another rank has written
   double write_rate = 0;    // bytes a second, where another rank has read the lines since
 
-  // Seconds in which a rank can take part in an exchange, at the least: it writes, and reads what
-  // others have written since.
+  // Seconds in which a rank can take part in an exchange, at the least: piece by piece it may write
+  // while it reads what others have written.
   double bound(double bytes_written, double bytes_read) const {
-    return line_seconds + bytes_written / write_rate + bytes_read / read_rate;
+    return line_seconds + std::max(bytes_written / write_rate, bytes_read / read_rate);
   }
 };
 

@@ -1,5 +1,6 @@
 #include "bench/decode_bench.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -236,11 +237,40 @@ double median_ratio(const std::vector<double>& a, const std::vector<double>& b) 
   return median(ratios);
 }
 
+// Steps that draft K tokens and verify them, greedy, by round.
+struct Cycle {
+  int64_t num_drafted = 0;
+  std::vector<double> seconds;
+  // If the K + 1 rows took what one takes, as (1 - α^(K+1)) / (1 - α) / (1 + K c) has it.
+  std::vector<double> ideal;
+};
+
 struct DecodeResults {
   std::vector<double> bandwidth;  // bytes a second of all ranks' memory; of a GPU's, once
   double weights = 0;             // bytes read by a pass, of all ranks
   std::vector<RowSamples> rows;
   std::vector<double> draft;
+
+  const RowSamples* single_row() const {
+    const auto at = std::ranges::find(rows, 1, &RowSamples::rows);
+    return at == rows.end() ? nullptr : &*at;
+  }
+  // Of each K whose K + 1 rows were measured, where one row was, too, and there is a drafter.
+  std::vector<Cycle> cycles() const {
+    const RowSamples* const single = single_row();
+    std::vector<Cycle> cycles;
+    if (single == nullptr || draft.empty()) return cycles;
+    for (const RowSamples& verified : rows) {
+      if (verified.rows == 1) continue;
+      Cycle& cycle = cycles.emplace_back(Cycle{.num_drafted = verified.rows - 1});
+      for (size_t i = 0; i < draft.size(); ++i) {
+        const double drafting = static_cast<double>(cycle.num_drafted) * draft[i];
+        cycle.seconds.push_back(drafting + verified.target[i] + verified.greedy[i]);
+        cycle.ideal.push_back(drafting + single->target[i] + single->greedy[i]);
+      }
+    }
+    return cycles;
+  }
 
   // Bytes of weights a second, as a share of what memory delivered in the same round.
   double of_memory(const RowSamples& samples) const {
@@ -301,9 +331,19 @@ void print(const DecodeBenchOptions& options, const BenchDevice& device, int ran
     if (device.gpu) std::printf(" %.3f |", 1e3 * median(samples.unreplayed));
     std::printf("\n");
   }
-  if (!results.draft.empty()) {
-    std::printf("\ndraft step %.3f ms, c = t_draft / t_target = %.3f\n",
-                1e3 * median(results.draft), median_ratio(results.draft, first.target));
+  if (results.draft.empty()) return;
+  std::printf("\ndraft step %.3f ms", 1e3 * median(results.draft));
+  if (const RowSamples* const single = results.single_row()) {
+    std::printf(", c = t_draft / t_target = %.3f", median_ratio(results.draft, single->target));
+  }
+  std::printf("\n");
+  const std::vector<Cycle> cycles = results.cycles();
+  if (cycles.empty()) return;
+  std::printf(
+      "\n| K | K drafts and K + 1 rows verified, ms | of the ideal |\n| --- | --- | --- |\n");
+  for (const Cycle& cycle : cycles) {
+    std::printf("| %lld | %.3f | %.3f |\n", static_cast<long long>(cycle.num_drafted),
+                1e3 * median(cycle.seconds), median_ratio(cycle.ideal, cycle.seconds));
   }
 }
 
@@ -332,7 +372,16 @@ void write_json(const DecodeBenchOptions& options, const BenchDevice& device, in
     add("decode/verify_coupled" + rows, samples.coupled, {});
     add("decode/all_reduce" + rows, samples.all_reduce, {});
   }
-  add("decode/draft", results.draft, {});
+  if (const RowSamples* const single = results.single_row(); single && !results.draft.empty()) {
+    add("decode/draft", results.draft,
+        {{"draft_cost", median_ratio(results.draft, single->target)}});
+  } else {
+    add("decode/draft", results.draft, {});
+  }
+  for (const Cycle& cycle : results.cycles()) {
+    add("decode/cycle/k:" + std::to_string(cycle.num_drafted), cycle.seconds,
+        {{"of_ideal", median_ratio(cycle.ideal, cycle.seconds)}});
+  }
   write_bench_report(*options.json,
                      {{"model", options.model.filename().string()},
                       {"device", device.name},

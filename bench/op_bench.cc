@@ -54,6 +54,8 @@ struct Thread {
   std::vector<float> x_f32 = std::vector<float>(size_t{1} << 22, 0.5f);
   std::vector<float> y = std::vector<float>(size_t{1} << 22);
   std::vector<float> addend = std::vector<float>(size_t{1} << 22);  // zeros: x_f32 stays
+  std::vector<float> ones = std::vector<float>(size_t{1} << 20, 1.0f);
+  std::vector<bf16> pages = std::vector<bf16>(size_t{1} << 22);
   std::vector<int32_t> positions, sequences, page_tables;
   std::vector<float> normal = std::vector<float>(kLogitRows * kVocab);  // of deviation 1
   RowDistribution p, q;                                                 // of its first two rows
@@ -173,36 +175,69 @@ Case row_case(const RowOp& op, const RowCase& c, Isa isa) {
           [=](Thread& thread) { op.run(thread, c, isa); }};
 }
 
-Case attention_case(const AttentionCase& c, Isa isa) {
+std::string name_of(const AttentionCase& c) {
   char shape[96];
   std::snprintf(shape, sizeof shape, "%ld x %ld rows after %ld, %ld/%ld heads of %ld", c.sequences,
                 c.rows, c.context, c.shape.num_heads, c.shape.num_kv_heads, c.shape.head_dim);
+  return shape;
+}
+
+int64_t pages_of_each(const AttentionCase& c) {
+  return (c.context + c.rows + kPageTokens - 1) / kPageTokens;
+}
+
+int64_t pages_elements(const AttentionCase& c) {
+  return c.sequences * pages_of_each(c) * kPageTokens * c.shape.num_kv_heads * c.shape.head_dim;
+}
+
+// Into the thread's own rows.
+RowPointers map_rows(Thread& t, const AttentionCase& c) {
+  t.positions.clear();
+  t.sequences.clear();
+  for (int64_t s = 0; s < c.sequences; ++s) {
+    for (int64_t r = 0; r < c.rows; ++r) {
+      t.positions.push_back(static_cast<int32_t>(c.context + r));
+      t.sequences.push_back(static_cast<int32_t>(s));
+    }
+  }
+  t.page_tables.resize(c.sequences * pages_of_each(c));
+  std::iota(t.page_tables.begin(), t.page_tables.end(), 0);
+  return {t.positions.data(), t.sequences.data(), t.page_tables.data(), pages_of_each(c)};
+}
+
+// By an angle of 0, so that it can be done again and again.
+Case rope_case(const AttentionCase& c, Isa isa) {
+  const int64_t heads = c.shape.num_heads, kv_heads = c.shape.num_kv_heads;
+  // All is read; q and k are written back, k and v into pages.
+  const double bytes_of_row = static_cast<double>(
+      c.shape.head_dim * (4 * (heads + 2 * kv_heads) + 4 * (heads + kv_heads) + 2 * 2 * kv_heads));
+  return {"ops",
+          "rope_and_cache",
+          name_of(c),
+          isa,
+          static_cast<double>(c.sequences * c.rows) * bytes_of_row,
+          0.0,
+          [=](Thread& t) {
+            CHECK(pages_elements(c) <= std::ssize(t.pages));
+            cpu::rope_and_cache(t.x_f32.data(), t.ones.data(), t.addend.data(), t.pages.data(),
+                                t.y_bf16.data(), map_rows(t, c), c.sequences * c.rows, c.shape,
+                                isa);
+          }};
+}
+
+Case attention_case(const AttentionCase& c, Isa isa) {
   const int64_t length = c.context + c.rows;
-  const int64_t max_pages = (length + kPageTokens - 1) / kPageTokens;
-  const int64_t pages_elements =
-      c.sequences * max_pages * kPageTokens * c.shape.num_kv_heads * c.shape.head_dim;
   const double kv_bytes =
       4.0 * static_cast<double>(c.sequences * length * c.shape.num_kv_heads * c.shape.head_dim);
   const double attended = static_cast<double>(c.rows) * (c.context + 0.5 * (c.rows + 1));
   const double flops = 4.0 * static_cast<double>(c.sequences) * attended *
                        static_cast<double>(c.shape.num_heads * c.shape.head_dim);
-  return {"ops", "attention", shape, isa, kv_bytes, flops, [=](Thread& t) {
-            t.positions.clear();
-            t.sequences.clear();
-            for (int64_t s = 0; s < c.sequences; ++s) {
-              for (int64_t r = 0; r < c.rows; ++r) {
-                t.positions.push_back(static_cast<int32_t>(c.context + r));
-                t.sequences.push_back(static_cast<int32_t>(s));
-              }
-            }
-            t.page_tables.resize(c.sequences * max_pages);
-            std::iota(t.page_tables.begin(), t.page_tables.end(), 0);
-            const RowPointers map = {t.positions.data(), t.sequences.data(), t.page_tables.data(),
-                                     max_pages};
+  return {"ops", "attention", name_of(c), isa, kv_bytes, flops, [=](Thread& t) {
+            const int64_t elements = pages_elements(c);
             const auto* pages =
-                reinterpret_cast<const bf16*>(t.next_weights((4 * pages_elements + 63) / 64 * 64));
-            cpu::attention(t.x_f32.data(), pages, pages + pages_elements, t.y_bf16.data(),
-                           t.y.data(), map, c.sequences * c.rows, c.shape, isa);
+                reinterpret_cast<const bf16*>(t.next_weights((4 * elements + 63) / 64 * 64));
+            cpu::attention(t.x_f32.data(), pages, pages + elements, t.y_bf16.data(), t.y.data(),
+                           map_rows(t, c), c.sequences * c.rows, c.shape, isa);
           }};
 }
 
@@ -321,6 +356,9 @@ std::vector<Case> all_cases(const OpBenchOptions& options) {
     for (const RowCase& c : kRowCases) {
       for (Isa isa : isas) cases.push_back(row_case(op, c, isa));
     }
+  }
+  for (const AttentionCase& c : kAttentionCases) {
+    for (Isa isa : isas) cases.push_back(rope_case(c, isa));
   }
   for (const AttentionCase& c : kAttentionCases) {
     for (Isa isa : isas) cases.push_back(attention_case(c, isa));

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""One stream of a server: its latency alone, and how smooth it stays beside a long prompt and
-beside busy clients. Prints Markdown tables.
+"""How smooth a stream without speculation stays beside a long prompt and beside busy clients. Prints Markdown tables.
 
     bench/serving.py --program build/cpu/bin/outrider --model DIR [--ranks 2] [TABLE…]
 
-TABLE: latency, prefill, clients (default: all). Starts a server of its own. Needs the
+TABLE: prefill, clients (default: both). Starts a server of its own. Needs the
 packages of tools/requirements-test.txt. docs/benchmarks/serving.md has results, and what they mean.
 """
 
@@ -22,6 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from concurrent import futures
 from pathlib import Path
 
 import grpc
@@ -100,16 +100,16 @@ class Server:
         seconds = sum(map(float, re.findall(r'^outrider_step_seconds_sum\S* (\S+)', text, re.M)))
         return int(re.search(r'^outrider_step_seconds_count\S* (\d+)', text, re.M)[1]), seconds
 
-    def request(self, max_tokens, k, **prompt):
+    def request(self, max_tokens, **prompt):
         return pb.GenerateRequest(
-            **prompt, speculation=pb.SpeculationParams(num_speculative_tokens=k),
+            **prompt, speculation=pb.SpeculationParams(num_speculative_tokens=0),
             sampling_params=pb.SamplingParams(temperature=0, max_tokens=max_tokens,
                                               ignore_eos=True))
 
     def chunk_times(self, max_tokens, text=STREAM):
         """When each chunk of a stream without speculation came."""
         return [time.perf_counter() for message in
-                self.stub.Generate(self.request(max_tokens, 0, text=text))
+                self.stub.Generate(self.request(max_tokens, text=text))
                 if message.HasField('chunk')]
 
 
@@ -137,20 +137,6 @@ def gaps_row(name, gaps, median):
     row(name, len(gaps), *cells)
 
 
-def latency(server, arguments):
-    header('K', 'ms a token, median of answers', 'least', 'most', 'TTFT, ms')
-    for k in arguments.speculative_tokens:
-        decode, ttft = [], []
-        for number in range(arguments.answers):
-            *_, last = server.stub.Generate(
-                server.request(129, k, text=f'A story about a lighthouse keeper, number {number}'))
-            timings = last.complete.timings
-            decode.append(timings.decode_ms / 128)
-            ttft.append(timings.ttft_ms)
-        row(k, f'{statistics.median(decode):.2f}', f'{min(decode):.2f}', f'{max(decode):.2f}',
-            f'{statistics.median(ttft):.1f}')
-
-
 def prefill(server, arguments):
     print('ms between the chunks of a stream; in brackets: of its median when alone, before and '
           'after, since its own context grows too\n')
@@ -160,7 +146,7 @@ def prefill(server, arguments):
     for number in range(arguments.rounds):
         times = []
         stream = server.stub.Generate(
-            server.request(model.max_position_embeddings // 2, 0, text=STREAM))
+            server.request(model.max_position_embeddings // 2, text=STREAM))
 
         def read():
             try:
@@ -175,7 +161,7 @@ def prefill(server, arguments):
         ids = [(i * 7919 + number) % model.vocab_size for i in range(arguments.prompt_tokens)]
         begin = time.perf_counter()
         server.stub.GenerateOnce(
-            server.request(1, 0, tokenized=pb.Tokenized(input_ids=ids)))
+            server.request(1, tokenized=pb.Tokenized(input_ids=ids)))
         end = time.perf_counter()
         time.sleep(arguments.alone_seconds)
         stream.cancel()
@@ -183,6 +169,9 @@ def prefill(server, arguments):
         alone += gaps_ms(times, 0, begin) + gaps_ms(times, end)
         during += gaps_ms(times, begin, end)
         took.append(end - begin)
+    if not alone or not during:
+        sys.exit('serving.py: expected chunks of the stream alone and beside the prompt, found '
+                 f'{len(alone)} and {len(during)} gaps between such')
     alone.sort()
     during.sort()
     median = statistics.median(alone)
@@ -205,11 +194,10 @@ def poll(address, end, calls):
 def poll_all(address, count, end, calls):
     os.nice(19)  # what the clients themselves compute is not what is asked
     made = []
-    threads = [threading.Thread(target=poll, args=(address, end, made)) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with futures.ThreadPoolExecutor(max(count, 1)) as threads:
+        polled = [threads.submit(poll, address, end, made) for _ in range(count)]
+    for of_client in polled:
+        of_client.result()  # raises what it did
     calls.value += sum(made)
 
 
@@ -232,6 +220,8 @@ def clients(server, arguments):
             steps[count][0] += after[0] - before[0]
             steps[count][1] += after[1] - before[1]
             pollers.join()
+            if pollers.exitcode != 0:
+                sys.exit('serving.py: a busy client failed, as it says above')
     median = statistics.median(gaps[0])
     for count in gaps:
         gaps[count].sort()
@@ -242,15 +232,13 @@ def clients(server, arguments):
     print(f'\n{calls.value / arguments.rounds / CLIENTS_S:.0f} calls a second were answered.')
 
 
-TABLES = {table.__name__: table for table in (latency, prefill, clients)}
+TABLES = {table.__name__: table for table in (prefill, clients)}
 
 
 def main():
     parser = Parser(description=__doc__.split('\n\n', maxsplit=1)[0])
     parser.add_argument('tables', nargs='*', metavar='TABLE', help=', '.join(TABLES))
     add_server(parser)
-    parser.add_argument('--speculative-tokens', type=at_least(0, 15), nargs='+', default=[0, 4])
-    parser.add_argument('--answers', type=at_least(1), default=6, help='of each row of latency')
     parser.add_argument('--rounds', type=at_least(1), default=1, help='of prefill and clients')
     parser.add_argument('--alone-seconds', type=positive, default=5,
                         help='of prefill, before and after')

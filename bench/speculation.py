@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paired import time_ratio
 from serving import pb
 
 SAMPLING = {'greedy': {'temperature': 0}, 'T 0.8, top-p 0.95': {'temperature': 0.8, 'top_p': 0.95},
@@ -55,6 +56,7 @@ class Arm:
 
     def __init__(self):
         self.decode_ms = self.tokens = 0
+        self.num_behind = 0  # tokens behind the first step's, which may have drafted
         self.alpha_sum = self.num_verified = self.cost_sum = self.num_drafted = 0
         self.token_ms, self.steps, self.predicted, self.shift = [], collections.Counter(), [], []
         self.answers_ms = []  # of a token, in the mean, by answer
@@ -74,7 +76,9 @@ class Arm:
             self.token_ms += [1000 * (end - begin) / size] * size
         self.decode_ms += complete.timings.decode_ms
         self.tokens += complete.completion_tokens - 1
-        self.answers_ms.append(complete.timings.decode_ms / (complete.completion_tokens - 1))
+        num_behind = complete.completion_tokens - sizes[0]
+        self.num_behind += num_behind
+        self.answers_ms.append(complete.timings.decode_ms / num_behind)
         self.answers.append((prompt, text, logprobs))
         stats = complete.speculation
         self.shift.append(stats.lenience_shift)
@@ -86,7 +90,7 @@ class Arm:
         self.steps.update(dict(enumerate(stats.steps_by_lookahead)))
 
     def ms(self):
-        return self.decode_ms / self.tokens
+        return self.decode_ms / self.num_behind
 
     def alpha(self):
         return self.alpha_sum / self.num_verified if self.num_verified else 0
@@ -100,6 +104,10 @@ class Arm:
     def predicted_speedup(self):
         """Over all answers, which are of as many tokens: of their times."""
         return statistics.harmonic_mean(self.predicted)
+
+    def speedup_over(self, plain):
+        """With the ends of its 95 % interval; plain: the arm without drafts, of the same run."""
+        return time_ratio(plain.ms_by_prompt(), self.ms_by_prompt())
 
     def ms_by_prompt(self):
         """[prompts]: of a token, summed over the rounds. Each round asks all prompts."""

@@ -146,7 +146,7 @@ class Serving(unittest.TestCase):
         named = {('--rounds', '0'): 'argument --rounds: expected a number of at least 1, found 0',
                  ('--model', '/nowhere'): '--model /nowhere: no config.json there; expected a '
                                           'Hugging Face directory, as tools/fetch_model.py prints',
-                 ('stairs',): 'stairs is no table; expected latency, prefill, clients'}
+                 ('stairs',): 'stairs is no table; expected prefill, clients'}
         for flags, said in named.items():
             with self.subTest(flags=flags):
                 done = subprocess.run(

@@ -76,8 +76,8 @@ class Comm(Bench):
                 # part's worth of the sum written.
                 read, write = (float(context[f'core_{way}_bytes_per_second'])
                                for way in ('read', 'write'))
-                bound_us = entries['comm/line']['real_time'] + 1e6 * (
-                    2000 / write + 2 * (ranks - 1) * 2000 / ranks / read)
+                bound_us = entries['comm/line']['real_time'] + 1e6 * max(
+                    2000 / write, 2 * (ranks - 1) * 2000 / ranks / read)
                 self.assertAlmostEqual(
                     entries['comm/all_reduce_sum/rows:5']['bound_us'] / bound_us, 1, places=6)
                 self.assertIn('| broadcast | 5 | 2000 |', printed)
@@ -92,7 +92,7 @@ class Comm(Bench):
 
 class Op(Bench):
     def test_each_kernel_has_a_time(self):
-        for table, row in (('ops', '| rms_norm'), ('verify', '| verify_summary, greedy')):
+        for table, row in (('ops', '| rms_norm'), ('ops', '| rope_and_cache'), ('verify', '| verify_summary, greedy')):
             with self.subTest(table=table):
                 printed, _, entries = self.report(1, 'op', '--only', table, '--repeats', 1)
                 self.assertGreater(len(entries), 4)
@@ -116,6 +116,27 @@ class Decode(Bench):
                 for part in ('target', 'verify_greedy', 'verify_rejection', 'verify_coupled'):
                     for rows in (1, 5):
                         self.assertGreater(entries[f'decode/{part}/rows:{rows}']['real_time'], 0)
+                self.assertGreater(entries['decode/draft']['draft_cost'], 0)
+
+    def test_a_cycle_is_its_parts(self):
+        _, _, entries = self.report(1, 'decode', '--model', CHECKPOINT, '--draft', DRAFT,
+                                    '--rows', '5,1', '--repeats', 1, '--context', 20)
+        draft, target, verify, one, verify_one = (
+            entries[f'decode/{part}']['real_time']
+            for part in ('draft', 'target/rows:5', 'verify_greedy/rows:5', 'target/rows:1',
+                         'verify_greedy/rows:1'))
+        cycle = entries['decode/cycle/k:4']
+        self.assertAlmostEqual(cycle['real_time'] / (4 * draft + target + verify), 1, places=6)
+        self.assertAlmostEqual(
+            cycle['of_ideal'] * cycle['real_time'] / (4 * draft + one + verify_one), 1, places=6)
+        self.assertAlmostEqual(entries['decode/draft']['draft_cost'] * one / draft, 1, places=6)
+
+    def test_without_one_row_there_is_no_c(self):
+        said, _, entries = self.report(1, 'decode', '--model', CHECKPOINT, '--draft', DRAFT,
+                                       '--rows', '5', '--repeats', 1, '--context', 20)
+        self.assertNotIn('draft_cost', entries['decode/draft'])
+        self.assertNotIn('c = ', said)
+        self.assertNotIn('decode/cycle/k:4', entries)
 
 
 class Serve(Bench):
