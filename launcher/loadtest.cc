@@ -309,7 +309,11 @@ class Loadtest {
       frame.facts.push_back({"greedy", text});
       if (!greedy_->differences.empty()) frame.warnings.push_back("Greedy answers differ: " + text);
     }
-    if (runner_.stopped()) frame.warnings.push_back("The test was interrupted.");
+    if (runner_.stopped()) {
+      constexpr char kInterrupted[] = "The test was interrupted.";
+      print(std::string(kInterrupted) + "\n");
+      frame.warnings.push_back(kInterrupted);
+    }
     json["failure"] = failed ? Json(*failed) : Json(nullptr);
     json["greedy"] = greedy_ ? to_json(*greedy_) : Json(nullptr);
     json["interrupted"] = runner_.stopped();

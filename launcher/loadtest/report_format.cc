@@ -121,6 +121,7 @@ std::string to_table(const LoadReport& report) {
           rows("ITL, amortised", report.itl_amortised) + rows("end to end", report.e2e) +
           rows("queue", report.queue) + rows("sent late", report.send_delay) + "\n";
   if (report.goodput) text += goodput_line(*report.goodput);
+  if (report.answers() == 0) return text;
   text += absl::StrFormat(
       "speculation: accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step; answers by %s; "
       "%s\n",

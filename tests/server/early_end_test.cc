@@ -131,24 +131,24 @@ TEST(EarlyEnd, OfACallThatRunsFreesItsSlotsAndPages) {
 // All that wait behind answers for the only slot, which take long beside the deadline of one.
 TEST(EarlyEnd, OfACallThatWaitsIsSeenBeforeItsTurn) {
   RunningServer server({}, /*run_engine=*/false, one_slot());
-  constexpr int kNumFirst = 16;
+  constexpr int kNumFirst = 16, kAnswersAhead = 16 * kNumFirst;
   std::vector<std::unique_ptr<OpenCall>> first;
   for (int i = 1; i <= kNumFirst; ++i) {
     first.push_back(std::make_unique<OpenCall>(server.port(), named(endless("First"), "first")));
-    server.wait_for_waiting(i);
+    server.wait_for_waiting(16 * i);
   }
   OpenCall cancelled(server.port(), greedy("Cancelled", 1900));
-  server.wait_for_waiting(kNumFirst + 1);
+  server.wait_for_waiting(kAnswersAhead + 1);
   OpenCall late(server.port(), greedy("Too late", 1900), 25 * kDeadline);
-  server.wait_for_waiting(kNumFirst + 2);
+  server.wait_for_waiting(kAnswersAhead + 2);
   auto gone = std::make_unique<OpenCall>(server.port(), greedy("Gone", 1900));
-  server.wait_for_waiting(kNumFirst + 3);
+  server.wait_for_waiting(kAnswersAhead + 3);
   OpenUnaryCall unary(server.port(), greedy("Cancelled as well", 1900));
-  server.wait_for_waiting(kNumFirst + 4);
+  server.wait_for_waiting(kAnswersAhead + 4);
   OpenCall aborted(server.port(), named(greedy("Aborted", 1900), "aborted"));
-  server.wait_for_waiting(kNumFirst + 5);
+  server.wait_for_waiting(kAnswersAhead + 5);
   OpenCall patient(server.port(), greedy("Patient", 10));
-  server.wait_for_waiting(kNumFirst + 6);
+  server.wait_for_waiting(kAnswersAhead + 6);
   server.start_engine();
 
   const auto begin = steady_clock::now();

@@ -304,6 +304,7 @@ class Loadtest(Refusals, unittest.TestCase):
         self.assertEqual(report['errors_by_code'], {'INVALID_ARGUMENT': len(samples)})
         self.assertIsNone(report['ttft_ms']['p50'])
         self.assertNotIn('nan', self.last.stdout)
+        self.assertNotIn('speculation:', self.last.stdout)
 
     def start(self, server, *arguments):
         """A test of ten minutes that is under way: the server has answered many."""
@@ -329,6 +330,7 @@ class Loadtest(Refusals, unittest.TestCase):
         self.assertEqual(report['errors'], 0)
         self.assertLess(report['measured_s'], 600)
         self.assertIn('requests/s', stdout)
+        self.assertIn('The test was interrupted.', stdout)
 
     def test_a_server_that_dies_under_load(self):
         path = self.directory / 'died.json'
