@@ -268,7 +268,7 @@ TEST(Pages, OfASweepOfComparisons) {
   for (const char* load : {"rate=5, ", "rate=20, "}) {
     EXPECT_EQ(count(page, std::string("<th scope=\"row\">") + load + "K=0"), 1);
   }
-  EXPECT_EQ(count(page, "rate=5, K=adaptive / K=0, TPOT"), 1);
+  EXPECT_EQ(count(page, "rate=5, K=adaptive / K=0 (answers alone), TPOT"), 1);
   EXPECT_EQ(count(page, "rate=20, K=adaptive / K=0 (saturated), TPOT"), 1);
   EXPECT_EQ(count(page, "rate=1000, K=adaptive /"), 0);
   // A line an arm, in the plot and in its legend.
