@@ -372,12 +372,11 @@ void write_json(const DecodeBenchOptions& options, const BenchDevice& device, in
     add("decode/verify_coupled" + rows, samples.coupled, {});
     add("decode/all_reduce" + rows, samples.all_reduce, {});
   }
+  std::map<std::string, double> of_draft;
   if (const RowSamples* const single = results.single_row(); single && !results.draft.empty()) {
-    add("decode/draft", results.draft,
-        {{"draft_cost", median_ratio(results.draft, single->target)}});
-  } else {
-    add("decode/draft", results.draft, {});
+    of_draft["draft_cost"] = median_ratio(results.draft, single->target);
   }
+  add("decode/draft", results.draft, of_draft);
   for (const Cycle& cycle : results.cycles()) {
     add("decode/cycle/k:" + std::to_string(cycle.num_drafted), cycle.seconds,
         {{"of_ideal", median_ratio(cycle.ideal, cycle.seconds)}});

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How smooth a stream without speculation stays beside a long prompt and beside busy clients. Prints Markdown tables.
+"""How smooth a stream without speculation stays beside a long prompt and beside busy clients.
+Prints Markdown tables.
 
     bench/serving.py --program build/cpu/bin/outrider --model DIR [--ranks 2] [TABLE…]
 

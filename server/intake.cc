@@ -56,7 +56,7 @@ void Intake::enqueue(v1::GenerateRequest request, std::string request_id, uint64
     const int64_t tokens =
         stats.num_tokens_waiting + (waiting_bytes_ + answers * bytes) / kBytesPerToken;
     if (ahead >= max_waiting_ || (ahead > 0 && ahead + answers > max_waiting_)) {
-      what = absl::StrCat(max_waiting_, " answers");
+      what = absl::StrCat(ahead, " answers, of ", max_waiting_, " that may,");
     } else if (ahead > 0 && tokens > max_waiting_tokens_) {
       what = absl::StrCat("prompts of about ", tokens, " tokens");
     } else {

@@ -131,11 +131,11 @@ TEST(EarlyEnd, OfACallThatRunsFreesItsSlotsAndPages) {
 // All that wait behind answers for the only slot, which take long beside the deadline of one.
 TEST(EarlyEnd, OfACallThatWaitsIsSeenBeforeItsTurn) {
   RunningServer server({}, /*run_engine=*/false, one_slot());
-  constexpr int kNumFirst = 16, kAnswersAhead = 16 * kNumFirst;
+  constexpr int kNumFirst = 16, kAnswersAhead = kEndlessAnswers * kNumFirst;
   std::vector<std::unique_ptr<OpenCall>> first;
   for (int i = 1; i <= kNumFirst; ++i) {
     first.push_back(std::make_unique<OpenCall>(server.port(), named(endless("First"), "first")));
-    server.wait_for_waiting(16 * i);
+    server.wait_for_waiting(kEndlessAnswers * i);
   }
   OpenCall cancelled(server.port(), greedy("Cancelled", 1900));
   server.wait_for_waiting(kAnswersAhead + 1);

@@ -105,10 +105,11 @@ inline v1::SamplingParams& sampling(v1::GenerateRequest& request) {
 }
 
 // 16 answers of a token a step: far from their end when something else ends them.
-constexpr int64_t kEndlessTokens = 16 * 1900;
+constexpr int kEndlessAnswers = 16;
+constexpr int64_t kEndlessTokens = kEndlessAnswers * 1900;
 inline v1::GenerateRequest endless(const std::string& text) {
   v1::GenerateRequest request = greedy(text, 1900);
-  sampling(request).set_n(16);
+  sampling(request).set_n(kEndlessAnswers);
   request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
   return request;
 }
