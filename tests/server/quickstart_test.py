@@ -38,16 +38,13 @@ class Tree:
         self.stubs = Path(directory, 'stubs')
         self.calls = Path(directory, 'calls')  # of stubs, a line each
         self.cache = Path(directory, 'cache')
-        build = self.root / 'build' / 'cpu'
         environment = self.cache / f'venv-{PINS}'
-        for folder in (build / 'bin', self.root / 'tools', environment / 'bin', self.stubs):
+        for folder in (self.root / 'tools', environment / 'bin', self.stubs):
             folder.mkdir(parents=True)
         (self.root / 'launcher').symlink_to(SOURCE_DIR / 'launcher')
-        (build / 'bin' / 'outrider').symlink_to(PROGRAM)
-        (build / 'build.ninja').touch()
-        python = environment / 'bin' / 'python'
-        python.symlink_to(sys.executable)
-        (build / 'CMakeCache.txt').write_text(f'OUTRIDER_PYTHON:FILEPATH={python}\n')
+        self.python = environment / 'bin' / 'python'
+        self.python.symlink_to(sys.executable)
+        self.has_built('cpu', PROGRAM)
         (environment / 'complete').touch()
         for name in ('requirements.txt', 'requirements-test.txt'):
             (self.root / 'tools' / name).touch()
@@ -55,9 +52,19 @@ class Tree:
         self.stub('sha256sum', f'cat >/dev/null; echo "{PINS}  -"')
         for name in ('apt-get', 'sudo', 'cmake', 'ninja'):
             self.stub(name, '')
+        self.stub('nvidia-smi', 'echo "NVIDIA-SMI has failed"; exit 9')  # whatever GPUs are here
         self.has_packages(packages())
         self.environment = dict(os.environ, OUTRIDER_CACHE=str(self.cache),
                                 PATH=f'{self.stubs}:{os.environ["PATH"]}')
+        for name in ('CUDA_HOME', 'CUDA_PATH', 'CUDACXX'):
+            self.environment.pop(name, None)
+
+    def has_built(self, preset, program):
+        build = self.root / 'build' / preset
+        (build / 'bin').mkdir(parents=True)
+        (build / 'bin' / 'outrider').symlink_to(program)
+        (build / 'build.ninja').touch()
+        (build / 'CMakeCache.txt').write_text(f'OUTRIDER_PYTHON:FILEPATH={self.python}\n')
 
     def serve_model(self, directory):
         (self.root / 'tools' / 'fetch_model.py').write_text(f'print({str(directory)!r})\n')
@@ -231,6 +238,69 @@ class Configured(QuickstartTest):
             self.assertEqual(first.startswith('cmake --preset cpu -D '), anew, first)
             self.assertEqual(cache.exists(), not anew)
             self.assertEqual(len(others), anew)
+
+
+class OnGpus(QuickstartTest):
+    """Where there are GPUs for all ranks the build is the one for these."""
+
+    def setUp(self):
+        super().setUp()
+        self.tree.serve_model('model')
+        # A server that ends at once: what it was asked for is known by then.
+        self.tree.stub('program', 'case $1 in generate) exec sleep 60;; esac; exit 1')
+        shutil.rmtree(self.tree.root / 'build')
+        for preset in ('cpu', 'cuda', 'cuda-all'):
+            self.tree.has_built(preset, self.tree.stubs / 'program')
+        self.tree.stub('cmake', f'echo "CUDA_HOME=$CUDA_HOME" >>"{self.tree.calls}"')
+        self.has_nvcc(13)
+
+    def has_nvcc(self, release):
+        self.tree.stub('nvcc', f'echo "Cuda compilation tools, release {release}.0, V{release}.0"')
+
+    def run_with(self, gpus, *arguments):
+        """What is built, for how many ranks, what is said of it, and with which toolkit."""
+        self.tree.stub('nvidia-smi', f"printf '%s\\n' {' '.join(repr(gpu) for gpu in gpus)}")
+        self.tree.calls.write_text('')
+        _, log = self.start(*arguments).communicate(timeout=LIMIT_S)
+        self.assertIn('the server has ended with status 1', log)
+        build, = self.tree.called('cmake')
+        launch, = (line for line in self.tree.called('program') if ' launch ' in line)
+        home, = (line for line in self.tree.calls.read_text().splitlines()
+                 if line.startswith('CUDA_HOME='))
+        preset = re.search(r'--preset (\S+)', build)[1]
+        said = [line for line in log.splitlines() if 'on the CPU' in line]
+        return preset, int(re.search(r'--ranks (\d+)', launch)[1]), said, home[len('CUDA_HOME='):]
+
+    def test_that_the_program_knows(self):
+        hopper, ampere = '9.0, 580.65.06', '8.0, 580.65.06'
+        for gpus, arguments, preset, ranks in (
+                ([hopper], [], 'cuda', 1), ([hopper] * 8, [], 'cuda', 2),
+                ([hopper] * 8, ['--ranks', '8'], 'cuda', 8), ([ampere], [], 'cuda-all', 1),
+                ([hopper, ampere], [], 'cuda-all', 2)):
+            with self.subTest(gpus=gpus):
+                self.assertEqual(self.run_with(gpus, *arguments), (preset, ranks, [], ''))
+
+    def test_that_are_too_few_or_too_old(self):
+        hopper, turing, behind = '9.0, 580.65.06', '7.5, 580.65.06', '9.0, 575.57.08'
+        expected = '; expected 8.0 and 580 or more'
+        for gpus, arguments, ranks, reason in (
+                ([hopper] * 2, ['--ranks', '3'], 3, '2 GPUs for 3 ranks'),
+                ([hopper, turing], [], 2,
+                 f'a GPU has the compute capability and driver {turing}{expected}'),
+                ([behind], [], 2,
+                 f'a GPU has the compute capability and driver {behind}{expected}')):
+            with self.subTest(gpus=gpus):
+                self.assertEqual(self.run_with(gpus, *arguments),
+                                 ('cpu', ranks, [f'outrider: on the CPU: {reason}'], ''))
+
+    def test_without_a_toolkit_that_will_do(self):
+        """Its parts are PyPI's then; here they have been fetched before."""
+        toolkit = self.tree.cache / f'cuda-{PINS}'
+        toolkit.mkdir()
+        (toolkit / 'complete').touch()
+        (self.tree.root / 'tools' / 'requirements-cuda.txt').touch()
+        self.has_nvcc(12)
+        self.assertEqual(self.run_with(['9.0, 580.65.06'])[3], f'{toolkit}/nvidia/cu13')
 
 
 class CannotInstall(QuickstartTest):
