@@ -141,6 +141,9 @@ std::string explain(const CLI::App& app, const std::vector<std::string>& argumen
     if (!commands_of(*command).empty()) {
       return "unknown command " + argument + did_you_mean(argument, commands_of(*command));
     }
+    if (command->get_option_no_throw("prompt") != nullptr) {
+      return "found " + argument + " behind the prompt; quote a prompt of several words";
+    }
   }
   std::string message = error.what();
   std::replace(message.begin(), message.end(), '\n', ' ');

@@ -58,6 +58,10 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(['generate', '--tempreature', '1', 'x'], '--tempreature', '--temperature')
         self.refuses(['generate', '--max_tokens', '1', 'x'], '--max-tokens')
         self.refuses(['serve', '--modle', 'x'], '--model')
+
+    def test_a_prompt_that_is_not_quoted(self):
+        for command in (['generate'], ['run', '--model', CHECKPOINT]):
+            self.refuses([*command, 'Why', 'is', 'it'], 'is behind the prompt; quote a prompt')
         self.refuses(['genrate', 'x'], 'genrate', 'generate')
         self.refuses([], 'subcommand')
         self.refuses(['generate', '--zzzzzzzz', 'x'], '--zzzzzzzz')
