@@ -94,9 +94,11 @@ void add_numerics_flag(CLI::App& command, Numerics& numerics) {
 VisibleGpus visible_gpus(const DeviceOptions& options) {
   if (options.device == Device::cpu) return {};
   try {
-    return {cuda_devices(), ""};
-  } catch (const Error& error) {
-    return {{}, error.what()};
+    return {.devices = cuda_devices(), .why_none = ""};
+  } catch (const NoGpuError& none) {
+    return {.devices = {}, .why_none = none.what()};
+  } catch (const Error& failure) {
+    return {.devices = {}, .why_none = failure.what(), .broken = true};
   }
 }
 
@@ -142,6 +144,10 @@ DeviceChoice choose_device(const DeviceOptions& options, LocalRank local, const 
   const std::string why_not = refusal(options, local, gpus);
   if (!why_not.empty()) {
     if (options.device == Device::cuda) throw Error("--device cuda: " + why_not);
+    if (gpus.broken) throw Error(why_not + "; expected GPUs that work, or --device cpu");
+    if (options.served_on_gpus) {
+      throw Error(why_not + "; expected GPUs as before, or a new start with --device cpu");
+    }
     return cpu(why_not);
   }
   if (options.share_gpus && !local.one_host) {

@@ -25,6 +25,7 @@ struct DeviceOptions {
   bool share_gpus = false;
   double gpu_memory_utilization = 0.9;
   Numerics numerics = Numerics::exact;
+  bool served_on_gpus = false;  // by the job that this one goes on for: not on the CPU then
 };
 
 // --device, --share-gpus, --gpu-memory-utilization and --numerics. `options` outlives the command.
@@ -37,6 +38,7 @@ void add_numerics_flag(CLI::App& command, Numerics& numerics);
 struct VisibleGpus {
   std::vector<CudaDevice> devices;
   std::string why_none;  // where there is none
+  bool broken = false;   // there is none since CUDA failed
 };
 
 VisibleGpus visible_gpus(const DeviceOptions& options);
@@ -62,7 +64,8 @@ struct DeviceChoice {
 };
 
 // A GPU for each of the ranks that are shown the same ones, unless they share. Throws Error where
-// --device cuda or --numerics fast asks for what there is not.
+// --device cuda or --numerics fast asks for what there is not, where CUDA failed unless --device
+// cpu is asked for, and where a job that ran on GPUs would go on on the CPU.
 DeviceChoice choose_device(const DeviceOptions& options, LocalRank local, const VisibleGpus& gpus);
 
 // What a rank computes with.

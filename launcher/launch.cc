@@ -1,6 +1,7 @@
 // `outrider launch`: starts `outrider serve` on several ranks through mpirun, passes on requests to
 // end, and starts the job again when it has died.
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -41,6 +42,8 @@ constexpr int kMaxRanks = 64;
 constexpr milliseconds kTeardownTimeout{1500};
 // The same where the job ends in order, and what rank 0 has for that once it was told to end now.
 constexpr milliseconds kStopTimeout{10'000};
+// What killed processes have to be gone: a driver that has failed may hold one for ever.
+constexpr milliseconds kKillTimeout{10'000};
 constexpr int kKillingRequest = 3;
 
 struct LaunchOptions {
@@ -74,7 +77,14 @@ class Launcher {
     while (true) {
       start();
       int status = supervise();
-      kill_children();
+      if (const std::vector<pid_t> left = kill_children(kKillTimeout); !left.empty()) {
+        say(absl::StrFormat(
+            "the job has ended: %s; it is not started again, since these processes "
+            "do not end, whatever holds them: %s",
+            job_->failure().empty() ? describe_mpirun_status(status) : job_->failure(),
+            absl::StrJoin(left, ", ")));
+        return kExitFailed;
+      }
       // mpirun may have been killed for being slow to end; what the job said comes first.
       if (!job_->failure().empty()) status = kExitFailed;
       if (scratch_) scratch_->clear();
@@ -151,6 +161,7 @@ class Launcher {
 
   void listen() {
     job_->update();
+    if (job_->served_on_gpus()) setenv(kServedOnGpusVariable, "1", 1);  // for the next start
     if (job_->served() && !served_since_) served_since_ = Clock::now();
   }
 

@@ -18,6 +18,7 @@
 #include <fstream>
 #include <string_view>
 #include <system_error>
+#include <thread>
 
 #include "core/error.h"
 #include "core/host_name.h"
@@ -29,6 +30,8 @@ namespace {
 
 // Of making a scratch directory: another launcher's sweep may come before it is locked.
 constexpr int kAttempts = 10;
+// How long killed processes are left to end before they are looked for again.
+constexpr std::chrono::milliseconds kReapEvery{2};
 
 constexpr std::string_view kUnique = "XXXXXX";  // for mkdtemp
 
@@ -145,11 +148,15 @@ std::string describe_mpirun_status(int status) {
   return absl::StrFormat("mpirun has ended with status %d", status);
 }
 
-void kill_children() {
-  for (std::vector<pid_t> left = children(); !left.empty(); left = children()) {
+std::vector<pid_t> kill_children(std::chrono::milliseconds timeout) {
+  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+  std::vector<pid_t> left;
+  while (!(left = children()).empty() && std::chrono::steady_clock::now() < deadline) {
     for (const pid_t pid : left) kill(pid, SIGKILL);
-    while (waitpid(-1, nullptr, 0) < 0 && errno == EINTR) continue;
+    std::this_thread::sleep_for(kReapEvery);
+    while (waitpid(-1, nullptr, WNOHANG) > 0) continue;
   }
+  return left;
 }
 
 ScratchDirectory::ScratchDirectory(const std::filesystem::path& parent, const char* variable,

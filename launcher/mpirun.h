@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <filesystem>
 #include <initializer_list>
 #include <string>
@@ -27,8 +28,9 @@ pid_t start_mpirun(const std::vector<std::string>& arguments, const sigset_t& si
 std::string describe_mpirun_status(int status);
 
 // Ranks whose mpirun has gone are this process's children, where it is a subreaper. SIGKILL ends a
-// stopped one, too. Returns when none is left, so that the port and the memory are free.
-void kill_children();
+// stopped one, too. Returns when none is left, so that the port and the memory are free, or those
+// that are there behind the timeout: the kernel may hold a process for a device that has failed.
+std::vector<pid_t> kill_children(std::chrono::milliseconds timeout);
 
 // A directory for what OpenMPI leaves behind where mpirun or a rank was killed.
 class ScratchDirectory {

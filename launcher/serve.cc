@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -149,6 +150,7 @@ struct Process {
   const ServeOptions& options;
   Backend& backend;
   StopSignals& signals;
+  bool on_gpus;
   SupervisorLink* launcher;  // null where `outrider launch` did not start this
   // Collective. It may hang where another rank does, so a Liveness watches it.
   std::function<std::unique_ptr<Communicator>()> make_communicator;
@@ -214,7 +216,7 @@ void lead(const Process& process, ControlServer* control, Server& server) {
   if (server.http_port() != 0) {
     spdlog::info("metrics and probes on {}:{}", options.server.address, server.http_port());
   }
-  if (process.launcher != nullptr) process.launcher->serving();
+  if (process.launcher != nullptr) process.launcher->serving(process.on_gpus);
   const PortProbe probe(options.server.address, server.port(), [&end] { end.unreachable(); });
   const auto ended = [&] {
     end.engine_ended();
@@ -298,7 +300,8 @@ int serve_alone(ServeOptions options, StopSignals& signals) {
   options.engine.kv_cache_tokens = device.kv_cache_tokens;
   spdlog::info("computing {}", device.choice.reason);
   const bool gpu = device.choice.gpu.has_value();
-  lead({options, *device.backend, signals, nullptr, [gpu] { return make_lone_communicator(gpu); }},
+  lead({options, *device.backend, signals, gpu, nullptr,
+        [gpu] { return make_lone_communicator(gpu); }},
        nullptr, *server);
   return 0;
 }
@@ -309,6 +312,7 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   std::unique_ptr<Server> server;
   RankDevice device;
   std::string hello, error;
+  options.device.served_on_gpus = std::getenv(kServedOnGpusVariable) != nullptr;
   const VisibleGpus gpus = visible_gpus(options.device);
   try {
     const LocalRank local = local_rank(gpus, world);
@@ -331,10 +335,12 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
     spdlog::info("rank {} computes {}", world.rank(), device.choice.reason);
   }
   JobControl control = open_control(world);
-  const Process process = {options, *device.backend, signals, launcher, [&] {
-                             return make_device_communicator(device.choice.gpu.has_value(),
-                                                             options.device, world, control);
-                           }};
+  const bool gpu = device.choice.gpu.has_value();
+  const Process process = {
+      options,  *device.backend,
+      signals,  gpu,
+      launcher, [&] {
+                             return make_device_communicator(gpu, options.device, world, control); }};
   if (world.rank() > 0) {
     follow(process, world.rank(), *control.client);
   } else {

@@ -16,6 +16,7 @@ namespace outrider {
 namespace {
 
 constexpr std::string_view kServing = "serving";
+constexpr std::string_view kServingOnGpus = "serving on GPUs";
 constexpr std::string_view kFinished = "finished";
 constexpr std::string_view kFailed = "failed ";
 constexpr std::string_view kDrain = "drain";
@@ -56,7 +57,7 @@ void SupervisorLink::send(std::string_view text) {
   }
 }
 
-void SupervisorLink::serving() { send(kServing); }
+void SupervisorLink::serving(bool on_gpus) { send(on_gpus ? kServingOnGpus : kServing); }
 
 void SupervisorLink::failed(const std::string& why) { send(std::string(kFailed) + why); }
 
@@ -95,7 +96,8 @@ void JobLink::update() {
   try {
     while (const std::optional<Frame> frame = socket_->try_receive()) {
       const std::string text = text_of(*frame);
-      if (text == kServing) served_ = true;
+      if (text == kServing || text == kServingOnGpus) served_ = true;
+      if (text == kServingOnGpus) served_on_gpus_ = true;
       if (text == kFinished) finished_ = true;
       if (text.starts_with(kFailed)) failure_ = text.substr(kFailed.size());
     }

@@ -21,6 +21,8 @@ namespace outrider {
 // Where rank 0 finds its launcher: "host:port", and the secret that it greets with.
 constexpr const char* kSupervisorAddressVariable = "OUTRIDER_SUPERVISOR";
 constexpr const char* kSupervisorSecretVariable = "OUTRIDER_SUPERVISOR_SECRET";
+// Set where a job before this one, which it goes on for, served on GPUs.
+constexpr const char* kServedOnGpusVariable = "OUTRIDER_SERVED_ON_GPUS";
 
 // Rank 0's end.
 class SupervisorLink {
@@ -31,7 +33,7 @@ class SupervisorLink {
   ~SupervisorLink();
 
   // Thread-safe. A launcher that has gone is none of the caller's business.
-  void serving();
+  void serving(bool on_gpus);
   void failed(const std::string& why);
   void finished();  // as it was told to
 
@@ -62,7 +64,8 @@ class JobLink {
   void request(StopRequest request);
 
   bool connected() const { return socket_.has_value() && !ended_; }
-  bool served() const { return served_; }                  // at some time
+  bool served() const { return served_; }  // at some time
+  bool served_on_gpus() const { return served_on_gpus_; }
   bool ended() const { return ended_; }                    // rank 0 was there, and is gone
   bool finished() const { return finished_; }              // in order
   const std::string& failure() const { return failure_; }  // what rank 0 said; may be empty
@@ -73,6 +76,7 @@ class JobLink {
   std::string address_;
   std::optional<FrameSocket> socket_;
   bool served_ = false;
+  bool served_on_gpus_ = false;
   bool ended_ = false;
   bool finished_ = false;
   std::string failure_;

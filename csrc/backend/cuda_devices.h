@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
+
 namespace outrider {
 
 struct CudaDevice {
@@ -21,8 +23,14 @@ struct CudaMemory {
   int64_t total = 0;
 };
 
-// The GPUs of this host that CUDA shows, by their numbers; at least one. Throws Error saying why
-// there is none: a build without CUDA, no driver, a driver that is too old, no GPU.
+// There is none to be had: a build without CUDA, no driver, a driver that is too old, no GPU.
+class NoGpuError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The GPUs of this host that CUDA shows, by their numbers; at least one. Throws NoGpuError where
+// there is none, and Error where CUDA fails otherwise: what is there does not work.
 std::vector<CudaDevice> cuda_devices();
 
 // Makes the device the calling thread's, and throws Error where its kernels cannot run there.

@@ -44,6 +44,13 @@ class Refused(unittest.TestCase):
     def test_no_gpu(self):
         self.refused(r'the NVIDIA driver shows no GPU', DEVICES=0)
 
+    def test_gpus_that_do_not_work(self):
+        for device, start in (('cuda', '--device cuda: '), ('auto', '')):
+            for ranks in (1, 2):
+                self.refused(f'^outrider: {start}cudaGetDeviceCount failed: .*SystemNotReady'
+                             + ('' if start else '.*; expected GPUs that work, or --device cpu'),
+                             '--device', device, ranks=ranks, BROKEN=1)
+
     def test_fewer_gpus_than_ranks(self):
         self.refused(r'2 ranks on this host are shown 1 GPU; expected one each', ranks=2, DEVICES=1)
 

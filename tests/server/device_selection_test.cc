@@ -52,6 +52,29 @@ TEST(DeviceSelection, WithoutAGpuOnlyWhoAsksForOneIsRefused) {
   });
 }
 
+TEST(DeviceSelection, GpusThatDoNotWorkAreNotPassedBy) {
+  const VisibleGpus broken = {.devices = {}, .why_none = "system not ready", .broken = true};
+  expect_one_line_error({"system not ready", "--device cpu"}, [&] {
+    choose_device({}, {0, 1}, broken);
+  });
+  expect_one_line_error({"--device cuda: system not ready"}, [&] {
+    choose_device(asked_for(Device::cuda), {0, 1}, broken);
+  });
+  EXPECT_FALSE(choose_device(asked_for(Device::cpu), {0, 1}, broken).gpu);
+}
+
+TEST(DeviceSelection, AJobThatServedOnGpusDoesNotGoOnOnTheCpu) {
+  DeviceOptions again;
+  again.served_on_gpus = true;
+  expect_one_line_error({"no driver", "as before"}, [&] { choose_device(again, {0, 1}, kNoGpus); });
+  expect_one_line_error({"3 ranks on this host are shown 2 GPUs", "as before"}, [&] {
+    choose_device(again, {0, 3}, kTwoGpus);
+  });
+  EXPECT_EQ(choose_device(again, {0, 2}, kTwoGpus).gpu, 0);
+  again.device = Device::cpu;
+  EXPECT_FALSE(choose_device(again, {0, 1}, kNoGpus).gpu);
+}
+
 TEST(DeviceSelection, FewerGpusThanRanksOfAHost) {
   expect_one_line_error({"3 ranks on this host are shown 2 GPUs", "--share-gpus"}, [] {
     choose_device(asked_for(Device::cuda), {0, 3}, kTwoGpus);

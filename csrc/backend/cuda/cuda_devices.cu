@@ -38,19 +38,20 @@ std::vector<CudaDevice> cuda_devices() {
   check_cuda(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
   check_cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   if (driver == 0) {
-    throw Error("no NVIDIA driver was found; expected one for CUDA " + version_name(runtime));
+    throw NoGpuError("no NVIDIA driver was found; expected one for CUDA " + version_name(runtime));
   }
   // A driver runs what was built for its own major version, or for one before it.
   if (driver / 1000 < runtime / 1000) {
-    throw Error("the NVIDIA driver is for CUDA " + version_name(driver) + "; expected CUDA " +
-                version_name(runtime / 1000 * 1000) + " or later");
+    throw NoGpuError("the NVIDIA driver is for CUDA " + version_name(driver) + "; expected CUDA " +
+                     version_name(runtime / 1000 * 1000) + " or later");
   }
   int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result == cudaErrorNoDevice || (result == cudaSuccess && count == 0)) {
     const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    throw Error(std::string("the NVIDIA driver shows no GPU") +
-                (visible == nullptr ? "" : ", with CUDA_VISIBLE_DEVICES=" + std::string(visible)));
+    throw NoGpuError(
+        std::string("the NVIDIA driver shows no GPU") +
+        (visible == nullptr ? "" : ", with CUDA_VISIBLE_DEVICES=" + std::string(visible)));
   }
   check_cuda(result, "cudaGetDeviceCount");
   std::vector<CudaDevice> devices(count);

@@ -2,12 +2,11 @@
 #include "backend/backend.h"
 #include "backend/cuda_devices.h"
 #include "backend/device_copy.h"
-#include "core/error.h"
 
 namespace outrider {
 namespace {
 
-[[noreturn]] void refuse() { throw Error("this program was built without CUDA"); }
+[[noreturn]] void refuse() { throw NoGpuError("this program was built without CUDA"); }
 
 }  // namespace
 

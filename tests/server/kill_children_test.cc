@@ -1,0 +1,64 @@
+// What is left of a job ends, or is named: a process that cannot end holds up nobody.
+#include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <vector>
+
+#include "launcher/mpirun.h"
+
+namespace outrider {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kLong{60};  // a hang, not a slow machine
+
+pid_t child(const std::function<void()>& body) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  body();
+  while (true) pause();
+}
+
+TEST(KillChildren, RunningAndStoppedOnesEnd) {
+  child([] {});
+  child([] { raise(SIGSTOP); });
+  child([] { signal(SIGTERM, SIG_IGN); });
+  EXPECT_TRUE(kill_children(kLong).empty());
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_TRUE(kill_children(kLong).empty());
+}
+
+// It stays, killed, until who traces it looks at it, as a process does of which a driver does not
+// let go.
+TEST(KillChildren, OneThatCannotEndIsNamed) {
+  const pid_t held = child([] { prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY); });
+  int told[2];
+  ASSERT_EQ(pipe(told), 0);
+  // Not of this process's children: its own parent ends at once.
+  const pid_t parent = child([&] {
+    const pid_t tracer = fork();
+    if (tracer != 0) _exit(0);
+    while (ptrace(PTRACE_SEIZE, held, nullptr, nullptr) != 0) usleep(1000);
+    const pid_t self = getpid();
+    if (write(told[1], &self, sizeof self) != sizeof self) _exit(1);
+    while (true) pause();
+  });
+  waitpid(parent, nullptr, 0);
+  pid_t tracer = 0;
+  ASSERT_EQ(read(told[0], &tracer, sizeof tracer), static_cast<ssize_t>(sizeof tracer));
+  EXPECT_EQ(kill_children(milliseconds(200)), std::vector<pid_t>{held});
+  kill(tracer, SIGKILL);
+  EXPECT_TRUE(kill_children(kLong).empty());
+  close(told[0]);
+  close(told[1]);
+}
+
+}  // namespace
+}  // namespace outrider
