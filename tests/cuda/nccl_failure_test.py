@@ -56,16 +56,25 @@ class Failure(unittest.TestCase):
 
 
 class Start(unittest.TestCase):
-    def test_a_rank_that_never_joins(self):
-        result = subprocess.run(
+    def test_a_rank_that_never_joins_and_links_that_lose_the_first_bytes(self):
+        hung = {'OUTRIDER_EMU_NCCL_HANG_RANK': '1'}
+        lost = {'OUTRIDER_EMU_NCCL_FAIL_AT': '1', 'OUTRIDER_EMU_NCCL_FAIL_RANK': '1'}
+        # Each takes as long as ranks may take to join: at once.
+        starts = [subprocess.Popen(
             ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'launch', '--ranks', '2', '--', 'serve',
              '--model', CHECKPOINT, '--port', '0', '--device', 'cuda', '--share-gpus'],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S,
-            env=dict(os.environ, OUTRIDER_EMU_NCCL_HANG_RANK='1'), check=False)
-        self.assertEqual(result.returncode, 1, result.stderr)
-        self.assertRegex(result.stderr, r'(?m)^outrider: .*rank 1 is lost: it has not joined the '
-                                        r'communicator for 60\.\d s')
-        self.assertNotIn('listening', result.stderr)
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=os.environ | failure) for failure in (hung, lost)]
+        for start in starts:
+            self.addCleanup(start.stderr.close)
+            self.addCleanup(start.kill)
+        said = [start.communicate(timeout=LIMIT_S)[1] for start in starts]
+        for start, of_start in zip(starts, said):
+            self.assertEqual(start.returncode, 1, of_start)
+            # Ranks that have joined wait for the others as they try out what they share.
+            self.assertRegex(of_start, '(?m)^outrider: .*no rank has joined the communicator for '
+                                       r'60\.\d s')
+            self.assertNotIn('listening', of_start)
 
 
 if __name__ == '__main__':

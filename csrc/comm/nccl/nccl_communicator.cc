@@ -53,6 +53,12 @@ class NcclCommunicator final : public Communicator {
     CHECK(id.size() == sizeof unique_id.internal);
     std::memcpy(unique_id.internal, id.data(), id.size());
     check_nccl(ncclCommInitRank(&comm_, size, unique_id, rank), "ncclCommInitRank");
+    try {
+      try_out();
+    } catch (...) {
+      ncclCommAbort(comm_);
+      throw;
+    }
   }
   // In order all ranks come here; while an exception unwinds the others may never.
   ~NcclCommunicator() override {
@@ -131,6 +137,28 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
+  // One of each kind that is used. Links that lose what is sent may show at the first that uses
+  // them: here, where the ranks are waited for as long as joining takes, and not as long as
+  // loading.
+  void try_out() {
+    const size_t bytes = 2 * size_ * sizeof(float);
+    void* data = nullptr;
+    check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
+    const Buffer memory(data, bytes, [](void* what, size_t) { cudaFree(what); });
+    auto* const mine = static_cast<float*>(data);  // [size]
+    float* const all = mine + size_;               // [size]
+    const cudaStream_t stream = nullptr;
+    check_nccl(ncclAllGather(mine, all, 1, ncclFloat32, comm_, stream), "ncclAllGather", comm_);
+    check_nccl(ncclBroadcast(all, all, 1, ncclFloat32, 0, comm_, stream), "ncclBroadcast", comm_);
+    if (nccl_sums(size_, numerics_)) {
+      check_nccl(ncclAllReduce(all, all, size_, ncclFloat32, ncclSum, comm_, stream),
+                 "ncclAllReduce", comm_);
+    } else {
+      check_nccl(ncclAlltoAll(mine, all, 1, ncclFloat32, comm_, stream), "ncclAlltoAll", comm_);
+    }
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  }
+
   void sum_gathered(float* x, int64_t n, cudaStream_t stream) {
     float* const parts = scratch(size_ * n);  // [size, n]
     check_nccl(ncclAllGather(x, parts, n, ncclFloat32, comm_, stream), "ncclAllGather", comm_);
