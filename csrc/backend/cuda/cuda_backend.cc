@@ -87,7 +87,9 @@ std::string CudaBackend::description() const {
              "cudaDeviceGetAttribute");
   check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_),
              "cudaDeviceGetAttribute");
-  return "cuda/sm_" + std::to_string(major) + std::to_string(minor) + (fast_linear_ ? "/fast" : "");
+  // Another cuBLASLt may choose other algorithms.
+  return "cuda/sm_" + std::to_string(major) + std::to_string(minor) +
+         (fast_linear_ ? "/fast, cuBLASLt " + std::to_string(cublasLtGetVersion()) : "");
 }
 
 Stream CudaBackend::make_stream() {

@@ -172,7 +172,9 @@ TEST(FastNumerics, RowsThatTheAlgorithmDoesNotServeAreExact) {
 }
 
 TEST(FastNumerics, ABackendSaysSo) {
-  EXPECT_EQ(CudaBackend(0, Numerics::fast).description(), CudaBackend(0).description() + "/fast");
+  EXPECT_EQ(
+      CudaBackend(0, Numerics::fast).description(),
+      CudaBackend(0).description() + "/fast, cuBLASLt " + std::to_string(cublasLtGetVersion()));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "core/bf16.h"
 #include "testing/emu/device_memory.h"
+#include "testing/emu/environment.h"
 #include "testing/emu/stream.h"
 
 namespace {
@@ -34,6 +35,8 @@ size_t span_bytes(const cublasLtMatrixLayoutOpaque_t& layout) {
 }
 
 }  // namespace
+
+size_t cublasLtGetVersion() { return emu::environment_number("OUTRIDER_EMU_CUBLASLT", 130100); }
 
 const char* cublasLtGetStatusName(cublasStatus_t status) {
   switch (status) {

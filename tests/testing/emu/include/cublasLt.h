@@ -59,6 +59,7 @@ struct cublasLtMatmulHeuristicResult_t {
   cublasStatus_t state;
 };
 
+size_t cublasLtGetVersion();
 const char* cublasLtGetStatusName(cublasStatus_t status);
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
