@@ -379,7 +379,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, VerifyParity,
                                          Case{130, 3, Kind::tied}, Case{1000, 2, Kind::flat},
                                          Case{4096, 1, Kind::tied}, Case{9001, 1, Kind::normal},
                                          Case{9001, 2, Kind::normal}, Case{9001, 3, Kind::broken},
-                                         Case{9000, 2, Kind::flat}),
+                                         Case{9000, 2, Kind::flat}, Case{34001, 1, Kind::tied},
+                                         Case{34001, 2, Kind::normal}),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST(VerifyParityCombine, NamesTheRanksThatDisagree) {
