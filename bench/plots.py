@@ -53,6 +53,19 @@ def dots(name, quantity, panels, level=None):
     return save(figure, name, quantity[0].upper() + quantity[1:])
 
 
+def tails(name, quantity, series):
+    """series: {label: values}. The share of values above each, both axes logarithmic. Returns
+    Markdown."""
+    figure, axis = pyplot.subplots(**PANEL)
+    for style, (label, values) in zip(('-', '--', ':'), series.items()):
+        ascending = sorted(values)
+        above = [(len(values) - place) / len(values) for place in range(len(values))]
+        axis.step(ascending, above, style, where='post', label=label)
+    axis.set(xscale='log', yscale='log', xlabel=quantity, ylabel='share that is as long or longer')
+    legend(figure, axis)
+    return save(figure, name, f'Share of {quantity} that are as long or longer')
+
+
 def scatter(name, x, y, series):
     """series: {label: [(x, y)]}; a line where both are the same. Returns Markdown."""
     figure, axis = pyplot.subplots(**PANEL)
@@ -64,6 +77,15 @@ def scatter(name, x, y, series):
     axis.set(xlabel=x, ylabel=y)
     legend(figure, axis)
     return save(figure, name, f'{y[0].upper()}{y[1:]}, against {x}')
+
+
+def bars(name, quantity, values):
+    """values: {label: value}. Returns Markdown."""
+    figure, axis = pyplot.subplots(figsize=(8, 0.3 * len(values) + 1), layout='constrained')
+    axis.barh(list(values), list(values.values()))
+    axis.invert_yaxis()
+    axis.set_xlabel(quantity)
+    return save(figure, name, quantity)
 
 
 def steps(by_isa):

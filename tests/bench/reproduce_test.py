@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,9 @@ from paired import mean_over_prompts, student_t, time_ratio  # noqa: E402
 from speculation import (ADAPTIVE, DEFAULT, PLAIN, Arm, Prompt,  # noqa: E402
                          generate_request, speculation_params)
 from page import isas  # noqa: E402
+import streams  # noqa: E402
 from serving import Server, pb, percentile  # noqa: E402
+from tokenizer import tokenizer_text  # noqa: E402
 
 
 def reproduce(*arguments, flags=(), **environment):
@@ -79,6 +82,10 @@ class BadValues(unittest.TestCase):
         file = self.folder / 'matplotlib' / 'pyplot.py'
         self.assert_refused(f'--model {file}: expected a folder for the pair of models', 'gpt2',
                             model=file)
+
+    def test_streams_without_drafts_have_no_drafter(self):
+        self.assert_refused('--drafter: clients is without drafts; expected none', 'clients',
+                            '--drafter', 'ngram')
 
     def test_a_drafter_that_the_server_does_not_have_is_named(self):
         done = reproduce('figure1', '--program', PROGRAM, '--model', CHECKPOINT, '--ranks', '1',
@@ -141,20 +148,77 @@ class BadValues(unittest.TestCase):
                                       r'of tools/requirements-bench\.txt\n$')
 
 
-class Serving(unittest.TestCase):
-    def test_bad_values_are_named_in_one_line(self):
-        named = {('--rounds', '0'): 'argument --rounds: expected a number of at least 1, found 0',
-                 ('--model', '/nowhere'): '--model /nowhere: no config.json there; expected a '
-                                          'Hugging Face directory, as tools/fetch_model.py prints',
-                 ('stairs',): 'stairs is no table; expected prefill, clients'}
-        for flags, said in named.items():
-            with self.subTest(flags=flags):
-                done = subprocess.run(
-                    [sys.executable, SOURCE / 'bench' / 'serving.py', '--program', PROGRAM,
-                     '--model', CHECKPOINT, *flags],
-                    capture_output=True, text=True, timeout=60, check=False)
-                self.assertEqual((done.stderr, done.stdout, done.returncode),
-                                 (f'serving.py: {said}\n', '', 2))
+class Streams(unittest.TestCase):
+    """Beside a prompt and beside clients, on a small model."""
+
+    def run_rounds(self, experiment, model, rounds=2, **constants):
+        drawn = {}
+
+        def tails(name, quantity, series):
+            drawn.update({of: len(values) for of, values in series.items()})
+            return ''
+
+        with (Server(PROGRAM, model, 1, ['--prefill-chunk', '16']) as server,
+              mock.patch.multiple(streams, **constants)):
+            text = experiment(argparse.Namespace(server=server, stub=server.stub, rounds=rounds,
+                                                 tails=tails))
+        rows = {cells[0]: cells[1:] for cells in
+                (line.strip('| ').split(' | ') for line in text.splitlines())
+                if cells[0] in drawn}
+        self.assertEqual({name: int(cells[0]) for name, cells in rows.items()}, drawn)
+        return text, rows
+
+    def test_beside_a_prompt(self):
+        text, rows = self.run_rounds(streams.prefill, CHECKPOINT.with_name('tiny-deep'),
+                                     ALONE_S=0.2, PROMPT_TOKENS=100)
+        self.assertEqual(list(rows), ['alone', 'beside 100 tokens'])
+        for chunks, *gaps in rows.values():
+            self.assertGreater(int(chunks), 2)
+            values = [float(re.fullmatch(r'([0-9.]+) \([0-9.]+\)', gap)[1]) for gap in gaps]
+            self.assertEqual(values, sorted(values))
+        self.assertRegex(text, r'\n- By round, .*: the median [0-9.]+ to [0-9.]+, P90 .*\n'
+                               r'- The prompt took [0-9.]+ to [0-9.]+ s, [0-9.]+ in the median\.\n')
+
+    def test_beside_clients(self):
+        text, rows = self.run_rounds(streams.clients, CHECKPOINT, BUSY_CLIENTS=3,
+                                     BUSY_TOKENS=64)
+        self.assertEqual(list(rows), ['alone', 'beside 3 clients'])
+        # The same text; characters of several tokens come in one chunk.
+        chunks = {int(cells[0]) for cells in rows.values()}
+        self.assertEqual(len(chunks), 1, rows)
+        self.assertIn(chunks.pop(), range(64, 127))
+        self.assertRegex(text, r'\n- \d+ calls a second were answered\. A step took [0-9.]+ times '
+                               r'\([0-9.]+ to [0-9.]+\) as long beside them\.\n$')
+
+    def test_clients_that_fail_are_no_result(self):
+        with self.assertRaisesRegex(SystemExit, '^reproduce: a busy client failed'):
+            with streams.Busy('127.0.0.1:1'):
+                pass
+
+
+class Tokenizer(unittest.TestCase):
+    def test_every_input_is_shown(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        program = Path(folder.name, 'build', 'bin', 'outrider')
+        program.parent.mkdir(parents=True)
+        asked = argparse.Namespace(program=program, model=CHECKPOINT)
+        with self.assertRaisesRegex(SystemExit, 'tokenizer_corpus.bin: no corpus there; expected'):
+            tokenizer_text(asked, str)
+        Path(folder.name, 'build', 'tokenizer_corpus.bin').touch()
+        said = ('| input | bytes | tokens | MB/s |\n| --- | ---: | ---: | ---: |\n'
+                '| some | 10 | 3 | 9.5 |\n| a, one word | 100 | 30 | 2.1 |\n')
+        for status, error in ((0, ''), (1, 'outrider: 1 of 2 inputs were slow')):
+            program.write_text(f'#!/bin/sh\nprintf %s {shlex.quote(said)}\n'
+                               f'echo {shlex.quote(error)} >&2\nexit {status}\n')
+            program.chmod(0o755)
+            if status == 0:
+                text = tokenizer_text(asked, lambda rates: f'{rates}\n')
+                self.assertTrue(text.endswith(f"{{'some': 9.5, 'a, one word': 2.1}}\n{said}"), text)
+                self.assertNotIn(folder.name, text)
+                continue
+            with self.assertRaisesRegex(SystemExit, f'^reproduce: bench tokenizer: {error}$'):
+                tokenizer_text(asked, str)
 
 
 class CommandLine(unittest.TestCase):

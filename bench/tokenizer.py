@@ -1,0 +1,33 @@
+"""What docs/benchmarks/tokenizer.md says: `outrider bench tokenizer`, how fast text becomes ids."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from page import ROOT
+
+LEAST_MB_PER_S = 2  # the goal, on any text
+TEXTS = ('docs/ARCHITECTURE.md', 'csrc/engine/engine.cc')
+CORPUS = 'tokenizer_corpus.bin'  # of the build's target testdata
+
+
+def tokenizer_text(arguments, draw):
+    """draw: of {input: MB/s}, Markdown that shows them."""
+    corpus = Path(arguments.program).resolve().parents[1] / CORPUS
+    if not corpus.is_file():
+        sys.exit(f'reproduce: {corpus}: no corpus there; expected what `cmake --build build/cpu '
+                 '--target testdata` makes')
+    texts = [word for text in TEXTS for word in ('--text', text)]
+    done = subprocess.run(
+        [Path(arguments.program).resolve(), 'bench', 'tokenizer', '--model',
+         arguments.model.resolve(), '--at-least', str(LEAST_MB_PER_S), *texts, '--corpus', corpus],
+        cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f'reproduce: bench tokenizer: {done.stderr.strip()}')
+    rates = {}
+    for line in done.stdout.splitlines()[2:]:
+        name, *_, rate = line.strip('| ').split(' | ')
+        rates[name] = float(rate)
+    command = ' '.join(['build/cpu/bin/outrider bench tokenizer --model DIR --at-least',
+                        str(LEAST_MB_PER_S), *texts, '--corpus', f'build/cpu/{CORPUS}'])
+    return f'```\n{command}\n```\n\n{draw(rates)}{done.stdout}'
