@@ -36,8 +36,10 @@ class Client:
         self.num_polls += 1
 
     def poll_until(self, end):
-        while not end.wait(1 / POLLS_PER_S):
+        due = time.perf_counter()
+        while not end.wait(max(0, due - time.perf_counter())):
             self.poll()
+            due += 1 / POLLS_PER_S
 
 
 def main():

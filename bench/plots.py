@@ -60,7 +60,7 @@ def tails(name, quantity, series):
     for style, (label, values) in zip(('-', '--', ':'), series.items()):
         ascending = sorted(values)
         above = [(len(values) - place) / len(values) for place in range(len(values))]
-        axis.step(ascending, above, style, where='post', label=label)
+        axis.step(ascending, above, style, where='pre', label=label)
     axis.set(xscale='log', yscale='log', xlabel=quantity, ylabel='share that is as long or longer')
     legend(figure, axis)
     return save(figure, name, f'Share of {quantity} that are as long or longer')

@@ -74,6 +74,8 @@ def prefill(bench):
         for error in errors:
             if error.code() != grpc.StatusCode.CANCELLED:
                 raise error
+        if not times or times[-1] < end:
+            sys.exit('reproduce: the stream ended before the prompt was computed')
         of_round = gaps_ms(times, 0, begin) + gaps_ms(times, end), gaps_ms(times, begin, end)
         if not all(of_round):
             sys.exit('reproduce: expected chunks of the stream alone and beside the prompt, found '
@@ -92,7 +94,7 @@ def prefill(bench):
             'its median when alone, which is before the prompt and behind it, since its own '
             'context grows too.\n\n'
             + bench.tails('prefill', 'ms between chunks', {'alone': alone, name: beside})
-            + table(['', 'chunks', 'median', 'P90', 'P99', 'most'],
+            + table(['', 'gaps', 'median', 'P90', 'P99', 'most'],
                     [gaps_row('alone', alone, median), gaps_row(name, beside, median)])
             + f'\n- By round, of that round’s median alone: the median {p50}, P90 {p90}, '
             f'P99 {p99}.\n'
@@ -144,9 +146,9 @@ def clients(bench):
             if not busy:
                 alone.add(bench)
                 continue
-            with Busy(bench.server.address) as clients:
+            with Busy(bench.server.address) as polling:
                 beside.add(bench)
-            calls.append(clients.calls_per_s)
+            calls.append(polling.calls_per_s)
     median = percentile(sorted(alone.gaps), 0.5)
     name = f'beside {BUSY_CLIENTS} clients'
     longer, low, high = time_ratio(beside.step_ms, alone.step_ms)
@@ -156,6 +158,7 @@ def clients(bench):
     return (f'{bench.rounds} rounds. Milliseconds between the chunks of a stream; in brackets: of '
             'its median when alone.\n\n'
             + bench.tails('clients', 'ms between chunks', {'alone': alone.gaps, name: beside.gaps})
-            + table(['', 'chunks', 'median', 'P90', 'P99', 'most', 'a step, ms'], rows)
+            + table(['', 'gaps', 'median', 'P90', 'P99', 'most', 'a step, ms'], rows)
             + f'\n- {statistics.mean(calls):.0f} calls a second were answered. A step took '
-            f'{longer:.3f} times ({low:.3f} to {high:.3f}) as long beside them.\n')
+            f'{longer:.3f} times ({low:.3f} to {high:.3f}; 95 %, bootstrapped over rounds) as long '
+            'beside them.\n')

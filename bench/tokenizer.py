@@ -6,7 +6,6 @@ from pathlib import Path
 
 from page import ROOT
 
-LEAST_MB_PER_S = 2  # the goal, on any text
 TEXTS = ('docs/ARCHITECTURE.md', 'csrc/engine/engine.cc')
 CORPUS = 'tokenizer_corpus.bin'  # of the build's target testdata
 
@@ -20,7 +19,7 @@ def tokenizer_text(arguments, draw):
     texts = [word for text in TEXTS for word in ('--text', text)]
     done = subprocess.run(
         [Path(arguments.program).resolve(), 'bench', 'tokenizer', '--model',
-         arguments.model.resolve(), '--at-least', str(LEAST_MB_PER_S), *texts, '--corpus', corpus],
+         arguments.model.resolve(), *texts, '--corpus', corpus],
         cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f'reproduce: bench tokenizer: {done.stderr.strip()}')
@@ -28,6 +27,6 @@ def tokenizer_text(arguments, draw):
     for line in done.stdout.splitlines()[2:]:
         name, *_, rate = line.strip('| ').split(' | ')
         rates[name] = float(rate)
-    command = ' '.join(['build/cpu/bin/outrider bench tokenizer --model DIR --at-least',
-                        str(LEAST_MB_PER_S), *texts, '--corpus', f'build/cpu/{CORPUS}'])
+    command = ' '.join(['build/cpu/bin/outrider bench tokenizer --model DIR', *texts, '--corpus',
+                        f'build/cpu/{CORPUS}'])
     return f'```\n{command}\n```\n\n{draw(rates)}{done.stdout}'

@@ -85,6 +85,7 @@ class Launcher {
             absl::StrJoin(left, ", ")));
         return kExitFailed;
       }
+      take_signals();
       // mpirun may have been killed for being slow to end; what the job said comes first.
       if (!job_->failure().empty()) status = kExitFailed;
       if (scratch_) scratch_->clear();
@@ -134,12 +135,16 @@ class Launcher {
       wait_for_events(deadline);
       const int requests_before = num_requests_;
       take_signals();
-      const bool had_ended = job_->ended();
+      const bool had_ended = job_->ended(), had_failed = !job_->failure().empty();
       listen();
       if (num_requests_ > requests_before) deadline = std::min(deadline, pass_on_request());
       if (job_->ended() && !had_ended) {
         const bool in_order = job_->finished() || num_requests_ > 0;
         deadline = Clock::now() + (in_order ? kStopTimeout : kTeardownTimeout);
+      }
+      // It ends itself then, unless something holds it.
+      if (!job_->failure().empty() && !had_failed) {
+        deadline = std::min(deadline, Clock::now() + kStopTimeout);
       }
       if (Clock::now() >= deadline) {
         kill(mpirun_, SIGKILL);

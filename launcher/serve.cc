@@ -336,11 +336,10 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   }
   JobControl control = open_control(world);
   const bool gpu = device.choice.gpu.has_value();
-  const Process process = {
-      options,  *device.backend,
-      signals,  gpu,
-      launcher, [&] {
-                             return make_device_communicator(gpu, options.device, world, control); }};
+  const auto make_communicator = [&] {
+    return make_device_communicator(gpu, options.device, world, control);
+  };
+  const Process process = {options, *device.backend, signals, gpu, launcher, make_communicator};
   if (world.rank() > 0) {
     follow(process, world.rank(), *control.client);
   } else {

@@ -96,19 +96,32 @@ make_python_environment() {
   ) 9>"$directory.lock" || die "could not install ${REQUIREMENTS[*]} (PyPI must be reachable)"
 }
 
-# Makes a CUDA toolkit with NCCL of PyPI's parts where cmake/cuda.cmake would find none, or one before CUDA 13 that no
-# variable names, and exports CUDA_HOME.
+# Whether the toolkit that cmake/cuda.cmake finds is one of CUDA 13 with an NCCL that will do.
+has_cuda() {
+  local nvcc release header version
+  for nvcc in "${CUDACXX-}" "${CUDA_HOME-}/bin/nvcc" "${CUDA_PATH-}/bin/nvcc" \
+    "$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc)"; do
+    if [ -x "$nvcc" ]; then break; fi
+  done
+  release=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p') || return 1
+  ((${release:-0} >= 13)) || return 1
+  for header in "$(dirname "$(dirname "$(realpath "$nvcc")")")/include/nccl.h" /usr/{local/,}include/nccl.h; do
+    if [ -e "$header" ]; then break; fi
+  done
+  version=$(sed -n 's/^#define NCCL_VERSION_CODE \([0-9]*\)$/\1/p' "$header" 2>/dev/null) || return 1
+  ((${version:-0} >= 22800))
+}
+
+# Makes a CUDA toolkit with NCCL of PyPI's parts where there is none that will do, and exports CUDA_HOME.
 find_cuda() {
-  local pins=tools/requirements-cuda.txt directory root library release
-  if [ -n "${CUDA_HOME-}${CUDA_PATH-}${CUDACXX-}" ]; then return 0; fi
-  release=$(PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p') || true
-  if ((${release:-0} >= 13)); then return 0; fi
+  local pins=tools/requirements-cuda.txt directory root library
+  if has_cuda; then return 0; fi
   directory=$OUTRIDER_CACHE/cuda-$(sha256sum "$pins" | cut -c 1-12)
   root=$directory/nvidia/cu13
   (
     flock 9
     [ ! -e "$directory/complete" ] || exit 0
-    say "there is no nvcc of CUDA 13 here: fetching the parts of CUDA in $pins"
+    say "there is no CUDA 13 with NCCL 2.28 here: fetching the parts of CUDA in $pins"
     rm -rf "$directory"
     # As in a toolkit: lib64, libraries without their version, and NCCL among them.
     quietly "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps --target "$directory" \
@@ -121,7 +134,8 @@ find_cuda() {
     done
     [ -e "$root/include/nccl.h" ] && [ -e "$root/lib/libnccl.so" ] && [ -e "$root/lib/libcublasLt.so" ] &&
       quietly "$root/bin/nvcc" --version && touch "$directory/complete"
-  ) 9>"$directory.lock" || die "there is no nvcc of CUDA 13 here, and $pins could not be installed (PyPI must be reachable)"
+  ) 9>"$directory.lock" || die "there is no CUDA 13 with NCCL 2.28 here, and $pins could not be installed (PyPI must be reachable)"
+  unset CUDACXX CUDA_PATH
   export CUDA_HOME=$root
 }
 

@@ -173,7 +173,7 @@ class Streams(unittest.TestCase):
                                      ALONE_S=0.2, PROMPT_TOKENS=100)
         self.assertEqual(list(rows), ['alone', 'beside 100 tokens'])
         for chunks, *gaps in rows.values():
-            self.assertGreater(int(chunks), 2)
+            self.assertGreaterEqual(int(chunks), 2)
             values = [float(re.fullmatch(r'([0-9.]+) \([0-9.]+\)', gap)[1]) for gap in gaps]
             self.assertEqual(values, sorted(values))
         self.assertRegex(text, r'\n- By round, .*: the median [0-9.]+ to [0-9.]+, P90 .*\n'
@@ -188,7 +188,7 @@ class Streams(unittest.TestCase):
         self.assertEqual(len(chunks), 1, rows)
         self.assertIn(chunks.pop(), range(64, 127))
         self.assertRegex(text, r'\n- \d+ calls a second were answered\. A step took [0-9.]+ times '
-                               r'\([0-9.]+ to [0-9.]+\) as long beside them\.\n$')
+                               r'\([0-9.]+ to [0-9.]+; 95 %, .*\) as long beside them\.\n$')
 
     def test_clients_that_fail_are_no_result(self):
         with self.assertRaisesRegex(SystemExit, '^reproduce: a busy client failed'):

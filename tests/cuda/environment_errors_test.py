@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,48 @@ class Refused(unittest.TestCase):
         header = re.sub(rb'"BF16"', b'"F16" ', data[8:8 + length])
         shard.write_bytes(data[:8] + header + data[8 + length:])
         self.refused(r'model\.safetensors: tensor .* has dtype F16; expected BF16', model=model)
+
+
+class Restarted(unittest.TestCase):
+    def test_what_served_on_gpus_waits_for_them(self):
+        with tempfile.NamedTemporaryFile('w') as gpus:
+            def shown(count):
+                gpus.seek(0)
+                gpus.write(str(count))
+                gpus.flush()
+
+            shown(2)
+            process = subprocess.Popen(
+                ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'launch', '--ranks', '2', '--', 'serve',
+                 '--model', CHECKPOINT, '--port', '0', '--prefill-beside', '16', '--lookahead',
+                 'fixed:4'],
+                stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                env=os.environ | {'OUTRIDER_EMU_DEVICES': f'@{gpus.name}'})
+            self.addCleanup(process.stderr.close)
+            self.addCleanup(process.kill)
+
+            def read_until(pattern):
+                said = ''
+                for line in process.stderr:
+                    said += line
+                    if re.search(pattern, line):
+                        return said
+                self.fail(f'the end came before {pattern!r}: {said}')
+
+            def children(pid):
+                return Path(f'/proc/{pid}/task/{pid}/children').read_text().split()
+
+            read_until('listening on')
+            shown(1)
+            mpirun, = children(process.pid)
+            os.kill(int(children(mpirun)[-1]), signal.SIGKILL)
+            said = read_until('shown 1 GPU.*expected GPUs as before')
+            self.assertNotIn('listening on', said)
+            shown(2)
+            read_until('listening on')
+            process.send_signal(signal.SIGTERM)
+            process.stderr.read()
+            self.assertEqual(process.wait(LIMIT_S), 0)
 
 
 if __name__ == '__main__':

@@ -54,14 +54,14 @@ class CommandLine(Refusals, unittest.TestCase):
         for k, best in (('4', 'best K of 0 to 15: 15,'), ('4,20', 'best K of 0 to 20: 20,')):
             self.assertIn(best, outrider('theory', '--alpha', '0.8', '--k', k).stdout)
 
+    def test_a_prompt_that_is_not_quoted(self):
+        for command in (['generate'], ['run', '--model', CHECKPOINT]):
+            self.refuses([*command, 'Why', 'is', 'it'], 'is behind the prompt; quote a prompt')
+
     def test_wrong_flags_name_the_nearest(self):
         self.refuses(['generate', '--tempreature', '1', 'x'], '--tempreature', '--temperature')
         self.refuses(['generate', '--max_tokens', '1', 'x'], '--max-tokens')
         self.refuses(['serve', '--modle', 'x'], '--model')
-
-    def test_a_prompt_that_is_not_quoted(self):
-        for command in (['generate'], ['run', '--model', CHECKPOINT]):
-            self.refuses([*command, 'Why', 'is', 'it'], 'is behind the prompt; quote a prompt')
         self.refuses(['genrate', 'x'], 'genrate', 'generate')
         self.refuses([], 'subcommand')
         self.refuses(['generate', '--zzzzzzzz', 'x'], '--zzzzzzzz')

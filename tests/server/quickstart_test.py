@@ -52,11 +52,11 @@ class Tree:
         self.stub('sha256sum', f'cat >/dev/null; echo "{PINS}  -"')
         for name in ('apt-get', 'sudo', 'cmake', 'ninja'):
             self.stub(name, '')
-        self.stub('nvidia-smi', 'echo "NVIDIA-SMI has failed"; exit 9')  # whatever GPUs are here
+        self.stub('nvidia-smi', '')  # lists none, whatever GPUs are here
         self.has_packages(packages())
         self.environment = dict(os.environ, OUTRIDER_CACHE=str(self.cache),
                                 PATH=f'{self.stubs}:{os.environ["PATH"]}')
-        for name in ('CUDA_HOME', 'CUDA_PATH', 'CUDACXX'):
+        for name in ('CUDA_HOME', 'CUDA_PATH', 'CUDACXX', 'CUDA_VISIBLE_DEVICES'):
             self.environment.pop(name, None)
 
     def has_built(self, preset, program):
@@ -247,15 +247,25 @@ class OnGpus(QuickstartTest):
         super().setUp()
         self.tree.serve_model('model')
         # A server that ends at once: what it was asked for is known by then.
-        self.tree.stub('program', 'case $1 in generate) exec sleep 60;; esac; exit 1')
+        self.tree.stub('program', f'echo "$0 $*" >>"{self.tree.calls}"\n'
+                                  'case $1 in generate) exec sleep 60;; esac; exit 1')
         shutil.rmtree(self.tree.root / 'build')
         for preset in ('cpu', 'cuda', 'cuda-all'):
             self.tree.has_built(preset, self.tree.stubs / 'program')
         self.tree.stub('cmake', f'echo "CUDA_HOME=$CUDA_HOME" >>"{self.tree.calls}"')
-        self.has_nvcc(13)
+        self.has_cuda(13, 22809)
 
-    def has_nvcc(self, release):
+    def has_cuda(self, release, nccl):
+        """A toolkit that a variable names; nccl: its version, or none where it has none."""
         self.tree.stub('nvcc', f'echo "Cuda compilation tools, release {release}.0, V{release}.0"')
+        toolkit = self.tree.stubs.parent / 'toolkit'
+        shutil.rmtree(toolkit, ignore_errors=True)
+        for name in ('bin', 'include'):
+            (toolkit / name).mkdir(parents=True)
+        shutil.copy(self.tree.stubs / 'nvcc', toolkit / 'bin' / 'nvcc')
+        if nccl:
+            (toolkit / 'include' / 'nccl.h').write_text(f'#define NCCL_VERSION_CODE {nccl}\n')
+        self.toolkit = self.tree.environment['CUDA_HOME'] = str(toolkit)
 
     def run_with(self, gpus, *arguments):
         """What is built, for how many ranks, what is said of it, and with which toolkit."""
@@ -264,10 +274,13 @@ class OnGpus(QuickstartTest):
         _, log = self.start(*arguments).communicate(timeout=LIMIT_S)
         self.assertIn('the server has ended with status 1', log)
         build, = self.tree.called('cmake')
-        launch, = (line for line in self.tree.called('program') if ' launch ' in line)
+        launch, = (line for line in self.tree.calls.read_text().splitlines()
+                   if ' launch ' in line and line.startswith('build/'))
         home, = (line for line in self.tree.calls.read_text().splitlines()
                  if line.startswith('CUDA_HOME='))
         preset = re.search(r'--preset (\S+)', build)[1]
+        self.assertEqual(launch.split()[0], f'build/{preset}/bin/outrider')
+        self.assertIn(f' --device {"auto" if preset == "cpu" else "cuda"} ', launch)
         said = [line for line in log.splitlines() if 'on the CPU' in line]
         return preset, int(re.search(r'--ranks (\d+)', launch)[1]), said, home[len('CUDA_HOME='):]
 
@@ -278,7 +291,10 @@ class OnGpus(QuickstartTest):
                 ([hopper] * 8, ['--ranks', '8'], 'cuda', 8), ([ampere], [], 'cuda-all', 1),
                 ([hopper, ampere], [], 'cuda-all', 2)):
             with self.subTest(gpus=gpus):
-                self.assertEqual(self.run_with(gpus, *arguments), (preset, ranks, [], ''))
+                self.assertEqual(self.run_with(gpus, *arguments),
+                                 (preset, ranks, [], self.toolkit))
+        self.tree.environment['CUDA_VISIBLE_DEVICES'] = '3'
+        self.assertEqual(self.run_with([hopper] * 8)[:2], ('cuda', 1))
 
     def test_that_are_too_few_or_too_old(self):
         hopper, turing, behind = '9.0, 580.65.06', '7.5, 580.65.06', '9.0, 575.57.08'
@@ -291,7 +307,12 @@ class OnGpus(QuickstartTest):
                  f'a GPU has the compute capability and driver {behind}{expected}')):
             with self.subTest(gpus=gpus):
                 self.assertEqual(self.run_with(gpus, *arguments),
-                                 ('cpu', ranks, [f'outrider: on the CPU: {reason}'], ''))
+                                 ('cpu', ranks, [f'outrider: on the CPU: {reason}'],
+                                  self.toolkit))
+        self.tree.stub('nvidia-smi', 'echo "No devices were found"; exit 6')
+        _, log = self.start().communicate(timeout=LIMIT_S)
+        self.assertIn('outrider: on the CPU: nvidia-smi has failed: No devices were found\n', log)
+        self.assertIn('starting a server of 2 ranks', log)
 
     def test_without_a_toolkit_that_will_do(self):
         """Its parts are PyPI's then; here they have been fetched before."""
@@ -299,8 +320,12 @@ class OnGpus(QuickstartTest):
         toolkit.mkdir()
         (toolkit / 'complete').touch()
         (self.tree.root / 'tools' / 'requirements-cuda.txt').touch()
-        self.has_nvcc(12)
-        self.assertEqual(self.run_with(['9.0, 580.65.06'])[3], f'{toolkit}/nvidia/cu13')
+        # One in the system's own folders would do.
+        system = any(Path(root, 'include', 'nccl.h').exists() for root in ('/usr', '/usr/local'))
+        for release, nccl in ((12, 22809), (13, 21805), *([] if system else [(13, None)])):
+            with self.subTest(release=release, nccl=nccl):
+                self.has_cuda(release, nccl)
+                self.assertEqual(self.run_with(['9.0, 580.65.06'])[3], f'{toolkit}/nvidia/cu13')
 
 
 class CannotInstall(QuickstartTest):

@@ -53,8 +53,13 @@ class NcclCommunicator final : public Communicator {
     CHECK(id.size() == sizeof unique_id.internal);
     std::memcpy(unique_id.internal, id.data(), id.size());
     check_nccl(ncclCommInitRank(&comm_, size, unique_id, rank), "ncclCommInitRank");
+    // Freed behind the abort: it would wait for what is under way.
+    const size_t bytes = 2 * size * sizeof(float);
+    void* data = nullptr;
+    check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
+    const Buffer memory(data, bytes, [](void* what, size_t) { cudaFree(what); });
     try {
-      try_out();
+      try_out(static_cast<float*>(data));
     } catch (...) {
       ncclCommAbort(comm_);
       throw;
@@ -140,13 +145,8 @@ class NcclCommunicator final : public Communicator {
   // One of each kind that is used. Links that lose what is sent may show at the first that uses
   // them: here, where the ranks are waited for as long as joining takes, and not as long as
   // loading.
-  void try_out() {
-    const size_t bytes = 2 * size_ * sizeof(float);
-    void* data = nullptr;
-    check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
-    const Buffer memory(data, bytes, [](void* what, size_t) { cudaFree(what); });
-    auto* const mine = static_cast<float*>(data);  // [size]
-    float* const all = mine + size_;               // [size]
+  void try_out(float* mine) {         // [2, size]
+    float* const all = mine + size_;  // [size]
     const cudaStream_t stream = nullptr;
     check_nccl(ncclAllGather(mine, all, 1, ncclFloat32, comm_, stream), "ncclAllGather", comm_);
     check_nccl(ncclBroadcast(all, all, 1, ncclFloat32, 0, comm_, stream), "ncclBroadcast", comm_);
