@@ -99,7 +99,7 @@ make_python_environment() {
 # Whether the toolkit that cmake/cuda.cmake finds is one of CUDA 13 with an NCCL that will do.
 has_cuda() {
   local nvcc release header version
-  for nvcc in "${CUDACXX-}" "${CUDA_HOME-}/bin/nvcc" "${CUDA_PATH-}/bin/nvcc" \
+  for nvcc in "${CUDACXX-}" "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "${CUDA_PATH:+$CUDA_PATH/bin/nvcc}" \
     "$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc)"; do
     if [ -x "$nvcc" ]; then break; fi
   done

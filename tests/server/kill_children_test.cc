@@ -19,7 +19,6 @@ using std::chrono::seconds;
 
 constexpr seconds kLong{60};       // a hang, not a slow machine
 constexpr unsigned kTracerS = 60;  // of its life, whatever becomes of the test
-constexpr int kAttempts = 5000;    // a millisecond each
 
 pid_t child(const std::function<void()>& body) {
   const pid_t pid = fork();
@@ -27,6 +26,16 @@ pid_t child(const std::function<void()>& body) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   body();
   while (true) pause();
+}
+
+void tell(int pipe, pid_t pid) {
+  if (write(pipe, &pid, sizeof pid) != static_cast<ssize_t>(sizeof pid)) _exit(1);
+}
+
+// What the next to tell has told.
+pid_t hear(int pipe) {
+  pid_t pid = -1;
+  return read(pipe, &pid, sizeof pid) == static_cast<ssize_t>(sizeof pid) ? pid : -1;
 }
 
 TEST(KillChildren, RunningAndStoppedOnesEnd) {
@@ -41,26 +50,25 @@ TEST(KillChildren, RunningAndStoppedOnesEnd) {
 // It stays, killed, until who traces it looks at it, as a process does of which a driver does not
 // let go.
 TEST(KillChildren, OneThatCannotEndIsNamed) {
-  const pid_t held = child([] { prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY); });
   int told[2];
   ASSERT_EQ(pipe(told), 0);
+  const pid_t held = child([&] {
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+    tell(told[1], getpid());
+  });
+  ASSERT_EQ(hear(told[0]), held);
   // Not of this process's children: its own parent ends at once.
   const pid_t parent = child([&] {
     const pid_t tracer = fork();
     if (tracer != 0) _exit(0);
     alarm(kTracerS);
-    for (int i = 0; ptrace(PTRACE_SEIZE, held, nullptr, nullptr) != 0; ++i) {
-      if (i == kAttempts) _exit(1);  // it is not allowed
-      usleep(1000);
-    }
-    const pid_t self = getpid();
-    if (write(told[1], &self, sizeof self) != sizeof self) _exit(1);
+    const bool allowed = ptrace(PTRACE_SEIZE, held, nullptr, nullptr) == 0;
+    tell(told[1], allowed ? getpid() : 0);
     while (true) pause();
   });
   waitpid(parent, nullptr, 0);
-  close(told[1]);
-  pid_t tracer = 0;
-  if (read(told[0], &tracer, sizeof tracer) != static_cast<ssize_t>(sizeof tracer)) {
+  const pid_t tracer = hear(told[0]);
+  if (tracer == 0) {
     kill_children(kLong);
     GTEST_SKIP() << "no process may trace another here";
   }
@@ -68,6 +76,7 @@ TEST(KillChildren, OneThatCannotEndIsNamed) {
   kill(tracer, SIGKILL);
   EXPECT_TRUE(kill_children(kLong).empty());
   close(told[0]);
+  close(told[1]);
 }
 
 }  // namespace
