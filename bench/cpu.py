@@ -73,7 +73,7 @@ def spread(reports):
 def cpu_text(arguments, draw):
     """draw: of {isa: target_steps}, Markdown that shows them."""
     best, *_ = names = isas()
-    decode = ['--model', arguments.model, '--repeats']
+    decode = ['--model', arguments.model, '--draft-head', HEAD, '--repeats']
     results = {isa: bench(arguments, isa, 'decode', *decode, str(REPEATS)) for isa in names}
     text = '### The decode step\n\n' + draw(
         {isa: target_steps(result.report) for isa, result in results.items()})

@@ -1,10 +1,10 @@
 #include "spec/table_drafter.h"
 
-#include <cmath>
 #include <string>
 
 #include "core/digest.h"
 #include "core/error.h"
+#include "kernels/math_f64.h"
 #include "model/safetensors.h"
 
 namespace outrider {
@@ -52,7 +52,7 @@ class CountFile {
                                        std::to_string(i) + "; expected at least 1");
       }
       table.tokens.push_back(tokens[i]);
-      table.logits.push_back(std::log(static_cast<float>(counts[i])));
+      table.logits.push_back(static_cast<float>(log_f64(counts[i])));
     }
   }
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 
 #include "core/digest.h"
+#include "kernels/math_f64.h"
 #include "kernels/randomness.h"
 #include "spec/step_marks.h"
 
@@ -399,9 +399,9 @@ LogprobRow Verifier::combine_logprobs(const SummaryMessages& all, int64_t row, i
   double sum = 0;
   for (int r = 0; r < all.ranks; ++r) {
     const ShardSummary& summary = all.of(r).summaries()[row];
-    sum += summary.sum_exp * std::exp(summary.max - max);
+    sum += summary.sum_exp * exp_f64(summary.max - max);
   }
-  result.log_sum_exp = max + std::log(sum);
+  result.log_sum_exp = max + log_f64(sum);
 
   // A merge of the ranks' offers, each best first; ranks own ascending tokens: a tie stays with the
   // smaller.

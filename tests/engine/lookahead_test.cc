@@ -111,7 +111,7 @@ TEST(EngineLookahead, AnExplicitKIsExact) {
     const SpeculationStats& stats = answers[i].completion->speculation;
     // Each step drafts K, but for the last ones, where fewer can be emitted.
     EXPECT_GE(stats.num_draft_tokens, k * (stats.num_decode_steps - k)) << k;
-    EXPECT_EQ(stats.num_draft_tokens == 0, k == 0);
+    EXPECT_LE(stats.num_draft_tokens, k * stats.num_decode_steps) << k;
   }
 }
 
@@ -153,8 +153,9 @@ TEST(EngineLookahead, StepsAreCountedByWhatTheyDrafted) {
   EXPECT_GT(steps[2], 0);
   EXPECT_EQ(std::accumulate(steps.begin() + 3, steps.end(), int64_t{0}), 0);
   EXPECT_LE(std::accumulate(steps.begin(), steps.end(), int64_t{0}), stats.num_decode_steps);
-  EXPECT_GT(stats.speedup.predicted(stats.alpha()), 0);
-  EXPECT_GT(stats.speedup.measured(), 0);
+  // Of what was timed: 1 says that nothing was.
+  EXPECT_NE(stats.speedup.predicted(stats.alpha()), 1);
+  EXPECT_NE(stats.speedup.measured(), 1);
 }
 
 }  // namespace

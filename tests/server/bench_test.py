@@ -146,6 +146,8 @@ class Serve(Bench):
     def check(self, entries, k):
         step = entries[f'serve/step/k:{k}']
         parts = [entries[f'serve/{part}/k:{k}'] for part in self.PARTS]
+        for name, part in zip(self.PARTS, parts):
+            self.assertGreaterEqual(part['real_time'], 0, name)
         # The parts are all of the step, and of its ideal.
         self.assertAlmostEqual(sum(part['real_time'] for part in parts) / step['profile_us'], 1,
                                places=6)
