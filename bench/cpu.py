@@ -12,7 +12,7 @@ import tempfile
 import typing
 from pathlib import Path
 
-from page import HEAD, ROOT, isas, table
+from page import HEAD, ROOT, chosen_isas, isas, table
 
 REPEATS, SHORT_REPEATS = 31, 21
 # As root, where there is nobody else; ranks may be more than cores.
@@ -72,7 +72,7 @@ def spread(reports):
 
 def cpu_text(arguments, draw):
     """draw: of {isa: target_steps}, Markdown that shows them."""
-    best, *_ = names = isas()
+    best, *_ = names = isas() + chosen_isas()
     decode = ['--model', arguments.model, '--draft-head', HEAD, '--repeats']
     results = {isa: bench(arguments, isa, 'decode', *decode, str(REPEATS)) for isa in names}
     text = '### The decode step\n\n' + draw(
@@ -89,6 +89,6 @@ def cpu_text(arguments, draw):
         result = bench(arguments, best, name, *flags)
         text += f'\n### {title}\n\n```\n{result.command}\n```\n\n{result.said}\n'
     # A thread for each rank, which share the work by themselves.
-    result = bench(arguments, best, 'op', '--threads', str(arguments.ranks), '--isas', best,
-                   ranks=1)
+    result = bench(arguments, best, 'op', '--threads', str(arguments.ranks), '--isas',
+                   ','.join([best, *chosen_isas()]), ranks=1)
     return text + f'\n### Operations\n\n```\n{result.command}\n```\n\n{result.said}\n'

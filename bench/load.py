@@ -8,6 +8,7 @@ to it, TPOT on a machine that is always as fast: {tpot_ms: the P99 of each arm, 
 adaptive to plain, low, high), shared: Answers.shared_steps()}.
 """
 
+import collections
 import json
 import math
 import subprocess
@@ -140,18 +141,24 @@ def counted(name, found):
             f'{len(found) - kept - missed}.\n')
 
 
-def virtual_text(arguments):
-    """`outrider bench load` at all rates and numbers of users."""
+def virtual_text(arguments, show):
+    """`outrider bench load` at all rates and numbers of users. show: of {load: {quantity: the P99s'
+    ratio}}, Markdown that shows them."""
     loads = ['--rates', ','.join(f'{rate:g}' for rate in arguments.rates), '--users',
              ','.join(map(str, arguments.users)), '--requests', str(arguments.requests),
              '--rounds', str(arguments.rounds)]
     result = bench(arguments, isas()[0], 'load', '--model', arguments.model, '--draft-head', HEAD,
                    *loads)
-    ratios = {name: [(of['p99_to_plain'], of['p99_to_plain_low'], of['p99_to_plain_high'])
-                     for of in result.report['benchmarks']
-                     if of['name'].endswith(f'/adaptive/{key}')]
-              for key, name in (('ttft', 'TTFT'), ('tpot', 'TPOT'), ('e2e', 'End to end'))}
-    return (f'```\n{result.command}\n```\n\n{result.said}\n\n'
+    names = {'ttft': 'TTFT', 'tpot': 'TPOT', 'e2e': 'End to end'}
+    ratios = {name: [] for name in names.values()}
+    by_load = collections.defaultdict(dict)
+    for of in result.report['benchmarks']:
+        _, at, arm, key = of['name'].split('/')
+        if arm == 'adaptive':
+            ratios[names[key]].append((of['p99_to_plain'], of['p99_to_plain_low'],
+                                       of['p99_to_plain_high']))
+            by_load[at][names[key]] = of['p99_to_plain']
+    return (f'```\n{result.command}\n```\n\n{show(by_load)}{result.said}\n\n'
             + ''.join(map(counted, ratios, ratios.values())))
 
 

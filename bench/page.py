@@ -14,6 +14,7 @@ HEAD = ROOT / 'models' / 'SmolLM2-135M-Instruct-head'
 # Of /proc/cpuinfo's flags, best first, those that kernels are written for, and their names there.
 # Without any of them there is what C++ itself gives.
 SCALAR = 'scalar'
+AMX = 'amx_bf16'  # the flag, and the name of what has to be chosen
 ISAS = {'avx512_bf16': 'avx512_bf16', 'avx512f': 'avx512', 'avx2': 'avx2'}
 
 
@@ -47,6 +48,11 @@ def cpuinfo(field):
 def isas():
     flags = cpuinfo('flags').split()
     return [name for flag, name in ISAS.items() if flag in flags] or [SCALAR]
+
+
+def chosen_isas():
+    """Those that nobody gets who does not ask for them."""
+    return [AMX] if AMX in cpuinfo('flags').split() else []
 
 
 def machine():

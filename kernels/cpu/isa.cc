@@ -3,6 +3,8 @@
 #include <immintrin.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -16,7 +18,7 @@
 namespace outrider::cpu {
 namespace {
 
-constexpr Isa kIsas[] = {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_bf16};
+constexpr Isa kIsas[] = {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx_bf16};
 
 sigjmp_buf illegal_instruction;
 
@@ -87,6 +89,12 @@ bool try_avx512_bf16() {
   return works;
 }
 
+// Linux gives a process the registers of tiles when it asks, for its threads from then on.
+bool ask_for_tiles() {
+  constexpr int kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+}
+
 // What CPUID says.
 bool reported(Isa isa) {
   switch (isa) {
@@ -100,6 +108,9 @@ bool reported(Isa isa) {
              __builtin_cpu_supports("avx512dq");
     case Isa::avx512_bf16:
       return reported(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
+    case Isa::amx_bf16:
+      return reported(Isa::avx512_bf16) && __builtin_cpu_supports("amx-tile") &&
+             __builtin_cpu_supports("amx-bf16");
   }
   return false;
 }
@@ -125,14 +136,18 @@ std::string_view isa_name(Isa isa) {
       return "avx512";
     case Isa::avx512_bf16:
       return "avx512_bf16";
+    case Isa::amx_bf16:
+      return "amx_bf16";
   }
   return "unknown";
 }
 
 bool isa_available(Isa isa) {
-  if (isa != Isa::avx512_bf16) return reported(isa);
+  if (isa < Isa::avx512_bf16) return reported(isa);
   static const bool works = reported(Isa::avx512) && try_avx512_bf16();
-  return works;
+  if (isa == Isa::avx512_bf16) return works;
+  static const bool may_use_tiles = works && reported(isa) && ask_for_tiles();
+  return may_use_tiles;
 }
 
 std::vector<Isa> available_isas() {
@@ -155,7 +170,7 @@ Isa select_isa() {
   }
   Isa best = Isa::scalar;
   for (Isa isa : kIsas) {
-    if (reported(isa) && isa_available(isa)) best = isa;
+    if (isa <= Isa::avx512_bf16 && reported(isa) && isa_available(isa)) best = isa;
   }
   return best;
 }

@@ -1,4 +1,5 @@
-// Which instruction set the kernels run on. Every choice gives the same bits.
+// Which instruction set the kernels run on. All give the same bits, but amx_bf16, whose products
+// are summed in another order (linear.h); with it, too, a row's bits are its own.
 #pragma once
 
 #include <string>
@@ -7,7 +8,7 @@
 
 namespace outrider::cpu {
 
-enum class Isa { scalar, avx2, avx512, avx512_bf16 };
+enum class Isa { scalar, avx2, avx512, avx512_bf16, amx_bf16 };
 
 std::string_view isa_name(Isa isa);
 
@@ -19,8 +20,8 @@ bool isa_available(Isa isa);
 // The available ones, the simplest first.
 std::vector<Isa> available_isas();
 
-// The best one that the processor reports; OUTRIDER_CPU_ISA=NAME chooses another. Throws Error
-// where the name is unknown or this machine cannot execute it.
+// The best of those with the same bits that the processor reports; OUTRIDER_CPU_ISA=NAME chooses
+// another. Throws Error where the name is unknown or this machine cannot execute it.
 Isa select_isa();
 
 }  // namespace outrider::cpu

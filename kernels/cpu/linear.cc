@@ -49,6 +49,8 @@ const TileKernels& kernels_for(Isa isa, int64_t rows) {
       return prefers_dot_pairs(rows) ? dot_pairs_kernels() : kTileAvx512;
     case Isa::avx512:
       return kTileAvx512;
+    case Isa::amx_bf16:
+      return kTileAmxBf16;
   }
   return kTileScalar;
 }
@@ -125,10 +127,13 @@ void linear(const bf16* x, const void* packed, const float* bias, float* y, int6
     const int64_t block_rows = rows * (b + 1) / num_row_blocks - first;
     const int64_t stride = block_rows <= kFewRows ? kFewRowsStride : kManyRowsStride;
     const size_t row_bytes = stride * (kernels.x_is_f32 ? sizeof(float) : sizeof(bf16));
-    const int64_t num_blocks = divide_up(num_pairs, stride / 2);
+    // A block begins with a tile of AMX, whose sums depend on where tiles begin.
+    const int64_t num_tiles = divide_up(num_pairs, kTilePairs);
+    const int64_t num_blocks = divide_up(num_tiles, stride / 2 / kTilePairs);
     for (int64_t c = 0; c < num_blocks; ++c) {
-      const int64_t begin = num_pairs * c / num_blocks;
-      const int64_t end = num_pairs * (c + 1) / num_blocks;
+      const int64_t begin = num_tiles * c / num_blocks * kTilePairs;
+      const int64_t padded_end = num_tiles * (c + 1) / num_blocks * kTilePairs;
+      const int64_t end = std::min(padded_end, num_pairs);
       LinearTile block;
       block.x = block_x.data;
       block.w = static_cast<const std::byte*>(packed) + begin * kPairBytes;
@@ -140,7 +145,7 @@ void linear(const bf16* x, const void* packed, const float* bias, float* y, int6
       block.num_outputs = n;
       block.resume = c > 0;
       for (int64_t r = 0; r < block_rows; ++r) {
-        lay_out(x + (first + r) * k, 2 * begin, 2 * end, k, kernels.x_is_f32,
+        lay_out(x + (first + r) * k, 2 * begin, 2 * padded_end, k, kernels.x_is_f32,
                 reinterpret_cast<std::byte*>(block_x.data) + r * row_bytes);
       }
       run_tiles(kernels, block, block_rows);

@@ -3,9 +3,11 @@
 // Layout: panels of 16 output rows; inside a panel, for each pair (2j, 2j+1) along k, 16 outputs x
 // 2 bf16 = 64 bytes. Odd k and n are padded with zeros. Order: y[r, o] is one fp32 chain over j =
 // 0, 1, …: acc = fma(x[2j+1], w[2j+1], acc), then acc = fma(x[2j], w[2j], acc), denormals flushed:
-// what vdpbf16ps computes; the bias is added last. It does not depend on the number of rows. Bound:
-// n * k * 2 bytes of weights, read from memory once for up to 64 rows, and for up to 16 in one
-// pass; from some 10 rows a core on (AVX2: 4), the 2 * rows * n * k operations. Twin:
+// what vdpbf16ps computes; the bias is added last. It does not depend on the number of rows. Nor
+// does that of `amx_bf16`, which is another, that of tdpbf16ps: the pairs 16t … 16t+15 of each t
+// make two chains from 0, even = fma(x[2j], w[2j], even) and odd likewise, and acc = acc + (even +
+// odd). Bound: n * k * 2 bytes of weights, read from memory once for up to 64 rows, and for up to
+// 16 in one pass; from some 10 rows a core on (AVX2: 4), the 2 * rows * n * k operations. Twin:
 // ../cuda/linear.cu.
 #pragma once
 

@@ -9,6 +9,8 @@
 
 namespace outrider::cpu {
 
+constexpr int kMaxRegisterRows = 16;  // whose sums the registers hold
+
 // The valid outputs of a panel, one bit each.
 OUTRIDER_AVX512 __mmask16 panel_mask(const LinearTile& tile, int64_t panel) {
   const int64_t outputs = tile.num_outputs - 16 * panel;

@@ -84,7 +84,7 @@ __attribute__((target("avx512f,avx512bf16"))) void run(const LinearTile& tile) {
 template <typename Fetch, int... kRowsLess1>
 constexpr TileKernels kernels(std::integer_sequence<int, kRowsLess1...>) {
   return {false,
-          kMaxTileRows,
+          kMaxRegisterRows,
           12,
           2,
           {nullptr, run<Fetch, kRowsLess1 + 1, kFewRowsStride>...},
@@ -94,8 +94,8 @@ constexpr TileKernels kernels(std::integer_sequence<int, kRowsLess1...>) {
 }  // namespace
 
 const TileKernels kTileAvx512Bf16 =
-    kernels<FetchNear>(std::make_integer_sequence<int, kMaxTileRows>());
+    kernels<FetchNear>(std::make_integer_sequence<int, kMaxRegisterRows>());
 const TileKernels kTileAvx512Bf16Far =
-    kernels<FetchFar>(std::make_integer_sequence<int, kMaxTileRows>());
+    kernels<FetchFar>(std::make_integer_sequence<int, kMaxRegisterRows>());
 
 }  // namespace outrider::cpu

@@ -10,7 +10,7 @@
 
 namespace outrider::cpu {
 
-constexpr int kMaxTileRows = 16;
+constexpr int kMaxTileRows = 32;
 
 // Elements from row to row of x, a constant, so that one address serves all rows: for up to
 // kFewRows rows with much of k, or for many with less. 16 more than a power of two keep the rows
@@ -19,9 +19,10 @@ constexpr int64_t kFewRows = 16;
 constexpr int64_t kFewRowsStride = 2048 + 16;
 constexpr int64_t kManyRowsStride = 512 + 16;
 constexpr int64_t kPairBytes = 64;  // 16 outputs x 2 bf16: one step of a panel
+constexpr int64_t kTilePairs = 16;  // that AMX takes at once
 
 struct LinearTile {
-  const void* x;        // [rows, the kernel's stride], fp32 or bf16
+  const void* x;        // [rows, the kernel's stride], fp32 or bf16, with zeros up to kTilePairs
   const std::byte* w;   // first pair of the first panel
   int64_t w_stride;     // from panel to panel, in bytes
   int64_t num_panels;   // neighbours
@@ -50,6 +51,7 @@ extern const TileKernels kTileAvx2;
 extern const TileKernels kTileAvx512;
 extern const TileKernels kTileAvx512Bf16;
 extern const TileKernels kTileAvx512Bf16Far;  // fetches farther ahead, as Zen 5 wants it
+extern const TileKernels kTileAmxBf16;
 
 // Where the weights lie that are fetched while a pair is used: one line a step and panel, at
 // start + p * w_stride + j * step for panel p and pair j.

@@ -261,6 +261,27 @@ TEST(Engine, InstructionSetsGiveTheSameAnswer) {
   }
 }
 
+// In the order of sums that AMX has, an answer does not depend on drafts, chunks or company either.
+TEST(Engine, AmxGivesOneAnswer) {
+  if (!cpu::isa_available(cpu::Isa::amx_bf16)) {
+    GTEST_SKIP() << "no test executed amx_bf16: this machine cannot";
+  }
+  std::vector<Request> requests;
+  for (const int k : {0, 1, 4, 8})
+    requests.push_back(greedy_request(33, 4, 60, k, "prompt_lookup"));
+  setenv("OUTRIDER_CPU_ISA", "amx_bf16", 1);
+  for (const int ranks : {1, 2}) {
+    const auto together = run_requests(tiny_options(), ranks, requests);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(together[i].token_ids, together[0].token_ids) << ranks << " ranks, " << i;
+    }
+    EXPECT_GT(together[2].completion->speculation.num_accepted_draft_tokens, 0);
+    EXPECT_EQ(run_requests(tiny_options(), ranks, {requests[0]})[0].token_ids,
+              together[0].token_ids);
+  }
+  unsetenv("OUTRIDER_CPU_ISA");
+}
+
 TEST(Engine, RefusesADraftWithAnotherVocabulary) {
   EngineOptions options = tiny_options();
   options.draft = test_checkpoint("tiny-v64");

@@ -27,13 +27,16 @@ std::string error_of(const char* wanted) {
 TEST_F(IsaTest, TakesAnAvailableOne) {
   EXPECT_TRUE(isa_available(select_isa()));
   EXPECT_EQ(available_isas().front(), Isa::scalar);
+  EXPECT_NE(select_isa(), Isa::amx_bf16);  // whose bits are its own
 }
 
 TEST_F(IsaTest, RefusesAnUnknownOne) {
-  EXPECT_EQ(error_of("avx3"),
-            "OUTRIDER_CPU_ISA is \"avx3\"; expected one of scalar, avx2, avx512, avx512_bf16");
-  EXPECT_EQ(error_of(""),
-            "OUTRIDER_CPU_ISA is \"\"; expected one of scalar, avx2, avx512, avx512_bf16");
+  EXPECT_EQ(
+      error_of("avx3"),
+      "OUTRIDER_CPU_ISA is \"avx3\"; expected one of scalar, avx2, avx512, avx512_bf16, amx_bf16");
+  EXPECT_EQ(
+      error_of(""),
+      "OUTRIDER_CPU_ISA is \"\"; expected one of scalar, avx2, avx512, avx512_bf16, amx_bf16");
 }
 
 class EachIsaTest : public IsaTest, public testing::WithParamInterface<Isa> {};
@@ -52,7 +55,8 @@ TEST_P(EachIsaTest, IsTakenOrRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, EachIsaTest,
-                         testing::Values(Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_bf16),
+                         testing::Values(Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_bf16,
+                                         Isa::amx_bf16),
                          [](const auto& info) { return std::string(isa_name(info.param)); });
 
 TEST_F(IsaTest, LeavesTheSignalHandlerAsItWas) {

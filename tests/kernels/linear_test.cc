@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "bench/op_cases.h"
 #include "kernels/cpu/linear_tile.h"
+#include "kernels/math.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace outrider::cpu {
@@ -26,6 +28,33 @@ class LinearTest : public KernelTest {
     y.pop_back();
     return y;
   }
+  // In the order that linear.h says the instruction set has. w: [n, k].
+  static std::vector<float> expected(const std::vector<bf16>& x, const std::vector<bf16>& w,
+                                     const LinearCase& c, Isa isa) {
+    if (isa != Isa::amx_bf16) return run(x, packed(w, c.n, c.k), nullptr, c, Isa::scalar);
+    std::vector<float> y(c.rows * c.n);
+    for (int64_t i = 0; i < c.rows * c.n; ++i) {
+      y[i] = sum_of_tiles(x.data() + i / c.n * c.k, w.data() + i % c.n * c.k, c.k);
+    }
+    return y;
+  }
+
+  // One of each order: the best that is in all machines' order, and AMX where there is one.
+  static std::set<Isa> one_of_each_order() { return {select_isa(), available_isas().back()}; }
+
+ private:
+  static float sum_of_tiles(const bf16* x, const bf16* w, int64_t k) {
+    float sum = 0;
+    for (int64_t begin = 0; begin < k; begin += 2 * kTilePairs) {
+      float even = 0, odd = 0;
+      for (int64_t i = begin; i < std::min(begin + 2 * kTilePairs, k); ++i) {
+        float& of_tile = i % 2 == 0 ? even : odd;
+        of_tile = fma_f32(to_float(x[i]), to_float(w[i]), of_tile);
+      }
+      sum += even + odd;
+    }
+    return sum;
+  }
 };
 
 // A chain of k fmas errs by at most k roundings of a partial sum, each at most sum |x w|; the bias
@@ -35,8 +64,10 @@ TEST_F(LinearTest, IsCloseToDouble) {
     const auto x = random_bf16(c.rows * c.k);
     const auto w = random_bf16(c.n * c.k);
     const auto bias = random_f32(c.n);
-    const Isa isa = available_isas().back();
-    const auto y = run(x, packed(w, c.n, c.k), bias.data(), c, isa);
+    std::vector<std::vector<float>> found;
+    for (Isa isa : one_of_each_order()) {
+      found.push_back(run(x, packed(w, c.n, c.k), bias.data(), c, isa));
+    }
     for (int64_t r = 0; r < c.rows; ++r) {
       for (int64_t o = 0; o < c.n; o += 1 + c.n / 4096) {
         double exact = bias[o];
@@ -46,20 +77,23 @@ TEST_F(LinearTest, IsCloseToDouble) {
           exact += term;
           norm += std::abs(term);
         }
-        ASSERT_NEAR(y[r * c.n + o], exact, (c.k + 2) * kRoundF32 * norm)
-            << c.rows << " x " << c.n << " x " << c.k << ", row " << r << ", output " << o;
+        for (const auto& y : found) {
+          ASSERT_NEAR(y[r * c.n + o], exact, (c.k + 2) * kRoundF32 * norm)
+              << c.rows << " x " << c.n << " x " << c.k << ", row " << r << ", output " << o;
+        }
       }
     }
   }
 }
 
-TEST_F(LinearTest, EveryIsaGivesTheSameBits) {
+// All but AMX are in one order, so these bits are the same.
+TEST_F(LinearTest, EveryIsaGivesTheBitsOfItsOrder) {
   for (const LinearCase& c : kLinearCases) {
     const auto x = random_bf16(c.rows * c.k);
-    const auto w = packed(random_bf16(c.n * c.k), c.n, c.k);
-    const auto expected = run(x, w, nullptr, c, Isa::scalar);
+    const auto w = random_bf16(c.n * c.k);
+    const auto packed_w = packed(w, c.n, c.k);
     for (Isa isa : available_isas()) {
-      EXPECT_TRUE(same_bits(run(x, w, nullptr, c, isa), expected))
+      EXPECT_TRUE(same_bits(run(x, packed_w, nullptr, c, isa), expected(x, w, c, isa)))
           << isa_name(isa) << ": " << c.rows << " x " << c.n << " x " << c.k;
     }
   }
@@ -77,25 +111,26 @@ TEST_F(LinearTest, ARowDoesNotDependOnTheOthers) {
     for (int64_t r : order) {
       shuffled.insert(shuffled.end(), x.begin() + r * c.k, x.begin() + (r + 1) * c.k);
     }
-    const Isa isa = available_isas().back();
-    const auto y = run(x, w, nullptr, c, isa);
-    const auto y_shuffled = run(shuffled, w, nullptr, c, isa);
-    for (int64_t i = 0; i < c.rows; ++i) {
-      const std::vector<float> expected(y.begin() + order[i] * c.n,
-                                        y.begin() + (order[i] + 1) * c.n);
-      const std::vector<float> moved(y_shuffled.begin() + i * c.n,
-                                     y_shuffled.begin() + (i + 1) * c.n);
-      const std::vector<bf16> row(shuffled.begin() + i * c.k, shuffled.begin() + (i + 1) * c.k);
-      EXPECT_TRUE(same_bits(moved, expected)) << c.rows << " rows, row " << order[i];
-      EXPECT_TRUE(same_bits(run(row, w, nullptr, {1, c.n, c.k}, isa), expected))
-          << c.rows << " rows, row " << order[i] << " alone";
+    for (Isa isa : one_of_each_order()) {
+      SCOPED_TRACE(isa_name(isa));
+      const auto y = run(x, w, nullptr, c, isa);
+      const auto y_shuffled = run(shuffled, w, nullptr, c, isa);
+      for (int64_t i = 0; i < c.rows; ++i) {
+        const std::vector<float> sums(y.begin() + order[i] * c.n, y.begin() + (order[i] + 1) * c.n);
+        const std::vector<float> moved(y_shuffled.begin() + i * c.n,
+                                       y_shuffled.begin() + (i + 1) * c.n);
+        const std::vector<bf16> row(shuffled.begin() + i * c.k, shuffled.begin() + (i + 1) * c.k);
+        EXPECT_TRUE(same_bits(moved, sums)) << c.rows << " rows, row " << order[i];
+        EXPECT_TRUE(same_bits(run(row, w, nullptr, {1, c.n, c.k}, isa), sums))
+            << c.rows << " rows, row " << order[i] << " alone";
+      }
     }
   }
 }
 
-// The instruction that the others reproduce, on any bits: 10^6 sums of three pairs. (So few rows
-// that linear uses it wherever there is one.)
-TEST_F(LinearTest, EveryIsaTreatsAnyBitsAlike) {
+// On any bits: 10^6 sums of three pairs. (So few rows that linear uses vdpbf16ps, which the others
+// reproduce, wherever there is one.)
+TEST_F(LinearTest, AnyBitsAreSummedAsDefined) {
   const LinearCase c = {4, 16, 6};
   for (int round = 0; round < 16000; ++round) {
     // Any exponent at all, or exponents around one that puts the sums near a denormal or infinity.
@@ -110,12 +145,12 @@ TEST_F(LinearTest, EveryIsaTreatsAnyBitsAlike) {
     fill(x, center);
     fill(w, (round % 2 == 0 ? 128u : 380u) - center);
     const auto packed_w = packed(w, c.n, c.k);
-    const auto expected = run(x, packed_w, nullptr, c, Isa::scalar);
     for (Isa isa : available_isas()) {
       const auto y = run(x, packed_w, nullptr, c, isa);
+      const auto sums = expected(x, w, c, isa);
       for (size_t i = 0; i < y.size(); ++i) {
-        ASSERT_TRUE(same_number(y[i], expected[i]))
-            << isa_name(isa) << ": " << std::hexfloat << y[i] << ", expected " << expected[i];
+        ASSERT_TRUE(same_number(y[i], sums[i]))
+            << isa_name(isa) << ": " << std::hexfloat << y[i] << ", expected " << sums[i];
       }
     }
   }
@@ -124,18 +159,20 @@ TEST_F(LinearTest, EveryIsaTreatsAnyBitsAlike) {
 // Every tile that linear can choose, alone and sharing its panels, from zero and resumed.
 TEST_F(LinearTest, EveryTileGivesTheSameBits) {
   const int64_t n = 100, k = 300;
-  const auto w = packed(random_bf16(n * k), n, k);
+  const auto w_rows = random_bf16(n * k);
+  const auto w = packed(w_rows, n, k);
   const auto x = random_bf16(kMaxTileRows * k);
-  const auto expected = run(x, w, nullptr, {kMaxTileRows, n, k}, Isa::scalar);
-  std::vector<float> x_f32(kMaxTileRows * kFewRowsStride);
-  std::vector<bf16> x_bf16(kMaxTileRows * kFewRowsStride);
   std::vector<float> y(kMaxTileRows * n);
-  const auto check = [&](const TileKernels& kernels, bool few, int rows, int64_t count) {
-    for (int64_t begin : {0, 70}) {
-      const int64_t end = begin == 0 ? 70 : 150;
+  const auto check = [&](Isa isa, const TileKernels& kernels, bool few, int rows, int64_t count) {
+    std::vector<float> x_f32(kMaxTileRows * kFewRowsStride);
+    std::vector<bf16> x_bf16(kMaxTileRows * kFewRowsStride);
+    for (int64_t begin : {int64_t{0}, 4 * kTilePairs}) {
+      const int64_t end = begin == 0 ? 4 * kTilePairs : 150;
+      std::ranges::fill(x_f32, 0.0f);
+      std::ranges::fill(x_bf16, bf16{});
       for (int64_t i = 0; i < rows * k; ++i) {
         const int64_t at = i / k * (few ? kFewRowsStride : kManyRowsStride) + i % k - 2 * begin;
-        if (i % k < 2 * begin) continue;
+        if (i % k < 2 * begin || i % k >= 2 * end) continue;
         x_f32[at] = to_float(x[i]);
         x_bf16[at] = x[i];
       }
@@ -153,19 +190,21 @@ TEST_F(LinearTest, EveryTileGivesTheSameBits) {
       tile.count = count;
       (few ? kernels.few_rows : kernels.many_rows)[rows](tile);
     }
-    return std::memcmp(y.data(), expected.data(), rows * n * sizeof(float)) == 0;
+    return same_bits({y.begin(), y.begin() + rows * n}, expected(x, w_rows, {rows, n, k}, isa));
   };
   const std::pair<Isa, const TileKernels*> all[] = {{Isa::scalar, &kTileScalar},
                                                     {Isa::avx2, &kTileAvx2},
                                                     {Isa::avx512, &kTileAvx512},
                                                     {Isa::avx512_bf16, &kTileAvx512Bf16},
-                                                    {Isa::avx512_bf16, &kTileAvx512Bf16Far}};
+                                                    {Isa::avx512_bf16, &kTileAvx512Bf16Far},
+                                                    {Isa::amx_bf16, &kTileAmxBf16}};
   for (const auto& [isa, kernels] : all) {
     if (!isa_available(isa)) continue;
     for (int rows = 1; rows <= kernels->max_rows; ++rows) {
       for (bool few : {false, true}) {
         for (int64_t count : {1, 3}) {
-          EXPECT_TRUE(check(*kernels, few, rows, count))
+          if (few && rows > kFewRows) continue;
+          EXPECT_TRUE(check(isa, *kernels, few, rows, count))
               << isa_name(isa) << ", " << rows << " rows, one of " << count;
         }
       }
