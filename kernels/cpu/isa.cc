@@ -89,7 +89,7 @@ bool try_avx512_bf16() {
   return works;
 }
 
-// Linux gives a process the registers of tiles when it asks, for its threads from then on.
+// Linux gives a process the registers of tiles when it asks, for all its threads.
 bool ask_for_tiles() {
   constexpr int kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
@@ -109,8 +109,7 @@ bool reported(Isa isa) {
     case Isa::avx512_bf16:
       return reported(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
     case Isa::amx_bf16:
-      return reported(Isa::avx512_bf16) && __builtin_cpu_supports("amx-tile") &&
-             __builtin_cpu_supports("amx-bf16");
+      return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
   }
   return false;
 }

@@ -14,7 +14,8 @@ std::string_view isa_name(Isa isa);
 
 // True where this machine executes it, and where vdpbf16ps and vcvtneps2bf16, if they are in it,
 // round as linear.h and lanes.h say: those are tried, since a hypervisor may hide AVX-512 BF16 from
-// CPUID though it works. `scalar` always does.
+// CPUID though it works. `scalar` always does. Asking for amx_bf16 takes the system's permission to
+// use tiles, for the whole process.
 bool isa_available(Isa isa);
 
 // The available ones, the simplest first.

@@ -4,11 +4,11 @@
 // 2 bf16 = 64 bytes. Odd k and n are padded with zeros. Order: y[r, o] is one fp32 chain over j =
 // 0, 1, …: acc = fma(x[2j+1], w[2j+1], acc), then acc = fma(x[2j], w[2j], acc), denormals flushed:
 // what vdpbf16ps computes; the bias is added last. It does not depend on the number of rows. Nor
-// does that of `amx_bf16`, which is another, that of tdpbf16ps: the pairs 16t … 16t+15 of each t
-// make two chains from 0, even = fma(x[2j], w[2j], even) and odd likewise, and acc = acc + (even +
-// odd). Bound: n * k * 2 bytes of weights, read from memory once for up to 64 rows, and for up to
-// 16 in one pass; from some 10 rows a core on (AVX2: 4), the 2 * rows * n * k operations. Twin:
-// ../cuda/linear.cu.
+// does that of `amx_bf16`, which is another, that of tdpbf16ps: the pairs 16t … 16t+15 of each t,
+// the last ones with zeros behind them, make two chains from 0, even = fma(x[2j], w[2j], even) and
+// odd likewise, and acc = acc + (even + odd). Bound: n * k * 2 bytes of weights, read from memory
+// once for up to 64 rows, and for up to 16 in one pass; from some 10 rows a core on (AVX2: 4, AMX:
+// 32), the 2 * rows * n * k operations. Twin: ../cuda/linear.cu.
 #pragma once
 
 #include <cstddef>

@@ -99,10 +99,11 @@ const std::byte* next_pairs(const LinearTile& tile, const std::byte* w, int64_t 
 }
 
 // P panels from `panel` on, for rows of one tile of x or of two.
-template <int P, bool kTwo, int64_t kStride>
-void add_panels(const LinearTile& tile, int64_t panel, int rows, int rows_behind) {
+template <int P, bool kTwo>
+void add_panels(const LinearTile& tile, int64_t x_stride, int64_t panel, int rows,
+                int rows_behind) {
   const auto* x = static_cast<const bf16*>(tile.x);
-  const bf16* x_behind = x + kTileRows * kStride;
+  const bf16* x_behind = x + kTileRows * x_stride;
   const std::byte* w = tile.w + panel * tile.w_stride;
   float* y = tile.y + panel * kTileRows;
   float* y_behind = y + kTileRows * tile.y_stride;
@@ -138,8 +139,8 @@ void add_panels(const LinearTile& tile, int64_t panel, int rows, int rows_behind
         __builtin_prefetch(next + p * tile.w_stride + i * kPairBytes, 0, 2);
       }
     }
-    load<4>(x + 2 * j, kStride * sizeof(bf16));
-    if constexpr (kTwo) load<5>(x_behind + 2 * j, kStride * sizeof(bf16));
+    load<4>(x + 2 * j, x_stride * sizeof(bf16));
+    if constexpr (kTwo) load<5>(x_behind + 2 * j, x_stride * sizeof(bf16));
     load<6>(parts[0], kPairBytes);
     multiply<0, 4, 6>();
     if constexpr (kTwo) multiply<2, 5, 6>();
@@ -157,35 +158,33 @@ void add_panels(const LinearTile& tile, int64_t panel, int rows, int rows_behind
   }
 }
 
-template <bool kTwo, int64_t kStride>
-void add_all_panels(const LinearTile& tile, int rows, int rows_behind) {
-  int64_t panel = 0;
-  for (; panel + 2 <= tile.num_panels; panel += 2) {
-    add_panels<2, kTwo, kStride>(tile, panel, rows, rows_behind);
-  }
-  if (panel < tile.num_panels) add_panels<1, kTwo, kStride>(tile, panel, rows, rows_behind);
-}
-
 template <int R, int64_t kStride>
 void run(const LinearTile& tile) {
-  constexpr int kRows = R < kTileRows ? R : kTileRows;
-  set_shapes(kRows, R - kRows);
-  add_all_panels<(R > kTileRows), kStride>(tile, kRows, R - kRows);
+  constexpr bool kTwo = R > kTileRows;
+  constexpr int kRows = kTwo ? kTileRows : R, kRowsBehind = R - kRows;
+  set_shapes(kRows, kRowsBehind);
+  int64_t panel = 0;
+  for (; panel + 2 <= tile.num_panels; panel += 2) {
+    add_panels<2, kTwo>(tile, kStride, panel, kRows, kRowsBehind);
+  }
+  if (panel < tile.num_panels) add_panels<1, kTwo>(tile, kStride, panel, kRows, kRowsBehind);
   release();
 }
 
-template <int... kRowsLess1>
-constexpr TileKernels kernels(std::integer_sequence<int, kRowsLess1...>) {
+template <int... kFewLess1, int... kManyLess1>
+constexpr TileKernels kernels(std::integer_sequence<int, kFewLess1...>,
+                              std::integer_sequence<int, kManyLess1...>) {
   return {false,
           kMaxTileRows,
           kMaxTileRows,
           4,
-          {nullptr, run<kRowsLess1 + 1, kFewRowsStride>...},
-          {nullptr, run<kRowsLess1 + 1, kManyRowsStride>...}};
+          {nullptr, run<kFewLess1 + 1, kFewRowsStride>...},
+          {nullptr, run<kManyLess1 + 1, kManyRowsStride>...}};
 }
 
 }  // namespace
 
-const TileKernels kTileAmxBf16 = kernels(std::make_integer_sequence<int, kMaxTileRows>());
+const TileKernels kTileAmxBf16 = kernels(std::make_integer_sequence<int, kFewRows>(),
+                                         std::make_integer_sequence<int, kMaxTileRows>());
 
 }  // namespace outrider::cpu

@@ -1,5 +1,5 @@
 // The inner part of linear: a tile of a few rows of x against panels of packed weights. One file of
-// intrinsics an instruction set; all give the same bits.
+// intrinsics an instruction set; all but AMX give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ constexpr int64_t kPairBytes = 64;  // 16 outputs x 2 bf16: one step of a panel
 constexpr int64_t kTilePairs = 16;  // that AMX takes at once
 
 struct LinearTile {
-  const void* x;        // [rows, the kernel's stride], fp32 or bf16, with zeros up to kTilePairs
+  const void* x;        // [rows, the kernel's stride], fp32 or bf16; zeros up to whole kTilePairs
   const std::byte* w;   // first pair of the first panel
   int64_t w_stride;     // from panel to panel, in bytes
   int64_t num_panels;   // neighbours
@@ -42,7 +42,7 @@ struct TileKernels {
   int max_rows;                            // that one tile may have, if it is alone
   int max_shared_rows;                     // that each of several may have
   int group_panels;                        // handed over together where several tiles share them
-  TileKernel few_rows[kMaxTileRows + 1];   // [rows], for x with kFewRowsStride; [0] is empty
+  TileKernel few_rows[kFewRows + 1];       // [rows], for x with kFewRowsStride; [0] is empty
   TileKernel many_rows[kMaxTileRows + 1];  // with kManyRowsStride
 };
 
