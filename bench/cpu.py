@@ -89,6 +89,9 @@ def cpu_text(arguments, draw):
         result = bench(arguments, best, name, *flags)
         text += f'\n### {title}\n\n```\n{result.command}\n```\n\n{result.said}\n'
     # A thread for each rank, which share the work by themselves.
-    result = bench(arguments, best, 'op', '--threads', str(arguments.ranks), '--isas',
-                   ','.join([best, *chosen_isas()]), ranks=1)
-    return text + f'\n### Operations\n\n```\n{result.command}\n```\n\n{result.said}\n'
+    on = ['op', '--threads', str(arguments.ranks), '--isas']
+    text += '\n### Operations\n'
+    for flags in ([best], *([isa, '--only', 'prefill'] for isa in chosen_isas())):
+        result = bench(arguments, best, *on, *flags, ranks=1)
+        text += f'\n```\n{result.command}\n```\n\n{result.said}\n'
+    return text

@@ -19,14 +19,6 @@ static_assert(kFewRows * kFewRowsStride <= kMaxBlockRows * kManyRowsStride);
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A vdpbf16ps takes an Intel core 2 cycles (seen on Emerald Rapids), the two fmas that give the
-// same bits take one: there it is for one row alone, where it saves more by not widening the
-// weights.
-bool prefers_dot_pairs(int64_t rows) {
-  static const bool is_intel = __builtin_cpu_is("intel");
-  return rows == 1 || !is_intel;
-}
-
 // The family of AMD's Zen 5.
 bool is_zen5() {
   unsigned eax, ebx, ecx, edx;
@@ -34,19 +26,24 @@ bool is_zen5() {
   return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 0x1a;
 }
 
-const TileKernels& dot_pairs_kernels() {
-  static const bool far = is_zen5();
-  return far ? kTileAvx512Bf16Far : kTileAvx512Bf16;
+// A vdpbf16ps takes an Intel core 2 cycles (seen on Emerald Rapids), the two fmas that give the
+// same bits take one. One row, too, is multiplied faster by these there, though they have to widen
+// the weights.
+const TileKernels& avx512_bf16_kernels() {
+  static const TileKernels& kernels = __builtin_cpu_is("intel") ? kTileAvx512
+                                      : is_zen5()               ? kTileAvx512Bf16Far
+                                                                : kTileAvx512Bf16;
+  return kernels;
 }
 
-const TileKernels& kernels_for(Isa isa, int64_t rows) {
+const TileKernels& kernels_for(Isa isa) {
   switch (isa) {
     case Isa::scalar:
       break;
     case Isa::avx2:
       return kTileAvx2;
     case Isa::avx512_bf16:
-      return prefers_dot_pairs(rows) ? dot_pairs_kernels() : kTileAvx512;
+      return avx512_bf16_kernels();
     case Isa::avx512:
       return kTileAvx512;
     case Isa::amx_bf16:
@@ -118,7 +115,7 @@ void pack(const bf16* source, int64_t row_stride, int64_t rows, int64_t first_ro
 
 void linear(const bf16* x, const void* packed, const float* bias, float* y, int64_t rows, int64_t n,
             int64_t k, Isa isa) {
-  const TileKernels& kernels = kernels_for(isa, rows);
+  const TileKernels& kernels = kernels_for(isa);
   const int64_t num_pairs = divide_up(k, 2);
   const int64_t num_row_blocks = divide_up(rows, kMaxBlockRows);
   XBlock block_x;

@@ -137,8 +137,8 @@ TEST_F(LinearTest, ARowDoesNotDependOnTheOthers) {
   }
 }
 
-// 10^6 sums of three pairs, and 10^5 of as many behind two tiles of AMX. (So few rows that linear
-// uses vdpbf16ps, which the others reproduce, wherever there is one.)
+// 10^6 sums of three pairs, and 10^5 of as many behind two tiles of AMX. (linear uses
+// vdpbf16ps, which the others reproduce, on AMD's processors.)
 TEST_F(LinearTest, AnyBitsAreSummedAsDefined) {
   for (int round = 0; round < 17600; ++round) {
     const LinearCase c = {4, 16, round % 11 == 10 ? 4 * kTilePairs + 6 : 6};
