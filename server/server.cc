@@ -34,6 +34,8 @@ constexpr int kHandshakeTimeoutMs = 10'000;
 constexpr int kMaxIdleMs = 600'000;
 constexpr int kMaxStreamsPerConnection = 256;
 constexpr int kMaxMetadataBytes = 16 << 10;
+// Of messages that have not come whole, and all else that connections and calls hold in gRPC.
+constexpr size_t kMostUnreadBytes = size_t{512} << 20;
 // What a call that was told to end has to do so, before gRPC cuts it off.
 constexpr std::chrono::milliseconds kLastWords{500};
 
@@ -167,6 +169,13 @@ Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(opti
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
+  // Which is looked at once a message has come whole, and before it is decompressed.
+  grpc::ResourceQuota quota("calls");
+  builder.SetResourceQuota(quota.Resize(kMostUnreadBytes));
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
   builder.SetOption(std::make_unique<Reflection>(options.reflection));
   builder.RegisterService(&impl_->service);
   impl_->server = builder.BuildAndStart();

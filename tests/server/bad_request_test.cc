@@ -315,6 +315,24 @@ TEST(BadRequest, InvalidUtf8IsRefusedBeforeAnyHandler) {
   EXPECT_TRUE(generate(server.port(), greedy("fine", 4)).status.ok());
 }
 
+// It could be of any size once it is decompressed.
+TEST(BadRequest, ACompressedMessageIsRefused) {
+  RunningServer server;
+  const auto stub = v1::GenerationService::NewStub(connect(server.port()));
+  for (const auto algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ClientContext context;
+    set_timeout(context);
+    context.set_compression_algorithm(algorithm);
+    v1::GenerateOnceResponse response;
+    const grpc::Status status =
+        stub->GenerateOnce(&context, greedy(std::string(100'000, 'a'), 1), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << status.error_message();
+    EXPECT_NE(status.error_message().find("ompression algorithm"), std::string::npos)
+        << status.error_message();
+  }
+  EXPECT_TRUE(generate(server.port(), greedy("As it is", 5)).status.ok());
+}
+
 TEST(BadRequest, AMessageBeyondTheLimitIsRefused) {
   ServerOptions options;
   options.max_message_bytes = 1 << 20;

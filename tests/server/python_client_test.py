@@ -7,6 +7,7 @@ PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory; PROTO_ROOT
 
 import importlib
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -99,6 +100,24 @@ class Plain(unittest.TestCase):
                                        min_tokens=4)), 5)
         limits = self.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=LIMIT_S).limits
         self.assertEqual(limits.max_logit_bias, 300)
+
+    def test_a_message_without_end_is_not_kept(self):
+        """Its size is looked at once it is whole: memory is bounded before that."""
+        def peak_mib():
+            status = Path(f'/proc/{self.server.ranks[0]}/status').read_text()
+            return int(re.search(r'VmHWM:\s+(\d+) kB', status)[1]) / 1024
+
+        before = peak_mib()
+        channel = self.enterContext(grpc.insecure_channel(
+            self.server.address, [('grpc.enable_http_proxy', 0),
+                                  ('grpc.max_send_message_length', -1)]))
+        generate = channel.unary_unary('/outrider.v1.GenerationService/GenerateOnce')
+        with self.assertRaises(grpc.RpcError) as raised:
+            generate(bytes(900 << 20), timeout=LIMIT_S)
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+        self.assertLess(peak_mib() - before, 700)
+        self.assertEqual(
+            self.stub.GenerateOnce(request('Next'), timeout=LIMIT_S).complete.completion_tokens, 8)
 
     def test_the_server_names_a_request_without_a_name(self):
         call = self.stub.Generate(request('Hello'), timeout=LIMIT_S)
