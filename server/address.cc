@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "comm/socket.h"
 #include "core/error.h"
 
 namespace outrider {
@@ -32,6 +33,22 @@ std::vector<sockaddr_storage> resolve(const std::string& address, int port) {
   return addresses;
 }
 
+socklen_t size_of(const sockaddr_storage& address) {
+  return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+}
+
+// Returns 0, or the errno of the failure; -1 where this machine has no such family.
+int try_bind(const sockaddr_storage& address, bool listens) {
+  const FileDescriptor fd(socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return -1;
+  const int on = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool free =
+      bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size_of(address)) == 0 &&
+      (!listens || listen(fd.get(), 1) == 0);
+  return free ? 0 : errno;
+}
+
 Error cannot_listen(const std::string& address, int port, int error) {
   return Error("cannot listen on " + host_and_port(address, port) + ": " + std::strerror(error));
 }
@@ -51,6 +68,20 @@ bool is_loopback(const std::string& address) {
   return true;
 }
 
+std::vector<std::string> own_addresses(const std::string& address, int port) {
+  if (address == "0.0.0.0") return {host_and_port("127.0.0.1", port)};
+  if (address == "::") return {host_and_port("::1", port), host_and_port("127.0.0.1", port)};
+  std::vector<std::string> own;
+  for (const sockaddr_storage& socket_address : resolve(address, 0)) {
+    if (try_bind(socket_address, false) != 0) continue;
+    char host[INET6_ADDRSTRLEN];
+    getnameinfo(reinterpret_cast<const sockaddr*>(&socket_address), size_of(socket_address), host,
+                sizeof host, nullptr, 0, NI_NUMERICHOST);
+    own.push_back(host_and_port(host, port));
+  }
+  return own;
+}
+
 std::string host_and_port(const std::string& address, int port) {
   const bool is_ipv6 = address.find(':') != std::string::npos;
   return (is_ipv6 ? "[" + address + "]" : address) + ":" + std::to_string(port);
@@ -59,21 +90,13 @@ std::string host_and_port(const std::string& address, int port) {
 void check_port_is_free(const std::string& address, int port) {
   bool found = false, missing = false;
   for (const sockaddr_storage& socket_address : resolve(address, port)) {
-    const int fd = socket(socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;  // an address family that this machine does not have
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    const socklen_t size =
-        socket_address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-    const bool free = bind(fd, reinterpret_cast<const sockaddr*>(&socket_address), size) == 0 &&
-                      listen(fd, 1) == 0;
-    const int error = errno;
-    close(fd);
-    if (!free && error == EADDRNOTAVAIL) {  // the host may have another of its name's addresses
+    const int error = try_bind(socket_address, true);
+    if (error == -1) continue;
+    if (error == EADDRNOTAVAIL) {  // the host may have another of its name's addresses
       missing = true;
       continue;
     }
-    if (!free) throw cannot_listen(address, port, error);
+    if (error != 0) throw cannot_listen(address, port, error);
     found = true;
   }
   if (missing && !found) throw cannot_listen(address, port, EADDRNOTAVAIL);

@@ -19,19 +19,11 @@ constexpr uint8_t kNoise[] = "outrider looks whether anybody is there\r\n\r\n";
 
 FileDescriptor take_spare() { return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
-// Addresses of this machine's at which what listens on `address` can be reached, all of them or
-// some: there may be no IPv6.
-std::vector<std::string> reachable(const std::string& address, int port) {
-  if (address == "0.0.0.0") return {host_and_port("127.0.0.1", port)};
-  if (address == "::") return {host_and_port("::1", port), host_and_port("127.0.0.1", port)};
-  return {host_and_port(address, port)};
-}
-
 }  // namespace
 
 PortProbe::PortProbe(const std::string& address, int port, std::function<void()> on_dead,
                      ProbeTimes times)
-    : addresses_(reachable(address, port)),
+    : addresses_(own_addresses(address, port)),
       on_dead_(std::move(on_dead)),
       times_(times),
       spare_(take_spare()),
@@ -51,8 +43,10 @@ void PortProbe::run() {
   std::unique_lock lock(mutex_);
   while (!ended_changed_.wait_for(lock, times_.between, [this] { return ended_; })) {
     lock.unlock();
-    const bool answered = std::ranges::any_of(
-        addresses_, [this](const std::string& address) { return is_answered(address); });
+    const bool answered =
+        addresses_.empty() || std::ranges::any_of(addresses_, [this](const std::string& address) {
+          return is_answered(address);
+        });
     unanswered = answered ? 0 : unanswered + 1;
     if (unanswered == kProbes) return on_dead_();
     lock.lock();

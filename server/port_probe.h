@@ -22,7 +22,8 @@ struct ProbeTimes {
 class PortProbe {
  public:
   // Connects to the port now and then. on_dead: told once, by the probe's thread, when kProbes
-  // connections in a row had no answer.
+  // connections in a row had no answer. What `address` stands for is asked now, once: that names
+  // cannot be resolved for a while says nothing of the port.
   PortProbe(const std::string& address, int port, std::function<void()> on_dead,
             ProbeTimes times = {});
   ~PortProbe();

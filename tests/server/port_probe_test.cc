@@ -1,5 +1,6 @@
 #include "server/port_probe.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,8 +9,10 @@
 #include <string>
 #include <thread>
 
+#include "server/address.h"
 #include "server/server_harness.h"
 #include "testing/certificates.h"
+#include "testing/one_line_error.h"
 #include "testing/temporary_directory.h"
 
 namespace outrider {
@@ -38,6 +41,16 @@ TEST(PortProbe, AServerAnswers) {
 TEST(PortProbe, AServerAnswersAtEitherLoopback) {
   RunningServer server;
   expect_alive(server.port(), "::");
+}
+
+// A name is asked for once; what it stands for beside this machine's addresses is not asked.
+TEST(PortProbe, AServerAnswersAtItsName) {
+  RunningServer server;
+  expect_alive(server.port(), "localhost");
+  EXPECT_THAT(own_addresses("localhost", 7), testing::IsSubsetOf({"127.0.0.1:7", "[::1]:7"}));
+  EXPECT_THAT(own_addresses("127.0.0.1", 7), testing::ElementsAre("127.0.0.1:7"));
+  EXPECT_THAT(own_addresses("192.0.2.1", 7), testing::IsEmpty());  // of documentation: nobody's
+  expect_one_line_error({"nowhere.invalid"}, [] { own_addresses("nowhere.invalid", 7); });
 }
 
 TEST(PortProbe, AServerAnswersOverTls) {
