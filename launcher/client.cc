@@ -34,6 +34,9 @@ constexpr int kMaxAnswerBytes = 64 << 20;
 // What an attempt to connect may take, until the server's first frame: longer than a busy machine
 // needs, and shorter than anybody waits for an address where nothing answers.
 constexpr int kConnectTimeoutMs = 5000;
+// Pings, no more often than the server permits, of a connection that has a call.
+constexpr int kKeepaliveTimeMs = 30'000;
+constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kRetryMs = 100;  // between attempts, the first ones of a connection and calls
 // gRPC's pauses between attempts grow to minutes; a server that is waited for is found sooner.
 constexpr int kLongestPauseMs = 1000;
@@ -149,6 +152,10 @@ std::shared_ptr<grpc::Channel> Connector::connect() const {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestPauseMs);
   // By its name a pause, by its effect the time that an attempt has.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
+  // A host that has gone says nothing, and a stream that only reads would wait for it for ever.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number of them
   arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
   std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
   if (token_) interceptors.push_back(std::make_unique<TokenInterceptors>(*token_));

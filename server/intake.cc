@@ -56,9 +56,10 @@ void Intake::enqueue(v1::GenerateRequest request, std::string request_id, uint64
     const int64_t tokens =
         stats.num_tokens_waiting + (waiting_bytes_ + answers * bytes) / kBytesPerToken;
     if (ahead >= max_waiting_ || (ahead > 0 && ahead + answers > max_waiting_)) {
-      what = absl::StrCat(ahead, " answers, of ", max_waiting_, " that may,");
+      what = absl::StrCat(ahead, " answers, of ", max_waiting_, " that may, are waiting already");
     } else if (ahead > 0 && tokens > max_waiting_tokens_) {
-      what = absl::StrCat("prompts of about ", tokens, " tokens");
+      what = absl::StrCat("with this request prompts of about ", tokens, " tokens would wait, of ",
+                          max_waiting_tokens_, " that may");
     } else {
       waiting_answers_ += answers;
       waiting_bytes_ += answers * bytes;
@@ -68,7 +69,7 @@ void Intake::enqueue(v1::GenerateRequest request, std::string request_id, uint64
       return;
     }
   }
-  sink->on_error(retry_error(absl::StrCat(what, " are waiting already; try again later"),
+  sink->on_error(retry_error(what + "; try again later",
                              service_rate_.retry_delay(ahead, stats.num_requests_running)));
 }
 

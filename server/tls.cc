@@ -48,6 +48,16 @@ PrivateKey parse_key(const std::string& where, const std::string& pem) {
   throw Error(where + " holds no private key; expected PEM with -----BEGIN PRIVATE KEY-----");
 }
 
+// What OpenSSL's security level forbids it to show, as keys of a few bits.
+void check_strength(const std::string& where, X509* certificate) {
+  const SslContext trial(SSL_CTX_new(TLS_server_method()));
+  CHECK(trial != nullptr);
+  if (SSL_CTX_use_certificate(trial.get(), certificate) == 1) return;
+  const char* reason = ERR_reason_error_string(ERR_peek_last_error());
+  throw Error(where + " is refused by OpenSSL: " + (reason == nullptr ? "unknown" : reason) +
+              "; expected a certificate that its security level allows");
+}
+
 void warn_of_dates(const std::string& where, const X509& certificate) {
   if (X509_cmp_current_time(X509_get0_notAfter(&certificate)) < 0) {
     spdlog::warn("{} has expired; clients will refuse it", where);
@@ -78,6 +88,7 @@ TlsMaterial load_tls(const TlsFiles& files, const std::string& ca_flag) {
       throw Error(key + " does not belong to the certificate in " + files.cert +
                   "; expected its private key");
     }
+    check_strength(cert, certificate.get());
     warn_of_dates(cert, *certificate);
     warn_if_world_readable(key, files.key);
   }

@@ -34,6 +34,9 @@ class Files {
     const TestAuthority stranger("stranger");
     const CertificateAndKey other = stranger.issue("other");
     directory_.write("ca.pem", authority_.pem());
+    const CertificateAndKey weak = authority_.issue_weak("weak");
+    directory_.write("weak.pem", weak.cert);
+    directory_.write("weak.key", weak.key);
     directory_.write("server.pem", server.cert);
     directory_.write("server.key", server.key);
     directory_.write("client.pem", client.cert);
@@ -338,6 +341,8 @@ TEST(TlsFiles, BadOnesAreNamed) {
   refuses({cert, key, files()("empty")}, {"--tls-client-ca", "no certificate"});
   refuses({cert, files()("client.key"), ""}, {"client.key", "does not belong", "server.pem"});
   refuses({cert, files()("encrypted.key"), ""}, {"encrypted.key", "is encrypted", "password"});
+  const std::string weak = files()("weak.pem");
+  refuses({weak, files()("weak.key"), ""}, {"--tls-cert " + weak, "OpenSSL: ee key too small"});
 }
 
 TEST(TlsFiles, AClientsAreCheckedToo) {

@@ -19,6 +19,8 @@ struct CertificateAndKey {
 };
 
 class TestAuthority {
+  static constexpr long kDay = 86'400, kYear = 365 * kDay;
+
  public:
   explicit TestAuthority(const std::string& name) : key_(new_key()), certificate_(X509_new()) {
     fill(certificate_.get(), name, key_.get(), kYear);
@@ -31,12 +33,13 @@ class TestAuthority {
 
   // For 127.0.0.1 and localhost, from yesterday until valid_for_s from now (negative: expired).
   CertificateAndKey issue(const std::string& name, long valid_for_s = kYear) const {
-    const Key key = new_key();
-    const Certificate certificate(X509_new());
-    fill(certificate.get(), name, key.get(), valid_for_s);
-    extend(certificate.get(), NID_subject_alt_name, "IP:127.0.0.1,DNS:localhost");
-    sign(certificate.get());
-    return {to_pem(certificate.get()), key_pem(key.get(), nullptr)};
+    return issue_for(new_key(), name, valid_for_s);
+  }
+  // With a key of fewer bits than anybody takes.
+  CertificateAndKey issue_weak(const std::string& name) const {
+    Key key(EVP_RSA_gen(1024));
+    CHECK(key != nullptr);
+    return issue_for(std::move(key), name, kYear);
   }
 
   // A private key that asks for the password "secret".
@@ -51,7 +54,13 @@ class TestAuthority {
   using Key = std::unique_ptr<EVP_PKEY, Free>;
   using Certificate = std::unique_ptr<X509, Free>;
 
-  static constexpr long kDay = 86'400, kYear = 365 * kDay;
+  CertificateAndKey issue_for(Key key, const std::string& name, long valid_for_s) const {
+    const Certificate certificate(X509_new());
+    fill(certificate.get(), name, key.get(), valid_for_s);
+    extend(certificate.get(), NID_subject_alt_name, "IP:127.0.0.1,DNS:localhost");
+    sign(certificate.get());
+    return {to_pem(certificate.get()), key_pem(key.get(), nullptr)};
+  }
 
   static Key new_key() {
     Key key(EVP_EC_gen("P-256"));
