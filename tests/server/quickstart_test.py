@@ -55,6 +55,7 @@ class Tree:
         self.stub('nvidia-smi', '')  # lists none, whatever GPUs are here
         self.has_packages(packages())
         self.environment = dict(os.environ, OUTRIDER_CACHE=str(self.cache),
+                                OUTRIDER_ADDRESS='another.invalid:50051',  # not this one's
                                 PATH=f'{self.stubs}:{os.environ["PATH"]}')
         for name in ('CUDA_HOME', 'CUDA_PATH', 'CUDACXX', 'CUDA_VISIBLE_DEVICES'):
             self.environment.pop(name, None)
@@ -295,6 +296,9 @@ class OnGpus(QuickstartTest):
                                  (preset, ranks, [], self.toolkit))
         self.tree.environment['CUDA_VISIBLE_DEVICES'] = '3'
         self.assertEqual(self.run_with([hopper] * 8)[:2], ('cuda', 1))
+        for none in ('-1', '', '-1,0'):
+            self.tree.environment['CUDA_VISIBLE_DEVICES'] = none
+            self.assertEqual(self.run_with([hopper] * 8)[:2], ('cpu', 2), none)
 
     def test_that_are_too_few_or_too_old(self):
         hopper, turing, behind = '9.0, 580.65.06', '7.5, 580.65.06', '9.0, 575.57.08'
