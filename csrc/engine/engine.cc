@@ -350,11 +350,11 @@ void Engine::apply(const SlotOutcome& outcome) {
   if (non_finite_row != outcome.prompt_logprobs.end()) {
     const int64_t row =
         outcome.first_prompt_row + (non_finite_row - outcome.prompt_logprobs.begin());
-    return fail_non_finite(id, row + 1);
+    return fail_non_finite(outcome, row + 1);
   }
   const std::span<const int32_t> state = executor_.slot(outcome.slot).tokens;
   if (outcome.decoded && outcome.verdict.non_finite) {
-    return fail_non_finite(id, std::ssize(state) + outcome.verdict.num_accepted);
+    return fail_non_finite(outcome, std::ssize(state) + outcome.verdict.num_accepted);
   }
 
   Delivered item{.answer = sequence.answer};
@@ -390,13 +390,12 @@ void Engine::apply(const SlotOutcome& outcome) {
   }
   item.copied = drafts_by_copying(lookahead_.drafter_now(id));
   const Completion& completion = sequence.answer->completion;
-  item.drafts = {
-      .num_drafted = outcome.num_drafted,
-      .num_accepted = verdict.num_accepted,
-      .alpha_sum = verdict.alpha_sum,
-      .shift_sum = verdict.shift_sum,
-      .alpha_rows = verdict.alpha_rows,
-      .alpha_counts = completion.mode != SpeculationMode::rejection && completion.lenience == 1};
+  item.drafts = {.num_drafted = outcome.num_drafted,
+                 .num_accepted = verdict.num_accepted,
+                 .alpha_sum = verdict.alpha_sum,
+                 .shift_sum = verdict.shift_sum,
+                 .alpha_rows = verdict.alpha_rows,
+                 .alpha_counts = completion.mode != SpeculationMode::rejection};
   item.last = ended;
   const auto num_emitted = static_cast<int>(item.tokens.size());
   decoded_.push_back({.id = id,
@@ -423,24 +422,29 @@ void Engine::account_for_step(double ms) {
 
 // One request's bad luck ends that request; that of several at once means that something is broken
 // here.
-void Engine::fail_non_finite(int64_t id, int64_t position) {
+void Engine::fail_non_finite(const SlotOutcome& outcome, int64_t position) {
   const uint64_t step = next_step_ - 1;
+  const int64_t id = scheduler_.sequence_at(outcome.slot);
   Delivered item{.answer = sequences_.at(id).answer};
   const bool told = std::exchange(item.answer->request->non_finite, true);
   item.error = absl::InternalError(absl::StrCat(
       "the model's logits hold a NaN or an infinity at position ", position, ", step ", step));
-  const Digest128 digest = item.answer->request->digest;
+  const Digest128 request = item.answer->request->digest;
+  const std::span prompt(executor_.slot(outcome.slot).tokens.data(),
+                         item.answer->completion.prompt_tokens);
+  const uint64_t of_prompt = digest(prompt.data(), prompt.size_bytes());
   delivered_.push_back(std::move(item));
   end_sequence(id, false);
   if (told) return;  // another of its answers
-  non_finite_.push_back({step, digest});
+  std::erase_if(non_finite_, [&](const NonFinite& failed) { return failed.prompt == of_prompt; });
+  non_finite_.push_back({step, of_prompt, request});
   if (non_finite_.size() < kMaxNonFinite) return;
   if (step - non_finite_.front().step < kNonFiniteSteps) {
     if (quarantine_ != nullptr) {  // the job dies of them
       for (const NonFinite& failed : non_finite_) quarantine_->began(failed.request);
     }
     throw Error(absl::StrCat("the model's logits were not finite for ", kMaxNonFinite,
-                             " requests within ", kNonFiniteSteps, " steps"));
+                             " prompts within ", kNonFiniteSteps, " steps"));
   }
   non_finite_.erase(non_finite_.begin());
 }

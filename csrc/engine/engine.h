@@ -103,7 +103,7 @@ class Engine {
   // The step has taken so long: what Lookahead learns from it, and each of its answers hears.
   void account_for_step(double ms);
   // position: the one that the row predicts.
-  void fail_non_finite(int64_t id, int64_t position);
+  void fail_non_finite(const SlotOutcome& outcome, int64_t position);
   void publish_stats();
   // Every request ends with `status`.
   void fail_all(const absl::Status& status);
@@ -124,6 +124,7 @@ class Engine {
   uint64_t next_step_ = 1;
   struct NonFinite {
     uint64_t step;
+    uint64_t prompt;  // its digest: who asks again for the same shows nothing new
     Digest128 request;
   };
   std::vector<NonFinite> non_finite_;      // the latest requests that failed for it

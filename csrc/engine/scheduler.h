@@ -18,7 +18,7 @@ namespace outrider {
 struct ScheduledSequence;
 
 constexpr int64_t kMaxPromptLogitRows = 64;  // rows of a step whose prompt logits are wanted
-constexpr double kObjectiveShare = 0.25;
+constexpr double kPrefillShare = 0.25;       // of what prefill may add: so much it always may
 
 struct SchedulerLimits {
   int64_t num_slots = 1;        // sequences that run at once
@@ -30,10 +30,10 @@ struct SchedulerLimits {
   // A step with prefill rows beside decode rows takes at most prefill_slowdown of what it would
   // without them, or prefill_ms more, so that the streams that run stay smooth (or as long as its
   // drafts make up for, as LookaheadChooser::choose says, and what prompts waited for those of the
-  // step before); but one row always finds its place.
-  // Where those that decode have objectives that the target's pass would meet without prefill,
-  // prefill adds no more than keeps them, or kObjectiveShare of what it could add else: who waits
-  // for a first token may not wait for ever.
+  // step before); but one row always finds its place, and where its context is long, as many more
+  // as kPrefillShare of that has room for. Where those that decode have objectives that the
+  // target's pass would meet without prefill, prefill adds no more than keeps them, or
+  // kPrefillShare of what it could add else: who waits for a first token may not wait for ever.
   StepCosts costs;  // unknown: no such limit
   double prefill_slowdown = 1, prefill_ms = 0;
   bool prefix_cache = true;
@@ -177,6 +177,7 @@ class Scheduler {
   void choose_lookahead(std::span<ScheduledSequence* const> ready, const PromptRows& prompts);
   bool may_catch_up(const ScheduledSequence& s) const;
   void limit_prefill();
+  double prefill_ms_not_counted(int64_t position) const;
   int64_t prefill_room(int64_t position) const;
   void take_prefill_rows(int64_t rows, int64_t position);
   void plan_prefill(ScheduledSequence& s);

@@ -56,7 +56,7 @@ void Scheduler::limit_prefill() {
   }
   const double slowness = chooser_ != nullptr ? chooser_->slowness(sequences) : 1;
   rows_.prefill_ms = std::max((limits_.prefill_slowdown - 1) * ms, rows_.prefill_ms_by_drafts);
-  const double least_ms = kObjectiveShare * rows_.prefill_ms;
+  const double least_ms = kPrefillShare * rows_.prefill_ms;
   if (chooser_ != nullptr) rows_.prefill_ms += chooser_->owed_to_prompts_ms();
   for (const ScheduledSequence* s : running_) {
     const double most_ms = s->spec.max_step_ms / slowness;
@@ -66,21 +66,32 @@ void Scheduler::limit_prefill() {
   rows_.prefill_ms = std::max({rows_.prefill_ms, least_ms, limits_.prefill_ms});
 }
 
-// Rows that a prompt may take from `position` on. The first that asks gets one at least.
+// What is not counted of rows of a prompt from `position` on. The first that asks gets one row at
+// least; far behind, where reading the context takes long by itself, that is paid whatever else
+// goes, and a share of what there is goes to more rows: one by one, it would take longest.
+double Scheduler::prefill_ms_not_counted(int64_t position) const {
+  if (rows_.any_prefill) return 0;
+  const double one = limits_.costs.added_ms(limits_.max_rows - rows_.all, 1, position);
+  return std::max(0.0, one - (1 - kPrefillShare) * rows_.prefill_ms);
+}
+
+// Rows that a prompt may take from `position` on.
 int64_t Scheduler::prefill_room(int64_t position) const {
   if (!rows_.by_costs) return rows_.prefill;
-  const int64_t within = limits_.costs.rows_within(rows_.prefill_ms, limits_.max_rows - rows_.all,
-                                                   position, rows_.prefill);
-  return std::max(within, std::min<int64_t>(rows_.prefill, rows_.any_prefill ? 0 : 1));
+  return limits_.costs.rows_within(rows_.prefill_ms + prefill_ms_not_counted(position),
+                                   limits_.max_rows - rows_.all, position, rows_.prefill);
 }
 
 void Scheduler::take_prefill_rows(int64_t rows, int64_t position) {
   const int64_t others = limits_.max_rows - rows_.all;
+  if (rows_.by_costs) {
+    rows_.prefill_ms +=
+        prefill_ms_not_counted(position) - limits_.costs.added_ms(others, rows, position);
+  }
   rows_.all -= rows;
   rows_.prefill -= rows;
   rows_.any_prefill = true;
   if (!rows_.by_costs) return;
-  rows_.prefill_ms -= limits_.costs.added_ms(others, rows, position);
   if (limits_.costs.rows_within(rows_.prefill_ms, others + rows, 0, 1) == 0) rows_.prefill = 0;
 }
 

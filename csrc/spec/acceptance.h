@@ -17,7 +17,7 @@ struct VerifiedDrafts {
   int num_drafted = 0, num_accepted = 0;
   double alpha_sum = 0, shift_sum = 0;
   int alpha_rows = 0;
-  // alpha_sum is num_accepted and shift_sum is 0: neither `rejection` nor lenience.
+  // alpha_sum is num_accepted: not `rejection`.
   bool alpha_counts = false;
 
   // Of them, those within an answer that took num_emitted of the step's tokens: what lies behind

@@ -101,9 +101,23 @@ TEST(NonFinite, SeveralRequestsWithinAFewStepsEndTheJob) {
     engine.submit(requests[i], std::make_shared<CollectingSink>(answers[i], engine, left));
   }
   EXPECT_THAT([&] { engine.run(); }, ::testing::ThrowsMessage<Error>(
-                                         HasSubstr("not finite for 3 requests within 16 steps")));
+                                         HasSubstr("not finite for 3 prompts within 16 steps")));
   EXPECT_EQ(answers[0].status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(answers[0].status.message()), HasSubstr("not finite for 3 requests"));
+  EXPECT_THAT(std::string(answers[0].status.message()), HasSubstr("not finite for 3 prompts"));
+}
+
+// Whoever asks again for what has failed shows nothing new.
+TEST(NonFinite, TheSamePromptAgainEndsNothing) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  Request longer = poisoned(2);
+  longer.sampling.max_tokens = 7;
+  const auto answers =
+      run_requests({.model = model.path()}, 1,
+                   {request(1), poisoned(2), poisoned(2), longer, poisoned(3), poisoned(2)});
+  EXPECT_EQ(answers[0].token_ids.size(), 20u);
+  for (size_t i = 1; i < answers.size(); ++i) {
+    EXPECT_EQ(answers[i].status.code(), absl::StatusCode::kInternal) << i;
+  }
 }
 
 // Whatever made a NaN may be in pages that others would find.

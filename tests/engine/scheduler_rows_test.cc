@@ -77,6 +77,26 @@ TEST(Scheduler, OneRowOfAPromptAlwaysGoes) {
   }
 }
 
+// From position 800 on the context alone takes more than the 8 ms that the stream bears.
+TEST(Scheduler, APromptThatIsFarBehindGetsOn) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 20}}, .ms_per_position = 0.01};
+  limits.prefill_slowdown = 1.8;
+  Scheduler scheduler(limits);
+  scheduler.add(up_to(1000, spec(1, 1)));
+  step(scheduler);
+  scheduler.add(spec(2, 2000));
+  for (int64_t end = 0; end < 1900;) {
+    const int64_t next = work_of(scheduler, step(scheduler), 2)->prefill_end;
+    if (end > 600) {
+      EXPECT_NEAR(static_cast<double>(next - end), 21, 2) << end;  // a quarter, at 0.1 ms each
+    } else {
+      EXPECT_GE(next - end, 20);
+    }
+    end = next;
+  }
+}
+
 TEST(Scheduler, PrefillMayAlwaysAddALittle) {
   SchedulerLimits limits = roomy();
   limits.costs = {.steps = {{1, 0.1}, {101, 10.1}}};
