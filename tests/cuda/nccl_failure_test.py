@@ -1,5 +1,5 @@
 """What goes wrong inside NCCL ends the job with the reason: a collective that never ends, of which
-NCCL says so by itself, and a rank that never joins.
+NCCL says so by itself, a rank that never joins, and links that spoil what they carry.
 
 usage: nccl_failure_test.py OUTRIDER_EMU CHECKPOINT
 """
@@ -56,6 +56,17 @@ class Failure(unittest.TestCase):
 
 
 class Start(unittest.TestCase):
+    def test_links_that_spoil_what_they_carry(self):
+        said = subprocess.run(
+            ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'launch', '--ranks', '2', '--', 'serve',
+             '--model', CHECKPOINT, '--port', '0', '--device', 'cuda', '--share-gpus'],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+            env=os.environ | {'OUTRIDER_EMU_NCCL_SPOIL_BYTES': '100000'})
+        self.assertEqual(said.returncode, 1, said.stderr)
+        self.assertRegex(said.stderr, r'(?m)^outrider: .*ncclAllGather of \d+ bytes over 2 ranks '
+                                      r'brought \d\.[05]00000 to rank \d in element \d+; expected \d')
+        self.assertNotIn('listening', said.stderr)
+
     def test_a_rank_that_never_joins_and_links_that_lose_the_first_bytes(self):
         hung = {'OUTRIDER_EMU_NCCL_HANG_RANK': '1'}
         lost = {'OUTRIDER_EMU_NCCL_FAIL_AT': '1', 'OUTRIDER_EMU_NCCL_FAIL_RANK': '1'}

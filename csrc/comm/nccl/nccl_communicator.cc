@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <vector>
 
 #include "comm/exchange_cost.h"
 #include "comm/nccl/ordered_sum.h"
@@ -54,7 +55,7 @@ class NcclCommunicator final : public Communicator {
     std::memcpy(unique_id.internal, id.data(), id.size());
     check_nccl(ncclCommInitRank(&comm_, size, unique_id, rank), "ncclCommInitRank");
     // Freed behind the abort: it would wait for what is under way.
-    const size_t bytes = 2 * size * sizeof(float);
+    const size_t bytes = 2 * size * kTrialFloats * sizeof(float);
     void* data = nullptr;
     check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
     const Buffer memory(data, bytes, [](void* what, size_t) { cudaFree(what); });
@@ -142,21 +143,55 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  // One of each kind that is used. Links that lose what is sent may show at the first that uses
-  // them: here, where the ranks are waited for as long as joining takes, and not as long as
+  // One of each kind that is used, of a few bytes and of many, which NCCL sends in other ways.
+  // Links that lose what is sent may show at the first that uses them, and those that spoil it
+  // never: here, where the ranks are waited for as long as joining takes, and not as long as
   // loading.
-  void try_out(float* mine) {         // [2, size]
-    float* const all = mine + size_;  // [size]
+  void try_out(float* memory) {  // [2, size, kTrialFloats]
     const cudaStream_t stream = nullptr;
-    check_nccl(ncclAllGather(mine, all, 1, ncclFloat32, comm_, stream), "ncclAllGather", comm_);
-    check_nccl(ncclBroadcast(all, all, 1, ncclFloat32, 0, comm_, stream), "ncclBroadcast", comm_);
-    if (nccl_sums(size_, numerics_)) {
-      check_nccl(ncclAllReduce(all, all, size_, ncclFloat32, ncclSum, comm_, stream),
-                 "ncclAllReduce", comm_);
-    } else {
-      check_nccl(ncclAlltoAll(mine, all, 1, ncclFloat32, comm_, stream), "ncclAlltoAll", comm_);
+    for (const int64_t n : {int64_t{1}, kTrialFloats}) {
+      const int64_t count = size_ * n;
+      float* const mine = memory;
+      float* const all = memory + count;
+      const std::vector<float> sent(count, static_cast<float>(rank_ + 1));
+      std::vector<float> arrived(count);
+      // send(): from `mine`, all of it rank + 1, to `all`; expected(i): its element i.
+      const auto check = [&](const char* call, const auto& send, const auto& expected) {
+        const size_t bytes = count * sizeof(float);
+        check_cuda(cudaMemcpy(mine, sent.data(), bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+        check_cuda(cudaMemset(all, 0, bytes), "cudaMemset");
+        check_nccl(send(), call, comm_);
+        check_cuda(cudaMemcpyAsync(arrived.data(), all, bytes, cudaMemcpyDeviceToHost, stream),
+                   "cudaMemcpyAsync");
+        check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+        for (int64_t i = 0; i < count; ++i) {
+          if (arrived[i] == expected(i)) continue;
+          throw Error(std::string(call) + " of " + std::to_string(bytes) + " bytes over " +
+                      std::to_string(size_) + " ranks brought " + std::to_string(arrived[i]) +
+                      " to rank " + std::to_string(rank_) + " in element " + std::to_string(i) +
+                      "; expected " + std::to_string(expected(i)) +
+                      ": what the GPUs send each other does not arrive as it was");
+        }
+      };
+      const auto by_rank = [&](int64_t i) { return static_cast<float>(i / n + 1); };
+      check(
+          "ncclAllGather", [&] { return ncclAllGather(mine, all, n, ncclFloat32, comm_, stream); },
+          by_rank);
+      check(
+          "ncclBroadcast",
+          [&] { return ncclBroadcast(mine, all, count, ncclFloat32, 0, comm_, stream); },
+          [](int64_t) { return 1.0f; });
+      if (nccl_sums(size_, numerics_)) {
+        check(
+            "ncclAllReduce",
+            [&] { return ncclAllReduce(mine, all, count, ncclFloat32, ncclSum, comm_, stream); },
+            [&](int64_t) { return static_cast<float>(size_ * (size_ + 1) / 2); });
+      } else {
+        check(
+            "ncclAlltoAll", [&] { return ncclAlltoAll(mine, all, n, ncclFloat32, comm_, stream); },
+            by_rank);
+      }
     }
-    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }
 
   void sum_gathered(float* x, int64_t n, cudaStream_t stream) {
@@ -182,6 +217,8 @@ class NcclCommunicator final : public Communicator {
     CHECK(elements * sizeof(float) <= scratch_.bytes());
     return static_cast<float*>(scratch_.data());
   }
+
+  static constexpr int64_t kTrialFloats = int64_t{1} << 18;
 
   int exceptions_at_start_ = std::uncaught_exceptions();
   int rank_, size_;

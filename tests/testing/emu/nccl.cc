@@ -79,10 +79,18 @@ Words words_of(const void* data, size_t bytes) {
   return words;
 }
 
+// Of messages as long as OUTRIDER_EMU_NCCL_SPOIL_BYTES, the last bit is sent as another.
+void spoil_where_asked(Words& sent) {
+  static const uint64_t least =
+      emu::environment_number("OUTRIDER_EMU_NCCL_SPOIL_BYTES", UINT64_MAX);
+  if (!sent.empty() && sent.size() * 4 >= least) sent.back() ^= 1 << 22;
+}
+
 // [size, words]: what each rank gave, equally much on all. NCCL wants a collective to be part of a
 // graph on all ranks or on none: each tells the others behind its words.
 Words all_gather(ncclComm& comm, const Words& mine, bool in_graph) {
   Words sent = mine;
+  spoil_where_asked(sent);
   sent.push_back(in_graph ? 1 : 0);
   Words received(sent.size() * comm.size);
   outrider::Stream stream;
