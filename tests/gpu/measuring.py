@@ -11,6 +11,7 @@ from runner import Failed, Recorder, Unavailable
 
 SHAPES = ("llama-1b", "llama-8b")
 SHORT = {"llama-1b": "1b", "llama-8b": "8b"}
+LEAST_TOKENS_PER_STEP = 1.1  # of the real model with its head: an H200 had 1.265
 
 
 class Measuring:
@@ -37,6 +38,8 @@ class Measuring:
                 load = json.loads(output.read_text())
                 record.result(f"{users} users", {key: load[key] for key in (
                     "tokens_per_second", "ttft_ms", "tpot_ms", "errors", "greedy")})
+                if load["errors"]:
+                    raise Failed(f"{users} users: requests failed: {load['errors']}")
                 if users == 1:
                     self.record_load(record, load)
         record.result("seconds to end", programs.seconds_to_end)
@@ -119,6 +122,11 @@ class Measuring:
         plain, step = (entries[f"serve/step/k:{k}"]["profile_us"] for k in (0, 4))
         drafting = entries["serve/draft/k:4"]["real_time"]  # of the same steps' profile
         record.figure("speculative_over_ideal", (plain + drafting) / step)
+        # Answers are right whatever is drafted: that it is worth drafting shows here alone.
+        per_step = entries["serve/step/k:4"]["tokens_per_step"]
+        if programs.device == "cuda" and per_step < LEAST_TOKENS_PER_STEP:
+            raise Failed(f"a step with K = 4 makes {per_step} tokens; expected "
+                         f"{LEAST_TOKENS_PER_STEP} or more of the head's drafts")
 
     def rank_counts(self) -> list[int]:
         """A GPU each; the emulator's is shared."""

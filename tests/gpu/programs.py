@@ -108,14 +108,16 @@ class Programs:
         with open(self.log, "a") as log:
             log.write(f"== {' '.join(map(str, command))}\n{said[-LOGGED_CHARACTERS:]}\n")
 
-    def run_for(self, seconds: float, *command) -> str | None:
-        """What it printed; None where it did not end in time, and was ended with its children."""
+    def run_for(self, seconds: float, *command) -> tuple[int, str] | None:
+        """Exit status, and what it printed; None where it did not end in time, and was ended with
+        its children."""
         process = subprocess.Popen([str(part) for part in command], text=True,
                                    env=self.environment, preexec_fn=os.setpgrp,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT)
         try:
-            return process.communicate(timeout=max(seconds, 0.1))[0]
+            output = process.communicate(timeout=max(seconds, 0.1))[0]
+            return process.returncode, output
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()

@@ -20,10 +20,12 @@ from report import NOT_MEASURED  # noqa: E402
 BUILD = Path(sys.argv.pop(1))
 
 SANITIZER = """#!/bin/sh
+{ran}
 case $2 in
   memcheck) echo "========= ERROR SUMMARY: 0 errors" ;;
   racecheck) echo "========= RACECHECK SUMMARY: {hazards} hazards displayed (0 errors)" ;;
 esac
+exit {status}
 """
 
 
@@ -62,9 +64,9 @@ class Rehearsal(unittest.TestCase):
         self.assertGreater(found["ranks"]["results"]["2 ranks"]["seconds to end"], 0)
         self.assertEqual(found["bits"]["status"], "not run")
 
-    def sanitize(self, hazards: int) -> dict:
+    def sanitize(self, hazards: int, ran='echo "[  PASSED  ] 3 tests."', status=0) -> dict:
         sanitizer = self.folder / "compute-sanitizer"
-        sanitizer.write_text(SANITIZER.format(hazards=hazards))
+        sanitizer.write_text(SANITIZER.format(hazards=hazards, ran=ran, status=status))
         sanitizer.chmod(0o755)
         return self.rehearse("sanitizers")["sanitizers"]
 
@@ -74,6 +76,15 @@ class Rehearsal(unittest.TestCase):
         for tool in ("memcheck", "racecheck"):
             self.assertIn("CudaLinearTest.", stage["results"][tool]["suites"])
             self.assertEqual(stage["results"][tool]["no time for"], [])
+
+    def test_a_program_that_failed_or_never_ran_fails_the_stage(self):
+        for ran, status in (('echo "[  FAILED  ] 1 test."', 1), ('echo "[  PASSED  ]"', 1),
+                            ("", 0)):
+            with self.subTest(ran=ran):
+                stage = self.sanitize(0, ran, status)
+                self.assertEqual(stage["status"], "failed")
+                self.assertRegex(stage["reason"],
+                                 rf"^\w+\S* failed under memcheck, with status {status}")
 
     def test_a_hazard_fails_the_stage(self):
         stage = self.sanitize(2)

@@ -204,7 +204,8 @@ class Stages(Measuring):
     def ranks(self, record: Recorder) -> None:
         """The real model on several ranks: a GPU each where there are, one for two and three
         otherwise. The long prompt's sums are large enough for the ranks to add a block each. How
-        far the CPU says the same is told, and decides nothing: a tie may fall either way."""
+        far the CPU says the same is told; a tie may fall either way, but not at the first token: a
+        sum that is not one, or a slice of other weights, answers something else at once."""
         programs = self.programs
         prompts = {"short": PROMPTS[0], "long": LONG_PROMPT}
 
@@ -226,6 +227,10 @@ class Stages(Measuring):
                                              "with K = 4": speculated,
                                              "seconds to end": programs.seconds_to_end,
                                              "tokens like the CPU's": alike})
+            for name, tokens_alike in alike.items():
+                if tokens_alike == 0:
+                    raise Failed(f"{ranks} ranks: no token of the {name} prompt's answer is that "
+                                 "of the CPU")
             if answers["short"] != speculated:
                 raise Failed(f"{ranks} ranks: the answer with K = 4 is not that with K = 0")
 
@@ -254,13 +259,17 @@ class Stages(Measuring):
         deadline = time.monotonic() + SANITIZER_SECONDS[tool]
         covered, count = [], 0
         for suite in suites:
-            output = self.programs.run_for(deadline - time.monotonic(), *command, program,
-                                           f"--gtest_filter={suite}*")
-            if output is None:
+            ended = self.programs.run_for(deadline - time.monotonic(), *command, program,
+                                          f"--gtest_filter={suite}*")
+            if ended is None:
                 break
+            status, output = ended
             found = re.search(pattern, output)
             if found is None:
                 return f"{tool} said no summary: {last_line(output)}"
+            # A program that failed, or that never ran, has no errors of the sanitizer's either.
+            if int(found.group(1)) == 0 and (status != 0 or "[  PASSED  ]" not in output):
+                return f"{suite} failed under {tool}, with status {status}: {last_line(output)}"
             covered.append(suite)
             count += int(found.group(1))
             left = [suite for suite in suites if suite not in covered]
