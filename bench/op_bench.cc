@@ -56,7 +56,7 @@ struct Thread {
   std::vector<float> addend = std::vector<float>(size_t{1} << 22);  // zeros: x_f32 stays
   std::vector<float> ones = std::vector<float>(size_t{1} << 20, 1.0f);
   std::vector<bf16> pages = std::vector<bf16>(size_t{1} << 22);
-  std::vector<int32_t> positions, sequences, page_tables;
+  std::vector<int32_t> tokens, positions, sequences, page_tables;
   std::vector<float> normal = std::vector<float>(kLogitRows * kVocab);  // of deviation 1
   RowDistribution p, q;                                                 // of its first two rows
   Found found;
@@ -173,6 +173,25 @@ Case row_case(const RowOp& op, const RowCase& c, Isa isa) {
           static_cast<double>(c.rows * c.width) * op.bytes,
           0.0,
           [=](Thread& thread) { op.run(thread, c, isa); }};
+}
+
+// Rows of the embedding that lie apart, each in a panel of its own.
+Case embed_case(const RowCase& c) {
+  const int64_t table_rows = c.rows * cpu::kPanelRows;
+  return {"ops",
+          "embed",
+          std::to_string(c.rows) + " x " + std::to_string(c.width),
+          Isa::scalar,
+          static_cast<double>(c.rows * c.width) * (sizeof(bf16) + sizeof(float)),
+          0.0,
+          [=](Thread& thread) {
+            thread.tokens.resize(c.rows);
+            for (int64_t r = 0; r < c.rows; ++r) {
+              thread.tokens[r] = static_cast<int32_t>(r * cpu::kPanelRows);
+            }
+            cpu::embed(thread.next_weights(cpu::packed_bytes(table_rows, c.width)),
+                       thread.tokens.data(), 0, thread.y.data(), c.rows, table_rows, c.width);
+          }};
 }
 
 std::string name_of(const AttentionCase& c) {
@@ -352,6 +371,7 @@ std::vector<Case> all_cases(const OpBenchOptions& options) {
   for (const LinearCase& c : kLinearCases) {
     for (Isa isa : isas) cases.push_back(linear_case(c, isa));
   }
+  for (const RowCase& c : kRowCases) cases.push_back(embed_case(c));
   for (const RowOp& op : kRowOps) {
     for (const RowCase& c : kRowCases) {
       for (Isa isa : isas) cases.push_back(row_case(op, c, isa));

@@ -92,7 +92,7 @@ class Comm(Bench):
 
 class Op(Bench):
     def test_each_kernel_has_a_time(self):
-        for table, row in (('ops', '| rms_norm'), ('ops', '| rope_and_cache'), ('verify', '| verify_summary, greedy')):
+        for table, row in (('ops', '| embed'), ('ops', '| rms_norm'), ('ops', '| rope_and_cache'), ('verify', '| verify_summary, greedy')):
             with self.subTest(table=table):
                 printed, _, entries = self.report(1, 'op', '--only', table, '--repeats', 1)
                 self.assertGreater(len(entries), 4)
