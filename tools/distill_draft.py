@@ -42,12 +42,12 @@ from distill_prompts import KINDS, SHARES
 
 CHECKPOINT_SECONDS = 60
 DEPTH_DISCOUNT = 0.8  # weight in the loss of a head's guess over that of the one before it
-LOSS_ROWS = {"cpu": 512, "cuda": 8192}  # positions whose logits are held at once
+LOSS_ROWS = {"cpu": 256, "cuda": 8192}  # positions whose logits are held at once
 
 
 def write_whole(path: Path, write) -> None:
     """write(temporary path), then the name: a file is whole or absent."""
-    temporary = path.with_suffix(path.suffix + ".part")
+    temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}.part")  # others may write it, too
     write(temporary)
     os.replace(temporary, path)
 
@@ -77,9 +77,11 @@ def load(arguments: argparse.Namespace, max_positions: int) -> Llama:
 def run_generate(arguments: argparse.Namespace) -> None:
     renderer = Renderer(arguments.target)
     target = load(arguments, arguments.length)
-    for name, count in (("held_out", arguments.held_out_shards), ("train", arguments.shards)):
+    first = arguments.first_shard
+    for name, numbers in (("held_out", range(0 if first else arguments.held_out_shards)),
+                          ("train", range(first, first + arguments.shards))):
         shards = Shards(arguments.work, name)
-        for number in range(count):
+        for number in numbers:
             if shards.path(number).exists():
                 continue
             if arguments.deadline < time.monotonic():
@@ -443,6 +445,9 @@ def parse() -> argparse.Namespace:
     command = commands.add_parser("generate", parents=[common], help="draw text from the target")
     command.set_defaults(run=run_generate)
     command.add_argument("--shards", type=positive, default=48, help="of training text")
+    command.add_argument("--first-shard", type=int, default=0, metavar="NUMBER",
+                         help="of training text; the one that begins with 0, the default, draws "
+                         "the held-out text, too, so that several processes can fill one --work")
     command.add_argument("--held-out-shards", type=positive, default=1)
     command.add_argument("--rows", type=positive, default=4096,
                          help="sequences of a shard, in one batch")

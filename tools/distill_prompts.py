@@ -1,5 +1,6 @@
 """Prompts for distilling a draft: chat, code, summaries and plain prose, without end, and
-conversations in which the target writes the user's part, too ("own": no text comes from here).
+conversations in which the target writes the user's part, too ("own": at most its first words come
+from here).
 
 Every other text is put together from the lists below, which were written for this file (and have its
 licence), but for the signatures and docstrings of Python's own standard library (PSF licence), read
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 KINDS = ("chat", "code", "summary", "plain", "own")
-SHARES = (0.25, 0.15, 0.1, 0.1, 0.4)  # of KINDS, among the prompts
+SHARES = (0.15, 0.1, 0.07, 0.08, 0.6)  # of KINDS, among the prompts
 HELD_OUT_EVERY = 8
 
 TOPICS = """volcanoes|growing tomatoes|learning the guitar|black holes|the water cycle|bees
@@ -139,9 +140,21 @@ subprocess symtable tabnanny tarfile tempfile textwrap threading timeit token to
 traceback typing uuid warnings wave weakref webbrowser zipapp"""
 
 
+# Half of what the user says in the target's words begins like this, so that there are texts to sum
+# up or to mend, and code to explain, other than those above.
+OWN_STARTS = r"""||||||||||||||||||||||||||How|What|Why|Can you|Tell me|Explain|I|My|Plan|Suggest|Give me
+Write|Write a Python function that|Write a|Write a story|Write a short email|In SQL,|Is it
+Summarize the following text:\n\n|Summarize in one sentence:|Here is an article:\n\n
+Shorten this text:\n\n|What is the main point of this passage?\n\n|List the facts in this text:\n\n
+Correct the mistakes in this text:\n\n|Rewrite this paragraph in the past tense:\n\n
+Make this email more polite:\n\n|Translate this sentence|Repeat this text, but
+What does this code do?\n\n```python\n|Find the error in this code:\n\n```python\n
+Rename the variables in this function:\n\n```python\n|Add comments to this code:\n\n```"""
+
+
 class Prompt(NamedTuple):
     kind: str
-    text: str  # empty where the target is to write it
+    text: str  # of "own" no more than its beginning, which may be empty
     chat: bool  # whether the chat template goes around it
 
 
@@ -225,7 +238,8 @@ class PromptSource:
         return self.fill(OPENINGS)
 
     def own(self) -> str:
-        return ""
+        """How the target is to begin what the user says."""
+        return self.random.choice(entries(OWN_STARTS))
 
     def fill(self, templates: str) -> str:
         choose = self.random.choice

@@ -68,13 +68,13 @@ TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{%
             "{% if add_generation_prompt %}assistant: {% endif %}")
 
 # Prints the rows of a shard in which the target asks itself: of each, its tokens and which of them
-# are an answer's; then what stands before, behind and between questions.
+# are an answer's; then what stands before, behind and between questions, and what they begin with.
 OWN_ROWS = """
 import json, sys, torch
 from pathlib import Path
 from distill_data import MAX_QUESTION_TOKENS, Renderer, generate
 from distill_llama import load_target
-from distill_prompts import KINDS
+from distill_prompts import KINDS, OWN_STARTS, entries
 target = Path(sys.argv[1])
 renderer = Renderer(target)
 torch.set_num_threads(1)
@@ -83,9 +83,10 @@ shard = generate(load_target(target, 'cpu', torch.float32, 256), renderer, 'test
 rows = shard['kind'] == KINDS.index('own')
 print(json.dumps({'tokens': shard['tokens'][rows].tolist(),
                   'answers': shard['generated'][rows].tolist(),
-                  'before': renderer.before_question(first=True),
+                  'before': renderer.before_question('', first=True),
                   'behind': renderer.behind_question(), 'eos': renderer.eos_ids,
-                  'between': renderer.before_question(first=False),
+                  'between': renderer.before_question('', first=False),
+                  'begun': [renderer.encode(begun) for begun in entries(OWN_STARTS)],
                   'most': MAX_QUESTION_TOKENS}))
 """
 
@@ -224,8 +225,8 @@ class DistillDraft(unittest.TestCase):
                 self.refuses(self.whole, [*TRAIN, *flags], part)
 
     def test_the_target_asks_itself(self):
-        """Behind the template's words it speaks for the user, so long and no longer, then for
-        itself; what the user says is no answer."""
+        """Behind the template's words, and sometimes the user's first, it speaks for the user, so
+        long and no longer, then for itself; what the user says is no answer."""
         target = self.root / 'with_template'
         target.mkdir()
         for file in CHECKPOINT.iterdir():
@@ -237,13 +238,18 @@ class DistillDraft(unittest.TestCase):
         said = json.loads(subprocess.run([PYTHON, '-c', OWN_ROWS, target], cwd=SOURCE / 'tools',
                                          check=True, capture_output=True, text=True).stdout)
         self.assertGreater(len(said['tokens']), 2)
+        starts = set()
+        most = max(map(len, said['begun'])) + said['most']
         for tokens, answers in zip(said['tokens'], said['answers']):
             at, before = 0, said['before']
-            while at + len(before) + said['most'] + len(said['behind']) + 1 < len(tokens):
+            while at + len(before) + most + len(said['behind']) + 1 < len(tokens):
                 self.assertEqual(tokens[at:at + len(before)], before)
                 at += len(before)
                 end = next(i for i in range(at, len(tokens)) if tokens[i] in said['eos'])
-                self.assertLessEqual(end - at, said['most'])
+                begun = max((start for start in said['begun']
+                             if tokens[at:at + len(start)] == start), key=len)
+                starts.add(tuple(begun))
+                self.assertLessEqual(end - at, len(begun) + said['most'])
                 self.assertEqual(tokens[end:end + len(said['behind'])], said['behind'])
                 first = end + len(said['behind'])
                 self.assertFalse(any(answers[at:first]))
@@ -251,6 +257,8 @@ class DistillDraft(unittest.TestCase):
                           len(tokens) - 1) + 1
                 self.assertTrue(all(answers[first:at]))
                 before = said['between']
+        self.assertGreater(len(starts), 2)
+        self.assertIn((), starts)
 
     def test_held_out_prompts_are_apart(self):
         code = ('from distill_prompts import PromptSource as P\n'
