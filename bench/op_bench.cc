@@ -175,14 +175,14 @@ Case row_case(const RowOp& op, const RowCase& c, Isa isa) {
           [=](Thread& thread) { op.run(thread, c, isa); }};
 }
 
-// Rows of the embedding that lie apart, each in a panel of its own.
+// Rows of the embedding that lie apart, each in a panel of its own, of which it touches every line.
 Case embed_case(const RowCase& c) {
   const int64_t table_rows = c.rows * cpu::kPanelRows;
   return {"ops",
           "embed",
           std::to_string(c.rows) + " x " + std::to_string(c.width),
           Isa::scalar,
-          static_cast<double>(c.rows * c.width) * (sizeof(bf16) + sizeof(float)),
+          static_cast<double>(cpu::packed_bytes(table_rows, c.width)),
           0.0,
           [=](Thread& thread) {
             thread.tokens.resize(c.rows);

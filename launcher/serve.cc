@@ -217,7 +217,7 @@ void lead(const Process& process, ControlServer* control, Server& server) {
     spdlog::info("metrics and probes on {}:{}", options.server.address, server.http_port());
   }
   if (process.launcher != nullptr) process.launcher->serving(process.on_gpus);
-  const PortProbe probe(options.server.address, server.port(), [&end] { end.unreachable(); });
+  const PortProbe probe(server.addresses(), [&end] { end.unreachable(); });
   const auto ended = [&] {
     end.engine_ended();
     process.signals.on_stop({});

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "server/address.h"
 
 namespace outrider {
 namespace {
@@ -21,9 +20,9 @@ FileDescriptor take_spare() { return FileDescriptor(open("/dev/null", O_RDONLY |
 
 }  // namespace
 
-PortProbe::PortProbe(const std::string& address, int port, std::function<void()> on_dead,
+PortProbe::PortProbe(std::vector<std::string> addresses, std::function<void()> on_dead,
                      ProbeTimes times)
-    : addresses_(own_addresses(address, port)),
+    : addresses_(std::move(addresses)),
       on_dead_(std::move(on_dead)),
       times_(times),
       spare_(take_spare()),
@@ -43,10 +42,8 @@ void PortProbe::run() {
   std::unique_lock lock(mutex_);
   while (!ended_changed_.wait_for(lock, times_.between, [this] { return ended_; })) {
     lock.unlock();
-    const bool answered =
-        addresses_.empty() || std::ranges::any_of(addresses_, [this](const std::string& address) {
-          return is_answered(address);
-        });
+    const bool answered = std::ranges::any_of(
+        addresses_, [this](const std::string& address) { return is_answered(address); });
     unanswered = answered ? 0 : unanswered + 1;
     if (unanswered == kProbes) return on_dead_();
     lock.lock();

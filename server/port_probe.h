@@ -21,10 +21,9 @@ struct ProbeTimes {
 
 class PortProbe {
  public:
-  // Connects to the port now and then. on_dead: told once, by the probe's thread, when kProbes
-  // connections in a row had no answer. What `address` stands for is asked now, once: that names
-  // cannot be resolved for a while says nothing of the port.
-  PortProbe(const std::string& address, int port, std::function<void()> on_dead,
+  // Connects to one or the other of the addresses (own_addresses) now and then. on_dead: told once,
+  // by the probe's thread, when kProbes times in a row none had an answer.
+  PortProbe(std::vector<std::string> addresses, std::function<void()> on_dead,
             ProbeTimes times = {});
   ~PortProbe();
 
@@ -34,7 +33,7 @@ class PortProbe {
   void run();
   bool is_answered(const std::string& address);
 
-  std::vector<std::string> addresses_;  // where to connect to, "host:port": one answers, or none
+  std::vector<std::string> addresses_;
   std::function<void()> on_dead_;
   ProbeTimes times_;
   FileDescriptor spare_;  // given up for the connection: others may hold all that there are

@@ -144,6 +144,7 @@ struct Server::Impl {
   std::unique_ptr<TraceWriter> trace;
   GenerationService service;
   int port = 0;
+  std::vector<std::string> addresses;
   std::unique_ptr<grpc::Server> server;
   bool is_shut_down = false;
   std::mutex mutex;  // guards not_ready
@@ -182,6 +183,7 @@ Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(opti
   if (impl_->server == nullptr || impl_->port == 0) {
     throw Error("cannot listen on " + host_and_port(options.address, options.port));
   }
+  impl_->addresses = own_addresses(options.address, impl_->port);
   impl_->set_health(impl_->why_not_ready());
   if (options.http_port) {
     impl_->http = std::make_unique<HttpServer>(
@@ -195,6 +197,8 @@ Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(opti
 Server::~Server() { shutdown(std::chrono::milliseconds(0)); }
 
 int Server::port() const { return impl_->port; }
+
+const std::vector<std::string>& Server::addresses() const { return impl_->addresses; }
 
 int Server::http_port() const { return impl_->http == nullptr ? 0 : impl_->http->port(); }
 

@@ -60,6 +60,10 @@ class Server {
   // 0 where there is no HTTP.
   int http_port() const;
 
+  // Where the port can be reached from this machine: own_addresses, as names stood for when the
+  // server was made. That they cannot be resolved for a while says nothing of the port.
+  const std::vector<std::string>& addresses() const;
+
   // What /metrics shows: for the engine to count with.
   EngineMetrics& metrics();
   // Where steps are traced to; null where nobody asked for a trace.

@@ -48,11 +48,20 @@ PrivateKey parse_key(const std::string& where, const std::string& pem) {
   throw Error(where + " holds no private key; expected PEM with -----BEGIN PRIVATE KEY-----");
 }
 
-// What OpenSSL's security level forbids it to show, as keys of a few bits.
-void check_strength(const std::string& where, X509* certificate) {
+// What OpenSSL's security level forbids to show, as keys of a few bits, in a certificate or in its
+// chain.
+void check_strength(const std::string& where, const std::string& pem) {
   const SslContext trial(SSL_CTX_new(TLS_server_method()));
   CHECK(trial != nullptr);
-  if (SSL_CTX_use_certificate(trial.get(), certificate) == 1) return;
+  const Bio chain = memory(pem);
+  bool allowed = true, first = true;
+  while (const Certificate next{PEM_read_bio_X509(chain.get(), nullptr, nullptr, nullptr)}) {
+    allowed = (first ? SSL_CTX_use_certificate(trial.get(), next.get())
+                     : SSL_CTX_add1_chain_cert(trial.get(), next.get())) == 1;
+    if (!allowed) break;
+    first = false;
+  }
+  if (allowed) return ERR_clear_error();  // of the end of the text
   const char* reason = ERR_reason_error_string(ERR_peek_last_error());
   throw Error(where + " is refused by OpenSSL: " + (reason == nullptr ? "unknown" : reason) +
               "; expected a certificate that its security level allows");
@@ -88,7 +97,7 @@ TlsMaterial load_tls(const TlsFiles& files, const std::string& ca_flag) {
       throw Error(key + " does not belong to the certificate in " + files.cert +
                   "; expected its private key");
     }
-    check_strength(cert, certificate.get());
+    check_strength(cert, material.cert);
     warn_of_dates(cert, *certificate);
     warn_if_world_readable(key, files.key);
   }

@@ -28,8 +28,9 @@ struct TlsMaterial {
 void check_pair(const TlsFiles& files);
 
 // Throws Error of one line that names flag and file, says what was expected and what was found: a
-// file that cannot be read or holds no PEM of its kind, a key that is encrypted or does not belong
-// to the certificate; and as check_pair. ca_flag: what ca's flag is called. Warns of a key that
+// file that cannot be read or holds no PEM of its kind, a certificate (or one of its chain) that
+// OpenSSL's security level forbids, a key that is encrypted or does not belong to the certificate;
+// and as check_pair. ca_flag: what ca's flag is called. Warns of a key that
 // everybody may read, and of a certificate that is not valid today.
 TlsMaterial load_tls(const TlsFiles& files, const std::string& ca_flag);
 

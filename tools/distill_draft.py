@@ -423,6 +423,13 @@ def positive(text: str) -> int:
     return value
 
 
+def not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"is {value}; expected 0 or more")
+    return value
+
+
 def parse() -> argparse.Namespace:
     cache = Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
     common = argparse.ArgumentParser(add_help=False)
@@ -445,7 +452,7 @@ def parse() -> argparse.Namespace:
     command = commands.add_parser("generate", parents=[common], help="draw text from the target")
     command.set_defaults(run=run_generate)
     command.add_argument("--shards", type=positive, default=48, help="of training text")
-    command.add_argument("--first-shard", type=int, default=0, metavar="NUMBER",
+    command.add_argument("--first-shard", type=not_negative, default=0, metavar="NUMBER",
                          help="of training text; the one that begins with 0, the default, draws "
                          "the held-out text, too, so that several processes can fill one --work")
     command.add_argument("--held-out-shards", type=positive, default=1)

@@ -140,8 +140,8 @@ subprocess symtable tabnanny tarfile tempfile textwrap threading timeit token to
 traceback typing uuid warnings wave weakref webbrowser zipapp"""
 
 
-# Half of what the user says in the target's words begins like this, so that there are texts to sum
-# up or to mend, and code to explain, other than those above.
+# More than half of what the user says in the target's words begins like this, so that there are
+# texts to sum up or to mend, and code to explain, other than those above.
 OWN_STARTS = r"""||||||||||||||||||||||||||How|What|Why|Can you|Tell me|Explain|I|My|Plan|Suggest|Give me
 Write|Write a Python function that|Write a|Write a story|Write a short email|In SQL,|Is it
 Summarize the following text:\n\n|Summarize in one sentence:|Here is an article:\n\n

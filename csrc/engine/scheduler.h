@@ -162,6 +162,7 @@ class Scheduler {
     double prefill_ms = 0;
     double prefill_ms_by_drafts = 0;  // as LookaheadChooser::choose gives it
     bool by_costs = false;            // whether that is a limit
+    bool by_objective = false;        // whether it is what an objective leaves
     bool any_prefill = false;
     PrefillRows taken;
   };

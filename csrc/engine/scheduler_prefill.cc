@@ -61,7 +61,9 @@ void Scheduler::limit_prefill() {
   for (const ScheduledSequence* s : running_) {
     const double most_ms = s->spec.max_step_ms / slowness;
     if (!s->work.decode || most_ms < ms) continue;  // none, or missed already
-    rows_.prefill_ms = std::min(rows_.prefill_ms, most_ms - ms);
+    if (most_ms - ms >= rows_.prefill_ms) continue;
+    rows_.prefill_ms = most_ms - ms;
+    rows_.by_objective = true;
   }
   rows_.prefill_ms = std::max({rows_.prefill_ms, least_ms, limits_.prefill_ms});
 }
@@ -72,6 +74,7 @@ void Scheduler::limit_prefill() {
 double Scheduler::prefill_ms_not_counted(int64_t position) const {
   if (rows_.any_prefill) return 0;
   const double one = limits_.costs.added_ms(limits_.max_rows - rows_.all, 1, position);
+  if (rows_.by_objective && one <= rows_.prefill_ms) return 0;  // it can be kept
   return std::max(0.0, one - (1 - kPrefillShare) * rows_.prefill_ms);
 }
 

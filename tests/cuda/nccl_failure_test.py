@@ -57,15 +57,24 @@ class Failure(unittest.TestCase):
 
 class Start(unittest.TestCase):
     def test_links_that_spoil_what_they_carry(self):
-        said = subprocess.run(
-            ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'launch', '--ranks', '2', '--', 'serve',
-             '--model', CHECKPOINT, '--port', '0', '--device', 'cuda', '--share-gpus'],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            env=os.environ | {'OUTRIDER_EMU_NCCL_SPOIL_BYTES': '100000'})
-        self.assertEqual(said.returncode, 1, said.stderr)
-        self.assertRegex(said.stderr, r'(?m)^outrider: .*ncclAllGather of \d+ bytes over 2 ranks '
-                                      r'brought \d\.[05]00000 to rank \d in element \d+; expected \d')
-        self.assertNotIn('listening', said.stderr)
+        """Each exchange of the trial, of one number a rank and of many."""
+        pair = ['ncclAllGather', 'ncclBroadcast', 'ncclAllReduce']
+        for ranks, at, call, numbers in (
+                *((2, at, call, 1) for at, call in enumerate(pair, 1)),
+                *((2, at, call, 1 << 18) for at, call in enumerate(pair, 4)),
+                (3, 3, 'ncclAlltoAll', 1), (3, 6, 'ncclAlltoAll', 1 << 18)):
+            with self.subTest(ranks=ranks, call=call, numbers=numbers):
+                said = subprocess.run(
+                    ['setpriv', '--pdeathsig', 'KILL', PROGRAM, 'launch', '--ranks', str(ranks),
+                     '--', 'serve', '--model', CHECKPOINT, '--port', '0', '--device', 'cuda',
+                     '--share-gpus'], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                    timeout=LIMIT_S, check=False,
+                    env=os.environ | {'OUTRIDER_EMU_NCCL_SPOIL_AT': str(at)})
+                self.assertEqual(said.returncode, 1, said.stderr)
+                self.assertRegex(said.stderr, rf'(?m)^outrider: .*{call} of {4 * ranks * numbers} '
+                                              rf'bytes over {ranks} ranks brought [0-9.]+ to rank '
+                                              r'\d in element \d+; expected \d')
+                self.assertNotIn('listening', said.stderr)
 
     def test_a_rank_that_never_joins_and_links_that_lose_the_first_bytes(self):
         hung = {'OUTRIDER_EMU_NCCL_HANG_RANK': '1'}

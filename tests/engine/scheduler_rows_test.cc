@@ -77,6 +77,27 @@ TEST(Scheduler, OneRowOfAPromptAlwaysGoes) {
   }
 }
 
+// An objective of 14 ms leaves 4 of the 8: it is kept as long as one row fits in, up to position
+// 390.
+TEST(Scheduler, APromptThatIsFarBehindKeepsAnObjectiveThatCanBeKept) {
+  SchedulerLimits limits = roomy();
+  limits.costs = {.steps = {{1, 10}, {101, 20}}, .ms_per_position = 0.01};
+  limits.prefill_slowdown = 1.8;
+  Scheduler scheduler(limits);
+  SequenceSpec stream = up_to(1000, spec(1, 1));
+  stream.max_step_ms = 14;
+  scheduler.add(stream);
+  step(scheduler);
+  scheduler.add(spec(2, 500));
+  int64_t decoded = 1;  // the stream's own context takes time, too
+  for (int64_t end = 0; end < 350; ++decoded) {
+    const int64_t next = work_of(scheduler, step(scheduler), 2)->prefill_end;
+    const double added = limits.costs.added_ms(1, next - end, end);
+    EXPECT_LE(added, 4 - limits.costs.context_ms(1, decoded) + 1e-9) << end;
+    end = next;
+  }
+}
+
 // From position 800 on the context alone takes more than the 8 ms that the stream bears.
 TEST(Scheduler, APromptThatIsFarBehindGetsOn) {
   SchedulerLimits limits = roomy();

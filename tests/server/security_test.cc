@@ -37,6 +37,7 @@ class Files {
     const CertificateAndKey weak = authority_.issue_weak("weak");
     directory_.write("weak.pem", weak.cert);
     directory_.write("weak.key", weak.key);
+    directory_.write("weak-chain.pem", server.cert + weak.cert);
     directory_.write("server.pem", server.cert);
     directory_.write("server.key", server.key);
     directory_.write("client.pem", client.cert);
@@ -343,6 +344,7 @@ TEST(TlsFiles, BadOnesAreNamed) {
   refuses({cert, files()("encrypted.key"), ""}, {"encrypted.key", "is encrypted", "password"});
   const std::string weak = files()("weak.pem");
   refuses({weak, files()("weak.key"), ""}, {"--tls-cert " + weak, "OpenSSL: ee key too small"});
+  refuses({files()("weak-chain.pem"), key, ""}, {"weak-chain.pem", "OpenSSL: ca key too small"});
 }
 
 TEST(TlsFiles, AClientsAreCheckedToo) {

@@ -118,6 +118,20 @@ class DistillDraft(unittest.TestCase):
                 self.assertAlmostEqual(expected['speedup'], max(
                     sum(a ** i for i in range(k + 1)) / (1 + c * k) for k in range(16)), places=2)
 
+    def test_several_draw_text_for_one_run(self):
+        """Shards by their numbers are the same, whoever draws them."""
+        work = self.root / 'shared'
+        few = [*SIZES, '--rows', '8', '--length', '48']
+        run('generate', work, *few, '--shards', '1')
+        lines = run('generate', work, *few, '--first-shard', '1', '--shards', '2')
+        self.assertEqual([line['shard'] for line in lines], ['train-00001', 'train-00002'])
+        for path in sorted(work.glob('*.npz')):
+            self.assertEqual(path.read_bytes(), (self.whole / path.name).read_bytes(), path)
+        result = subprocess.run(command('generate', work, '--first-shard', '-1'),
+                                capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn('--first-shard: is -1; expected 0 or more', result.stderr)
+
     def test_a_head_learns_and_drafts(self):
         work, output = self.root / 'kept_for_head', self.root / 'head'
         run('generate', work, *GENERATE, '--keep-hidden')

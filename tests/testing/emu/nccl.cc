@@ -79,11 +79,16 @@ Words words_of(const void* data, size_t bytes) {
   return words;
 }
 
-// Of messages as long as OUTRIDER_EMU_NCCL_SPOIL_BYTES, the last bit is sent as another.
+// What every rank sends in the collective that OUTRIDER_EMU_NCCL_SPOIL_AT counts to arrives with
+// another bit in its last word.
+std::atomic<bool> spoils = false;
+void count_to_spoiled() {
+  static const uint64_t at = emu::environment_number("OUTRIDER_EMU_NCCL_SPOIL_AT", 0);
+  static std::atomic<uint64_t> done = 0;
+  if (at != 0) spoils = ++done == at;
+}
 void spoil_where_asked(Words& sent) {
-  static const uint64_t least =
-      emu::environment_number("OUTRIDER_EMU_NCCL_SPOIL_BYTES", UINT64_MAX);
-  if (!sent.empty() && sent.size() * 4 >= least) sent.back() ^= 1 << 22;
+  if (spoils && !sent.empty()) sent.back() ^= 1 << 22;
 }
 
 // [size, words]: what each rank gave, equally much on all. NCCL wants a collective to be part of a
@@ -186,6 +191,7 @@ ncclResult_t enqueue(ncclComm_t comm, cudaStream_t stream, Body body) {
   emu::Operation operation([comm = comm->self, captured, body] {
     try {
       fail_where_asked(*comm);
+      count_to_spoiled();
       body(captured != nullptr);
       return std::string();
     } catch (const outrider::Error& error) {
@@ -322,6 +328,7 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
   }
   return enqueue(comm, stream, [=](bool) {
     Words words = words_of(comm->rank == root ? send : receive, bytes);
+    spoil_where_asked(words);
     outrider::Stream none;
     comm->transport->broadcast(
         TensorView(words.data(), DType::i32, {static_cast<int64_t>(words.size())}), root, none);
