@@ -196,6 +196,33 @@ class Shards:
         return shards
 
 
+class Batches:
+    """Sequences of shards, by number. Shards of one length."""
+
+    def __init__(self, shards: list[dict[str, np.ndarray]], device: str) -> None:
+        self.shards, self.device = shards, device
+        self.sequences = [(s, row) for s, shard in enumerate(shards)
+                          for row in range(len(shard["tokens"]))]
+        self.length = shards[0]["tokens"].shape[1]
+        lengths = {shard["tokens"].shape[1] for shard in shards}
+        if len(lengths) > 1:
+            raise RecipeError(f"shards hold sequences of {sorted(lengths)} tokens; expected one "
+                              f"--length for all")
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def column(self, name: str, numbers: np.ndarray) -> torch.Tensor | None:
+        """A field of these sequences; None where a shard goes without it."""
+        parts = []
+        for number in numbers:
+            shard, row = self.sequences[number]
+            if name not in self.shards[shard]:
+                return None
+            parts.append(self.shards[shard][name][row])
+        return torch.from_numpy(np.stack(parts)).to(self.device)
+
+
 def frequent_tokens(shards: list[dict[str, np.ndarray]], vocab_size: int, count: int,
                     always: list[int]) -> list[int]:
     """The tokens that a trimmed head scores, ascending: `always` and those that the target draws

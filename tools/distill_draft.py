@@ -27,6 +27,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ import torch
 import torch.nn.functional as F
 
 from complete_draft import DraftError, complete
-from distill_data import Renderer, Shards, frequent_tokens, generate
+from distill_data import Batches, Renderer, Shards, frequent_tokens, generate
 from distill_head import WEIGHTS, DraftHead, load_head, save_head
 from distill_llama import Llama, RecipeError, load_target, save_trained
 from distill_measures import expected_speedup, lookup_acceptance, shares
@@ -95,33 +96,6 @@ def run_generate(arguments: argparse.Namespace) -> None:
             size = shard["tokens"].size
             log(arguments, {"shard": f"{name}-{number:05d}", "tokens": size, "generated": drawn,
                             "tokens_per_second": size / seconds})
-
-
-class Batches:
-    """Sequences of shards, by number. Shards of one length."""
-
-    def __init__(self, shards: list[dict[str, np.ndarray]], device: str) -> None:
-        self.shards, self.device = shards, device
-        self.sequences = [(s, row) for s, shard in enumerate(shards)
-                          for row in range(len(shard["tokens"]))]
-        self.length = shards[0]["tokens"].shape[1]
-        lengths = {shard["tokens"].shape[1] for shard in shards}
-        if len(lengths) > 1:
-            raise RecipeError(f"shards hold sequences of {sorted(lengths)} tokens; expected one "
-                              f"--length for all")
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def column(self, name: str, numbers: np.ndarray) -> torch.Tensor | None:
-        """A field of these sequences; None where a shard goes without it."""
-        parts = []
-        for number in numbers:
-            shard, row = self.sequences[number]
-            if name not in self.shards[shard]:
-                return None
-            parts.append(self.shards[shard][name][row])
-        return torch.from_numpy(np.stack(parts)).to(self.device)
 
 
 class Trainer:
@@ -416,18 +390,15 @@ def log(arguments: argparse.Namespace, line: dict) -> None:
         file.write(text + "\n")
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {value}; expected 1 or more")
-    return value
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a flag's whole number."""
+    def read(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"is {value}; expected {least} or more")
+        return value
 
-
-def not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"is {value}; expected 0 or more")
-    return value
+    return read
 
 
 def parse() -> argparse.Namespace:
@@ -451,34 +422,34 @@ def parse() -> argparse.Namespace:
 
     command = commands.add_parser("generate", parents=[common], help="draw text from the target")
     command.set_defaults(run=run_generate)
-    command.add_argument("--shards", type=positive, default=48, help="of training text")
-    command.add_argument("--first-shard", type=not_negative, default=0, metavar="NUMBER",
+    command.add_argument("--shards", type=at_least(1), default=48, help="of training text")
+    command.add_argument("--first-shard", type=at_least(0), default=0, metavar="NUMBER",
                          help="of training text; the one that begins with 0, the default, draws "
                          "the held-out text, too, so that several processes can fill one --work")
-    command.add_argument("--held-out-shards", type=positive, default=1)
-    command.add_argument("--rows", type=positive, default=4096,
+    command.add_argument("--held-out-shards", type=at_least(1), default=1)
+    command.add_argument("--rows", type=at_least(1), default=4096,
                          help="sequences of a shard, in one batch")
-    command.add_argument("--length", type=positive, default=512, help="tokens of a sequence")
+    command.add_argument("--length", type=at_least(1), default=512, help="tokens of a sequence")
     command.add_argument("--keep-hidden", action="store_true",
                          help="keep the target's final states: more disk, and training that does "
                          "not run the target (worth it on a CPU)")
 
     training = argparse.ArgumentParser(add_help=False, parents=[common])
     training.add_argument("--kind", choices=("model", "head"), default="model")
-    training.add_argument("--layers", type=positive, default=2, help="of a model")
-    training.add_argument("--depth", type=positive, default=3,
+    training.add_argument("--layers", type=at_least(1), default=2, help="of a model")
+    training.add_argument("--depth", type=at_least(1), default=3,
                           help="tokens in a row that a head is taught to guess (default: 3)")
     training.add_argument("--start-from", type=Path, metavar="DIR",
                           help="an exported head to train further, in a new --work")
-    training.add_argument("--head-tokens", type=positive, default=8192)
-    training.add_argument("--batch", type=positive, default=128, help="sequences of a step")
+    training.add_argument("--head-tokens", type=at_least(1), default=8192)
+    training.add_argument("--batch", type=at_least(1), default=128, help="sequences of a step")
     training.add_argument("--learning-rate", type=float, default=1e-3)
     command = commands.add_parser("train", parents=[training], help="train the draft")
     command.set_defaults(run=run_train, compile=False)
     command.add_argument("--train-tokens", type=int, default=300_000_000,
                          help="positions to see, over all epochs, while the learning rate falls")
     command.add_argument("--tv-weight", type=float, default=1.0)
-    command.add_argument("--evaluate-every", type=positive, default=200, metavar="STEPS")
+    command.add_argument("--evaluate-every", type=at_least(1), default=200, metavar="STEPS")
     command.add_argument("--cost", type=float, help="c: time of a draft pass over that of a target "
                          "pass (default: parameters read by one over the other's)")
     command.add_argument("--compile", action="store_true", help="torch.compile both models")
