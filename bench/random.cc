@@ -3,12 +3,17 @@
 
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 namespace outrider {
 
-std::mt19937_64 make_generator(uint64_t seed, RandomPurpose purpose) {
-  std::seed_seq sequence{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
-                         static_cast<uint32_t>(purpose)};
+std::mt19937_64 make_generator(uint64_t seed, RandomPurpose purpose, uint64_t part) {
+  std::vector<uint32_t> words = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                                 static_cast<uint32_t>(purpose)};
+  if (part != 0) {
+    words.insert(words.end(), {static_cast<uint32_t>(part), static_cast<uint32_t>(part >> 32)});
+  }
+  std::seed_seq sequence(words.begin(), words.end());
   return std::mt19937_64(sequence);
 }
 

@@ -9,9 +9,19 @@
 namespace outrider {
 
 // One generator a purpose: other lengths do not mean another order.
-enum class RandomPurpose : uint32_t { arrivals, order, lengths, seeds, prompts, resampling, noise };
+enum class RandomPurpose : uint32_t {
+  arrivals,
+  order,
+  lengths,
+  seeds,
+  prompts,
+  resampling,
+  noise,
+  blocks
+};
 
-std::mt19937_64 make_generator(uint64_t seed, RandomPurpose purpose);
+// part: which of several streams of one seed and purpose, as of a round or a block of a prompt.
+std::mt19937_64 make_generator(uint64_t seed, RandomPurpose purpose, uint64_t part = 0);
 
 // [0, 1), 53 bits
 double uniform(std::mt19937_64& random);

@@ -132,6 +132,7 @@ class Loadtest {
         stub_(v1::GenerationService::NewStub(connections_.first())),
         server_(server_at_first(connections_.first(), *stub_, options.server,
                                 options.wait_for_ready_s)),
+        model_(ask_model_info(*stub_)),
         files_{OutputFile(options.json), OutputFile(options.html), OutputFile(options.samples)},
         runner_(options, connections_, signals) {
     for (const Arm& arm : options.arms) {
@@ -139,7 +140,7 @@ class Loadtest {
       throw Error("--compare K=adaptive: the server's lookahead is " + server_.lookahead() +
                   "; expected one that was started with --lookahead adaptive");
     }
-    if (source_.needs_vocabulary()) source_.vocab_size = vocab_size(*stub_);
+    source_.vocab_size = model_.vocab_size();
     print(first_line(options, server_) + "\n");
   }
 
@@ -221,6 +222,7 @@ class Loadtest {
   // A sweep that gave up may have saturated its server, which is void of its first load alone.
   std::optional<std::string> failure_of(const std::vector<SweepStep>& steps) {
     for (const SweepStep& step : steps) {
+      const bool gave_up = std::ranges::any_of(step.arms, &ArmResult::gave_up);  // on all arms
       for (const ArmResult& arm : step.arms) {
         const bool first = &step == &steps.front();
         const bool unmeasured =
@@ -229,8 +231,7 @@ class Loadtest {
         const bool ended = arm.failed || (!options_.sweep && arm.gave_up());
         if (!is_void && !ended) continue;
         return failure(run_name(step.name, arm.name()),
-                       is_void || !options_.sweep ? kVoid : kServerFailed, arm.report,
-                       arm.gave_up());
+                       is_void || !options_.sweep ? kVoid : kServerFailed, arm.report, gave_up);
       }
     }
     return std::nullopt;
@@ -296,7 +297,7 @@ class Loadtest {
               MakePage page) {
     PageFrame frame{.title = title,
                     .about = first_line(options_, server_),
-                    .facts = settings_facts(options_, source_, server_),
+                    .facts = settings_facts(options_, source_, server_, model_),
                     .warnings = {},
                     .warmup_s = options_.warmup_s};
     if (failed) frame.warnings.push_back(*failed);
@@ -319,7 +320,7 @@ class Loadtest {
     json["interrupted"] = runner_.stopped();
     json["date"] = date();
     json["settings"] = settings_json(options_, source_);
-    json["server"] = server_json(server_);
+    json["server"] = server_json(server_, model_);
     json["server_afterwards"] = server_afterwards(*stub_);
     files_.json.write(to_text(json, 2));
     if (!options_.html.empty()) files_.html.write(page(frame));
@@ -333,6 +334,7 @@ class Loadtest {
   Connections connections_;
   std::unique_ptr<v1::GenerationService::Stub> stub_;
   v1::GetServerInfoResponse server_;
+  v1::GetModelInfoResponse model_;
   OutputFiles files_;  // behind what may wait: Ctrl-C ends that at once, and would leave them
   LoadRunner runner_;
   std::vector<RequestRecord> records_;  // of all loads

@@ -87,8 +87,10 @@ std::vector<Arm> parse_arms(const std::string& text) {
 }
 
 std::vector<size_t> turns(size_t num_arms, int round) {
+  const auto number = static_cast<size_t>(round);
   std::vector<size_t> order(num_arms);
-  for (size_t i = 0; i < num_arms; ++i) order[i] = (i + static_cast<size_t>(round)) % num_arms;
+  for (size_t i = 0; i < num_arms; ++i) order[i] = (i + number) % num_arms;
+  if (number / num_arms % 2 == 1) std::ranges::reverse(order);
   return order;
 }
 

@@ -46,7 +46,10 @@ struct ArmResult {
 // "rate=4, K=0"; where one of the two is empty, the other.
 std::string run_name(const std::string& load, const std::string& arm);
 
-// In which order the arms ask in a round: each is first, second, … equally often.
+// In which order the arms ask in a round: rotated from round to round, and backwards in every
+// second cycle of rotations. Over rounds that are a multiple of the arms each is first, second, …
+// equally often; over a multiple of twice the arms each also follows its neighbour on the one side,
+// within a round, as often as that on the other.
 std::vector<size_t> turns(size_t num_arms, int round);
 
 // Sets report and ratios of all arms; intervals of a comparison are drawn over turns.

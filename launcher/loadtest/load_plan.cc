@@ -9,11 +9,12 @@
 #include "core/error.h"
 
 namespace outrider {
-LoadPlan open_loop(double rate, double duration_s, int64_t max_requests, uint64_t seed) {
+LoadPlan open_loop(double rate, double duration_s, int64_t max_requests, uint64_t seed,
+                   uint64_t round) {
   CHECK(rate > 0 && std::isfinite(rate));
   LoadPlan plan{.duration_s = duration_s, .max_requests = max_requests};
   CHECK(std::isfinite(duration_s) || max_requests < LoadPlan().max_requests);
-  std::mt19937_64 random = make_generator(seed, RandomPurpose::arrivals);
+  std::mt19937_64 random = make_generator(seed, RandomPurpose::arrivals, round);
   double time_s = 0;
   while (static_cast<int64_t>(plan.due_s.size()) < max_requests) {
     time_s -= std::log1p(-uniform(random)) / rate;  // exponential gaps

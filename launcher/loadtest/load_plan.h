@@ -20,8 +20,9 @@ struct LoadPlan {
 };
 
 // Poisson arrivals, `rate` a second in the mean, up to `duration_s` or `max_requests`, whichever
-// comes first; one of them must be finite.
-LoadPlan open_loop(double rate, double duration_s, int64_t max_requests, uint64_t seed);
+// comes first; one of them must be finite. round: of a comparison; each has arrivals of its own.
+LoadPlan open_loop(double rate, double duration_s, int64_t max_requests, uint64_t seed,
+                   uint64_t round = 0);
 
 // `concurrency` users, all there at the start.
 LoadPlan closed_loop(int concurrency, double duration_s, int64_t max_requests);

@@ -52,7 +52,8 @@ void add_load(CLI::App& command, LoadtestOptions& options) {
   rate->check(number_within(kLeastRate, kMostRate))->excludes(concurrency);
   auto* trace = command.add_option("--trace", options.trace,
                                    "Open loop: JSON lines with \"timestamp\" and \"text\" or "
-                                   "\"input_length\", sent again as they came");
+                                   "\"input_length\" (with \"hash_ids\": blocks of equal ids "
+                                   "are equal), sent again as they came");
   trace->excludes(concurrency)->excludes(rate)->check(not_empty("a file"));
   auto* sweep = add_parsed(command, "--sweep", options.sweep, parse_sweep,
                            "One load after the other until the server is saturated: rate=1,2,4 "
@@ -188,7 +189,7 @@ LengthDistribution LoadtestOptions::output_lengths() const {
 LoadPlan LoadtestOptions::plan(const std::vector<TraceEntry>& entries, int round) const {
   if (concurrency) return closed_loop(*concurrency, duration(), max_requests());
   if (rate) {
-    return open_loop(*rate, duration(), max_requests(), seed + static_cast<uint64_t>(round));
+    return open_loop(*rate, duration(), max_requests(), seed, static_cast<uint64_t>(round));
   }
   std::vector<double> due_s;
   for (const TraceEntry& entry : entries) due_s.push_back(entry.due_s);

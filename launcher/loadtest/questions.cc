@@ -10,14 +10,9 @@
 
 namespace outrider {
 
-bool QuestionSource::needs_vocabulary() const {
-  if (trace.empty()) return prompt_length.has_value();
-  return std::any_of(trace.begin(), trace.end(),
-                     [](const TraceEntry& entry) { return entry.text.empty(); });
-}
-
 Questions::Questions(const QuestionSource& source, uint64_t seed)
     : source_(&source),
+      seed_(seed),
       order_(source.prompts.size()),
       next_in_order_(order_.size()),
       order_random_(make_generator(seed, RandomPurpose::order)),
@@ -37,10 +32,11 @@ Question Questions::next() {
   if (!source_->trace.empty()) {
     const TraceEntry& entry = source_->trace.at(index);
     question.text = entry.text;
-    if (entry.text.empty()) question.input_ids = random_ids(entry.input_length);
+    if (entry.text.empty()) question.input_ids = ids_of(entry);
     question.max_tokens = entry.output_length.value_or(question.max_tokens);
   } else if (source_->prompt_length) {
-    question.input_ids = random_ids(source_->prompt_length->draw(prompt_random_));
+    const int32_t length = source_->prompt_length->draw(prompt_random_);
+    add_random_ids(length, prompt_random_, question.input_ids);
   } else {
     const size_t prompt = next_prompt();
     question.prompt = static_cast<int>(prompt);
@@ -59,13 +55,25 @@ size_t Questions::next_prompt() {
   return order_[next_in_order_++];
 }
 
-std::vector<int32_t> Questions::random_ids(int32_t length) {
-  CHECK(source_->vocab_size > 0);
-  std::vector<int32_t> ids(static_cast<size_t>(length));
-  for (int32_t& id : ids) {
-    id = static_cast<int32_t>(below(prompt_random_, static_cast<uint64_t>(source_->vocab_size)));
+std::vector<int32_t> Questions::ids_of(const TraceEntry& entry) {
+  std::vector<int32_t> ids;
+  int32_t left = entry.input_length;
+  for (const uint64_t block : entry.hash_ids) {
+    std::mt19937_64 random = make_generator(seed_, RandomPurpose::blocks, block);
+    const int32_t count = std::min(left, kTraceBlockTokens);
+    add_random_ids(count, random, ids);
+    left -= count;
   }
+  add_random_ids(left, prompt_random_, ids);  // of a prompt that shares nothing
   return ids;
+}
+
+void Questions::add_random_ids(int32_t count, std::mt19937_64& random,
+                               std::vector<int32_t>& ids) const {
+  CHECK(source_->vocab_size > 0);
+  for (int32_t i = 0; i < count; ++i) {
+    ids.push_back(static_cast<int32_t>(below(random, static_cast<uint64_t>(source_->vocab_size))));
+  }
 }
 
 }  // namespace outrider

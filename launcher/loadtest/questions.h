@@ -21,9 +21,6 @@ struct QuestionSource {
 
   LengthDistribution output_length;  // where the trace says none
   int64_t vocab_size = 0;            // for random tokens
-
-  // Some prompts are random tokens.
-  bool needs_vocabulary() const;
 };
 
 struct Question {
@@ -45,9 +42,12 @@ class Questions {
 
  private:
   size_t next_prompt();
-  std::vector<int32_t> random_ids(int32_t length);
+  std::vector<int32_t> ids_of(const TraceEntry& entry);
+  // count: how many are added.
+  void add_random_ids(int32_t count, std::mt19937_64& random, std::vector<int32_t>& ids) const;
 
   const QuestionSource* source_;
+  uint64_t seed_;
   std::vector<size_t> order_;  // of prompts
   size_t next_in_order_ = 0;
   size_t num_asked_ = 0;

@@ -9,6 +9,7 @@ namespace {
 
 void add_counts(const RequestRecord& record, LoadReport& report) {
   report.prompt_tokens += record.prompt_tokens;
+  report.cached_tokens += record.cached_tokens;
   report.completion_tokens += static_cast<int64_t>(record.token_ids.size());
   report.num_spec_steps += record.num_spec_steps;
   report.num_draft_tokens += record.num_draft_tokens;

@@ -70,6 +70,14 @@ std::string goodput_line(const Goodput& goodput) {
                          goodput.requests_per_second);
 }
 
+std::string prompts_line(const LoadReport& report) {
+  const double share = report.prompt_tokens > 0 ? static_cast<double>(report.cached_tokens) /
+                                                      static_cast<double>(report.prompt_tokens)
+                                                : 0;
+  return absl::StrFormat("prompts: %d tokens, %d of them (%.1f %%) from the prefix cache\n",
+                         report.prompt_tokens, report.cached_tokens, 100 * share);
+}
+
 }  // namespace
 
 Json to_json(const LoadReport& report) {
@@ -93,6 +101,7 @@ Json to_json(const LoadReport& report) {
           {"requests_per_second", report.requests_per_second},
           {"goodput", to_json(report.goodput)},
           {"prompt_tokens", report.prompt_tokens},
+          {"cached_tokens", report.cached_tokens},
           {"completion_tokens", report.completion_tokens},
           {"speculation",
            {{"num_spec_steps", report.num_spec_steps},
@@ -122,6 +131,7 @@ std::string to_table(const LoadReport& report) {
           rows("queue", report.queue) + rows("sent late", report.send_delay) + "\n";
   if (report.goodput) text += goodput_line(*report.goodput);
   if (report.answers() == 0) return text;
+  text += prompts_line(report);
   text += absl::StrFormat(
       "speculation: accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step; answers by %s; "
       "%s\n",
@@ -186,6 +196,7 @@ Json to_json(const RequestRecord& record) {
           {"stopped", record.stopped},
           {"queue_ms", record.queue_ms},
           {"prompt_tokens", record.prompt_tokens},
+          {"cached_tokens", record.cached_tokens},
           {"num_draft_tokens", record.num_draft_tokens},
           {"num_accepted_draft_tokens", record.num_accepted_draft_tokens},
           {"mode", record.mode},

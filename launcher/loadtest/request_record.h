@@ -34,6 +34,7 @@ struct RequestRecord {
 
   // As the server said at the end.
   int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;  // of them, in the prefix cache
   double queue_ms = 0;
   int64_t num_spec_steps = 0;
   int64_t num_draft_tokens = 0;

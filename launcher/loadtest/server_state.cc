@@ -49,12 +49,12 @@ v1::GetServerInfoResponse server_at_first(const std::shared_ptr<grpc::Channel>& 
   }
 }
 
-int64_t vocab_size(v1::GenerationService::Stub& stub) {
+v1::GetModelInfoResponse ask_model_info(v1::GenerationService::Stub& stub) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kTimeout);
   v1::GetModelInfoResponse model;
   throw_unless_ok(stub.GetModelInfo(&context, {}, &model));
-  return model.vocab_size();
+  return model;
 }
 
 nlohmann::ordered_json server_afterwards(v1::GenerationService::Stub& stub) {

@@ -15,7 +15,7 @@ v1::GetServerInfoResponse server_at_first(const std::shared_ptr<grpc::Channel>& 
                                           const ServerAddress& server, double wait_s);
 
 // Throws Error.
-int64_t vocab_size(v1::GenerationService::Stub& stub);
+v1::GetModelInfoResponse ask_model_info(v1::GenerationService::Stub& stub);
 
 // What the server still has to do once all answers are there: nothing, where nobody else asks it.
 nlohmann::ordered_json server_afterwards(v1::GenerationService::Stub& stub);

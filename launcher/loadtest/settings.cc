@@ -58,6 +58,11 @@ std::string request_text(const v1::GenerateRequest& request) {
   return text;
 }
 
+// Whether --raw was given: then a prompt is asked as a text, not as a message.
+bool is_raw(const LoadtestOptions& options) {
+  return options.request.request_for(std::string()).has_text();
+}
+
 std::string ranks_text(const v1::GetServerInfoResponse& server) {
   return server.num_ranks() == 1 ? "1 rank" : absl::StrFormat("%d ranks", server.num_ranks());
 }
@@ -93,31 +98,50 @@ Json settings_json(const LoadtestOptions& options, const QuestionSource& source)
       {"num_prompts", source.prompts.size()},
       {"prompt_length", lengths(options.prompt_length)},
       {"output_length", source.output_length.text()},
+      {"raw", is_raw(options)},
       {"request", Json::parse(request_text(options.request.parameters()))}};
 }
 
-Json server_json(const v1::GetServerInfoResponse& server) {
-  return {
-      {"version", server.version()},     {"num_ranks", server.num_ranks()},
-      {"backend", server.backend()},     {"default_drafter", server.default_drafter()},
-      {"lookahead", server.lookahead()}, {"numerics_fingerprint", server.numerics_fingerprint()}};
+Json server_json(const v1::GetServerInfoResponse& server, const v1::GetModelInfoResponse& model) {
+  const auto or_null = [](const std::string& text) {
+    return text.empty() ? Json(nullptr) : Json(text);
+  };
+  return {{"version", server.version()},
+          {"model", model.name()},
+          {"num_ranks", server.num_ranks()},
+          {"backend", server.backend()},
+          {"numerics", or_null(server.numerics())},
+          {"default_drafter", server.default_drafter()},
+          {"draft_model", or_null(server.draft_model())},
+          {"draft_head", or_null(server.draft_head())},
+          {"lookahead", server.lookahead()},
+          {"numerics_fingerprint", server.numerics_fingerprint()}};
 }
 
 std::vector<std::pair<std::string, std::string>> settings_facts(
     const LoadtestOptions& options, const QuestionSource& source,
-    const v1::GetServerInfoResponse& server) {
+    const v1::GetServerInfoResponse& server, const v1::GetModelInfoResponse& model) {
   std::vector<std::pair<std::string, std::string>> facts = {
       {"load", load_text(options)},
       {"warm-up", absl::StrFormat("%g s", options.warmup_s)},
       {"seed", absl::StrFormat("%d", options.seed)},
       {"prompts", prompts_text(options)},
+      {"--raw", is_raw(options) ? "yes" : "no"},
       {"max_tokens", source.output_length.text()},
       {"request", request_text(options.request.parameters())},
       {"server", absl::StrFormat("%s, Outrider %s, %s, %s", options.server.target(),
                                  server.version(), ranks_text(server), server.backend())},
+      {"model", model.name()},
       {"default drafter",
        absl::StrFormat("%s, lookahead %s", server.default_drafter(), server.lookahead())},
       {"date", date()}};
+  const std::pair<const char*, const std::string&> where_set[] = {
+      {"draft model", server.draft_model()},
+      {"draft head", server.draft_head()},
+      {"numerics", server.numerics()}};
+  for (const auto& [name, value] : where_set) {
+    if (!value.empty()) facts.push_back({name, value});
+  }
   if (options.objectives.any()) facts.push_back({"objectives", options.objectives.text()});
   return facts;
 }

@@ -18,11 +18,12 @@ std::string first_line(const LoadtestOptions& options, const v1::GetServerInfoRe
 std::string date();  // "2026-11-23 06:45 UTC"
 
 nlohmann::ordered_json settings_json(const LoadtestOptions& options, const QuestionSource& source);
-nlohmann::ordered_json server_json(const v1::GetServerInfoResponse& server);
+nlohmann::ordered_json server_json(const v1::GetServerInfoResponse& server,
+                                   const v1::GetModelInfoResponse& model);
 
 // The same as {name, value}.
 std::vector<std::pair<std::string, std::string>> settings_facts(
     const LoadtestOptions& options, const QuestionSource& source,
-    const v1::GetServerInfoResponse& server);
+    const v1::GetServerInfoResponse& server, const v1::GetModelInfoResponse& model);
 
 }  // namespace outrider

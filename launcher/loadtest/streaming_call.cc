@@ -40,6 +40,7 @@ void StreamingCall::take(const v1::Complete& complete, double now_s) {
   completion_tokens_ = complete.completion_tokens();
   record_.stopped = complete.finish_reason() == v1::FINISH_REASON_STOP;
   record_.prompt_tokens = complete.prompt_tokens();
+  record_.cached_tokens = complete.cached_tokens();
   record_.queue_ms = complete.timings().queue_ms();
   const v1::SpeculationStats& speculation = complete.speculation();
   record_.num_spec_steps = speculation.num_spec_steps();

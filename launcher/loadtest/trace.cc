@@ -28,6 +28,32 @@ std::optional<int32_t> read_length(const nlohmann::json& object, const char* key
   return value->get<int32_t>();
 }
 
+// Nothing where the key is not there. input_length: nothing where the prompt is a text.
+std::vector<uint64_t> read_hash_ids(const nlohmann::json& object,
+                                    std::optional<int32_t> input_length, const std::string& where) {
+  const auto ids = object.find("hash_ids");
+  if (ids == object.end()) return {};
+  if (!input_length) {
+    throw Error(where +
+                ": expected \"hash_ids\" beside \"input_length\", found it beside \"text\"");
+  }
+  if (!ids->is_array()) {
+    throw Error(where + ": expected an array \"hash_ids\", found " + ids->type_name());
+  }
+  for (const nlohmann::json& id : *ids) {
+    if (id.is_number_unsigned()) continue;
+    throw Error(where + ": \"hash_ids\" holds " + id.dump() +
+                "; expected whole numbers of 0 and above");
+  }
+  const int64_t blocks = (int64_t{*input_length} + kTraceBlockTokens - 1) / kTraceBlockTokens;
+  if (static_cast<int64_t>(ids->size()) != blocks) {
+    throw Error(absl::StrFormat(
+        "%s: expected %d \"hash_ids\", one for each %d of \"input_length\" tokens, found %d", where,
+        blocks, kTraceBlockTokens, ids->size()));
+  }
+  return ids->get<std::vector<uint64_t>>();
+}
+
 TraceEntry read_entry(const nlohmann::json& object, const std::string& where) {
   TraceEntry entry;
   const auto timestamp = object.find("timestamp"), text = object.find("text");
@@ -49,6 +75,7 @@ TraceEntry read_entry(const nlohmann::json& object, const std::string& where) {
     entry.text = text->get<std::string>();
   }
   entry.input_length = input_length.value_or(0);
+  entry.hash_ids = read_hash_ids(object, input_length, where);
   entry.output_length = read_length(object, "output_length", where);
   return entry;
 }

@@ -25,6 +25,7 @@ TEST_F(Loadtest, ReportsOnTheTerminalAndInJson) {
   EXPECT_TRUE(report()["failure"].is_null());
   EXPECT_EQ(report()["completion_tokens"], 120);
   EXPECT_EQ(report()["server"]["num_ranks"], 7);
+  EXPECT_EQ(report()["settings"]["raw"], false);
   EXPECT_EQ(report()["server_afterwards"]["num_requests_running"], 0);
   EXPECT_EQ(report()["greedy"]["differences"].size(), 0u);
   EXPECT_GT(report()["greedy"]["num_compared"], 0);
@@ -231,11 +232,11 @@ TEST_F(Loadtest, ComparesArmsInTurns) {
   EXPECT_NE(html().find("K=4 / K=0"), std::string::npos);
   EXPECT_NE(output_.find("K=4 / K=0, end to end"), std::string::npos) << output_;
 
-  // What was asked, in the order of asking: K=0 first, then K=4 first; each round's questions are
-  // the same for both, and go on from round to round.
+  // What was asked, in the order of asking: K=0 first, then K=4 first, and backwards from there;
+  // each round's questions are the same for both, and go on from round to round.
   std::vector<v1::GenerateRequest> requests = server.requests();
   ASSERT_EQ(requests.size(), 24u);
-  const int32_t tokens[] = {0, 4, 4, 0, 0, 4};
+  const int32_t tokens[] = {0, 4, 4, 0, 4, 0};
   std::set<std::string> prompts;
   for (size_t i = 0; i < requests.size(); ++i) {
     EXPECT_EQ(requests[i].speculation().num_speculative_tokens(), tokens[i / 4]) << i;
@@ -447,6 +448,7 @@ TEST_F(Loadtest, ReplaysATrace) {
                          "--duration", "1000", "--samples", samples_path()}),
             0);
   EXPECT_EQ(report()["requests"], 3);
+  EXPECT_EQ(report()["settings"]["raw"], true);
   EXPECT_LT(report()["measured_s"], 500);               // until it was answered
   std::map<std::string, v1::GenerateRequest> requests;  // they may arrive in another order
   for (const auto& request : server.requests()) requests[request.request_id()] = request;

@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <map>
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launcher/loadtest/load_plan.h"
+#include "launcher/loadtest/options.h"
 #include "launcher/loadtest/prompts.h"
 #include "launcher/loadtest/questions.h"
 #include "launcher/loadtest/trace.h"
@@ -34,6 +37,19 @@ TEST(OpenLoop, FollowsFromItsSeed) {
   EXPECT_NE(plan.due_s, open_loop(100, 20, kAny, 1ull << 32 | 1).due_s);
   EXPECT_EQ(open_loop(100, kForever, 7, 1).due_s.size(), 7u);
   EXPECT_EQ(open_loop(1e-6, 1, kAny, 1).due_s.size(), 0u);
+}
+
+// Seeds that are neighbours share no round; a load that is not compared is round 0.
+TEST(OpenLoop, IsAnotherInEachRoundOfEachSeed) {
+  LoadtestOptions options;
+  options.rate = 100;
+  std::set<std::vector<double>> plans;
+  for (options.seed = 0; options.seed < 3; ++options.seed) {
+    for (int round = 0; round < 3; ++round) plans.insert(options.plan({}, round).due_s);
+  }
+  EXPECT_EQ(plans.size(), 9u);
+  options.seed = 1;
+  EXPECT_EQ(options.plan({}).due_s, open_loop(100, options.duration(), kAny, 1).due_s);
 }
 
 // Gaps are exponential (Kolmogorov and Smirnov, at 1 in 1000), and arrivals a second are spread as
@@ -226,7 +242,6 @@ TEST(Questions, ACopyGoesOnAlike) {
 TEST(Questions, MayBeRandomTokens) {
   QuestionSource source{.prompt_length = parse_length_distribution("uniform:5:9"),
                         .vocab_size = 40};
-  EXPECT_TRUE(source.needs_vocabulary());
   std::set<std::vector<int32_t>> prompts;
   std::set<size_t> lengths;
   std::set<int32_t> ids;
@@ -250,29 +265,55 @@ TEST(Questions, MayComeFromATrace) {
       .prompts = {"not this one"},
       .output_length = LengthDistribution::fixed(5),
       .vocab_size = 10};
-  EXPECT_TRUE(source.needs_vocabulary());
   const auto asked = ask(2, source, 1);
   EXPECT_EQ(asked[0].text, "one");
   EXPECT_EQ(asked[0].max_tokens, 3);
   EXPECT_EQ(asked[1].input_ids.size(), 7u);
   EXPECT_EQ(asked[1].max_tokens, 5);
   EXPECT_EQ(asked[1].prompt, 1);
-  EXPECT_FALSE((QuestionSource{.trace = {{.text = "x"}}}).needs_vocabulary());
-  EXPECT_FALSE(prompts_named(1, "fixed:1").needs_vocabulary());
+}
+
+// As prefixes are shared in the trace, whatever stands between; the last block is cut.
+TEST(Questions, BlocksOfEqualIdsAreEqual) {
+  const QuestionSource source{.trace = {{.input_length = 1300, .hash_ids = {0, 7, 9}},
+                                        {.input_length = 40},
+                                        {.input_length = 1536, .hash_ids = {0, 7, 1ull << 32}},
+                                        {.input_length = 600, .hash_ids = {7, 0}}},
+                              .vocab_size = 1000};
+  const auto asked = ask(4, source, 1), again = ask(4, source, 1), other = ask(4, source, 2);
+  const auto part = [](const Question& question, size_t begin, size_t end) {
+    const auto from = question.input_ids.begin();
+    return std::vector<int32_t>(from + static_cast<std::ptrdiff_t>(begin),
+                                from + static_cast<std::ptrdiff_t>(end));
+  };
+  for (size_t i = 0; i < asked.size(); ++i) {
+    ASSERT_EQ(asked[i].input_ids.size(), static_cast<size_t>(source.trace[i].input_length));
+    EXPECT_EQ(asked[i].input_ids, again[i].input_ids);
+    EXPECT_NE(asked[i].input_ids, other[i].input_ids);
+  }
+  EXPECT_EQ(part(asked[0], 0, 1024), part(asked[2], 0, 1024));
+  EXPECT_NE(part(asked[0], 1024, 1300), part(asked[2], 1024, 1300));
+  EXPECT_EQ(part(asked[0], 512, 1024), part(asked[3], 0, 512));
+  EXPECT_EQ(part(asked[0], 0, 88), part(asked[3], 512, 600));
+  EXPECT_NE(part(asked[0], 0, 40), part(asked[0], 512, 552));
+  EXPECT_NE(part(asked[0], 0, 40), part(asked[1], 0, 40));
 }
 
 TEST(LoadTrace, IsReadFromJsonLines) {
   const TemporaryDirectory directory;
   directory.write("t.jsonl",
-                  "{\"timestamp\": 5000, \"input_length\": 6955, \"output_length\": 52, "
-                  "\"hash_ids\": [1, 2]}\n\n{\"timestamp\": 5000.5, \"text\": \"x\"}\n");
+                  "{\"timestamp\": 5000, \"input_length\": 1025, \"output_length\": 52, "
+                  "\"hash_ids\": [46, 0, 18446744073709551615]}\n\n"
+                  "{\"timestamp\": 5000.5, \"text\": \"x\"}\n");
   const auto trace = read_trace(directory.path() / "t.jsonl");
   ASSERT_EQ(trace.size(), 2u);
   EXPECT_EQ(trace[0].due_s, 0);
-  EXPECT_EQ(trace[0].input_length, 6955);
+  EXPECT_EQ(trace[0].input_length, 1025);
+  EXPECT_EQ(trace[0].hash_ids, (std::vector<uint64_t>{46, 0, ~uint64_t{0}}));
   EXPECT_EQ(trace[0].output_length, 52);
   EXPECT_NEAR(trace[1].due_s, 0.0005, 1e-9);
   EXPECT_EQ(trace[1].text, "x");
+  EXPECT_TRUE(trace[1].hash_ids.empty());
   EXPECT_FALSE(trace[1].output_length);
 }
 
@@ -296,6 +337,18 @@ TEST(LoadTrace, ABrokenFileNamesItsLine) {
             {"t.jsonl:1:", "input_length", "whole number"});
     refuses(std::string("{\"timestamp\": 5, \"text\": \"x\", \"output_length\": ") + length + "}",
             {"t.jsonl:1:", "output_length"});
+  }
+  refuses(good + "{\"timestamp\": 5, \"text\": \"x\", \"hash_ids\": [1]}",
+          {"t.jsonl:2:", "hash_ids", "beside \"input_length\""});
+  const std::pair<const char*, const char*> hash_ids[] = {
+      {"7", "array"},          {"null", "array"},
+      {"[1, -1]", "-1"},       {"[1, 2.5]", "2.5"},
+      {"[1, \"2\"]", "\"2\""}, {"[1, [2]]", "[2]"},
+      {"[]", "found 0"},       {"[1]", "expected 2 \"hash_ids\""},
+      {"[1, 2, 3]", "found 3"}};
+  for (const auto& [ids, said] : hash_ids) {
+    refuses(std::string("{\"timestamp\": 5, \"input_length\": 513, \"hash_ids\": ") + ids + "}",
+            {"t.jsonl:1:", "hash_ids", said});
   }
   refuses("", {"t.jsonl:", "no request"});
   expect_one_line_error({"nothing-here", "cannot be opened"},

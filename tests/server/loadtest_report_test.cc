@@ -27,6 +27,7 @@ RequestRecord answer(int64_t index, double due_s, int num_chunks) {
   }
   record.end_s = record.chunks.back().at_s + 0.01;
   record.prompt_tokens = 3;
+  record.cached_tokens = 2;
   record.queue_ms = 5;
   record.num_spec_steps = 1;
   record.num_draft_tokens = 4;
@@ -71,6 +72,26 @@ TEST(Report, MeasuresFromWhenARequestWasDue) {
   EXPECT_EQ(report.completion_tokens, 10);
   EXPECT_EQ(report.draft_acceptance_rate, 0.25);
   EXPECT_EQ(report.mean_acceptance_length, 2);
+}
+
+// Of answers that were measured and ended well.
+TEST(Report, SaysHowMuchOfThePromptsWasCached) {
+  RequestRecord failed = failure(3, 1.5, "INTERNAL", "x");
+  failed.prompt_tokens = failed.cached_tokens = 100;
+  RequestRecord fresh = answer(2, 1.5, 2);
+  fresh.cached_tokens = 0;
+  const LoadReport report = report_of({answer(0, 0.5, 2), answer(1, 1.5, 2), fresh, failed}, 1, 2);
+  EXPECT_EQ(report.prompt_tokens, 6);
+  EXPECT_EQ(report.cached_tokens, 2);
+  EXPECT_EQ(to_json(report)["cached_tokens"], 2);
+  EXPECT_EQ(to_json(fresh)["cached_tokens"], 0);
+  EXPECT_EQ(to_json(answer(0, 0, 2))["cached_tokens"], 2);
+  EXPECT_NE(to_table(report).find("prompts: 6 tokens, 2 of them (33.3 %) from the prefix cache\n"),
+            std::string::npos)
+      << to_table(report);
+  RequestRecord uncounted = answer(0, 0, 2);
+  uncounted.prompt_tokens = uncounted.cached_tokens = 0;
+  EXPECT_NE(to_table(report_of({uncounted}, 0, 1)).find("(0.0 %)"), std::string::npos);
 }
 
 TEST(Report, AnAnswerOfOneTokenHasNoPace) {

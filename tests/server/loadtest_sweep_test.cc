@@ -246,6 +246,21 @@ TEST(Arms, TakeEveryPlaceEquallyOften) {
   for (const auto& [_, count] : times) EXPECT_EQ(count, 2);
 }
 
+// Nor from which arm that is: each pair is as frequent as it is the other way round.
+TEST(Arms, FollowEitherNeighbourEquallyOften) {
+  for (const size_t arms : {2u, 3u, 5u}) {
+    std::map<std::pair<size_t, size_t>, int> times;  // the earlier one first
+    for (int round = 0; round < 2 * static_cast<int>(arms); ++round) {
+      const std::vector<size_t> order = turns(arms, round);
+      for (size_t i = 1; i < arms; ++i) ++times[{order[i - 1], order[i]}];
+    }
+    EXPECT_EQ(times.size(), arms == 2 ? 2 : 2 * arms);
+    for (const auto& [pair, count] : times) {
+      EXPECT_EQ(count, (times[{pair.second, pair.first}])) << arms;
+    }
+  }
+}
+
 ArmResult arm(std::optional<int32_t> tokens, double service_s) {
   ArmResult result{.arm = Arm{tokens}};
   for (uint64_t round = 0; round < kLeastUnits; ++round) {

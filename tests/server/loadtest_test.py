@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
-from program import GREEDY, LIMIT_S, PROGRAM, Refusals, Server, outrider  # noqa: E402
+from program import CHECKPOINT, GREEDY, LIMIT_S, PROGRAM, Refusals, Server, outrider  # noqa: E402
 
 PROMPTS = [f'{name} said' + ' once more' * times for name, times in
            (('Ada', 0), ('Bert', 2), ('Cleo', 10), ('Dora', 1), ('Emil', 60))]
@@ -78,6 +78,15 @@ class Loadtest(Refusals, unittest.TestCase):
             self.assertEqual(sum(tokens for _, tokens in sample['chunks']), sample['max_tokens'])
         tokens = sum(len(s['token_ids']) for s in samples)
         self.assertEqual(report['completion_tokens'], tokens)
+        for key in ('prompt_tokens', 'cached_tokens'):
+            self.assertEqual(report[key], sum(s[key] for s in samples))
+        # The long prompt comes again and again; a prompt's last token is always computed.
+        self.assertGreater(report['cached_tokens'], 0)
+        self.assertTrue(all(s['cached_tokens'] < s['prompt_tokens'] for s in samples))
+        self.assertIn(f'prompts: {report["prompt_tokens"]} tokens, {report["cached_tokens"]} of '
+                      'them (', self.last.stdout)
+        self.assertEqual(report['server']['model'], Path(CHECKPOINT).name)
+        self.assertEqual(report['server']['numerics'], 'exact')
         self.assertAlmostEqual(report['tokens_per_second'] * report['measured_s'], tokens, 3)
         self.assertEqual(report['speculation']['num_draft_tokens'],
                          sum(s['num_draft_tokens'] for s in samples))
