@@ -40,8 +40,9 @@ struct LogitEdit {
   int32_t ends_masked;  // 1: the output is shorter than min_tokens
 };
 
-// Finite, and so far apart from kUnscoredLogit that a penalised token stays likelier.
-constexpr float kLargestEdited = 0x1p125f;
+// So far apart from kUnscoredLogit that a penalised token stays likelier, and so small that the
+// noise of coupled rows (about 1, in fp64) still decides between tokens that end here.
+constexpr float kLargestEdited = 0x1p30f;
 
 // times_drafted: how often the token was drafted before the row. A logit that is not finite stays
 // (the row is broken, and must be seen to be), as does that of a token that a trimmed head does not

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
+
 namespace CLI {
 class App;
 class Validator;
@@ -14,6 +16,12 @@ namespace outrider {
 
 constexpr int kExitFailed = 1;      // the work failed; one line on stderr says why
 constexpr int kExitWrongFlags = 2;  // nothing was begun
+
+// Was told on stderr already, before what may take long: nothing more is said.
+class ToldError : public Error {
+ public:
+  using Error::Error;
+};
 
 // The variable that names a file as --config does.
 constexpr const char* kConfigVariable = "OUTRIDER_CONFIG";

@@ -28,6 +28,7 @@
 #include "launcher/mpirun.h"
 #include "launcher/quarantine_memory.h"
 #include "launcher/restart_policy.h"
+#include "launcher/stop_signals.h"
 #include "launcher/supervision.h"
 
 namespace outrider {
@@ -55,9 +56,8 @@ struct LaunchOptions {
 };
 
 sigset_t awaited_signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&signals, signal);
+  sigset_t signals = ending_signals();
+  sigaddset(&signals, SIGCHLD);
   return signals;
 }
 
@@ -77,7 +77,7 @@ class Launcher {
     while (true) {
       start();
       int status = supervise();
-      if (const std::vector<pid_t> left = kill_children(kKillTimeout); !left.empty()) {
+      if (const std::vector<pid_t> left = kill_children(kKillTimeout, others_); !left.empty()) {
         say(absl::StrFormat(
             "the job has ended: %s; it is not started again, since these processes "
             "do not end, whatever holds them: %s",
@@ -93,10 +93,9 @@ class Launcher {
       if (num_requests_ > 0 || status == 0 || options_.no_restart) return status;
       const std::string why =
           job_->failure().empty() ? describe_mpirun_status(status) : job_->failure();
-      const auto delay =
-          policy_.after({.at = Clock::now(),
-                         .served_since = served_since_,
-                         .explained = !job_->failure().empty() || status == kNoMpirun});
+      const auto delay = policy_.after({.at = Clock::now(),
+                                        .served_since = served_since_,
+                                        .explained = job_->explained() || status == kNoMpirun});
       if (!delay) {
         if (++num_failed_starts_ > 1) {
           say(absl::StrFormat("giving up after %d starts that failed: %s", num_failed_starts_,
@@ -203,12 +202,15 @@ class Launcher {
     signalfd_siginfo info;
     while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
       if (info.ssi_signo == SIGCHLD) continue;
+      // A terminal that is closed sends it twice, by its shell and by the kernel.
+      if (info.ssi_signo == SIGHUP && num_requests_ > 0) continue;
       if (num_requests_++ == 0) first_signal_ = static_cast<int>(info.ssi_signo);
     }
   }
 
   const LaunchOptions& options_;
-  std::optional<ScratchDirectories> scratch_;  // where all ranks are on this host
+  const std::vector<pid_t> others_ = children();  // of whatever this program was before
+  std::optional<ScratchDirectories> scratch_;     // where all ranks are on this host
   const FileDescriptor quarantine_ = make_quarantine_memory();
   FileDescriptor signals_;
   sigset_t mask_before_;

@@ -17,6 +17,8 @@ int main(int argc, char** argv) {
     if (code != 0 || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;
     std::fputs("outrider: standard output could not be written\n", stderr);
     return outrider::kExitFailed;
+  } catch (const outrider::ToldError&) {
+    return outrider::kExitFailed;
   } catch (const std::exception& error) {  // Error, or memory that there is not
     std::fprintf(stderr, "outrider: %s\n", error.what());
     return outrider::kExitFailed;

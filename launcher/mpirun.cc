@@ -57,13 +57,6 @@ std::string scratch_prefix() { return "outrider-launch-scratch-" + host_name() +
   _exit(kNoMpirun);
 }
 
-std::vector<pid_t> children() {
-  std::ifstream file("/proc/thread-self/children");
-  std::vector<pid_t> found;
-  for (pid_t pid; file >> pid;) found.push_back(pid);
-  return found;
-}
-
 // It is there, this user's, and nobody else has it; else invalid. Given up with the descriptor, or
 // by the kernel.
 FileDescriptor lock_directory(const std::string& path) {
@@ -116,8 +109,12 @@ std::vector<std::string> mpirun_arguments(int ranks, const std::string& hostfile
                                         "none",   "-np",     std::to_string(ranks)};
   if (geteuid() == 0) arguments.push_back("--allow-run-as-root");
   if (hostfile.empty()) {
-    // mpirun counts physical cores, and refuses more ranks than these.
-    arguments.push_back("--oversubscribe");
+    // mpirun counts physical cores, and refuses more ranks than these. By itself it would go to the
+    // nodes of a scheduler's allocation, or of its default hostfile.
+    arguments.insert(arguments.end(),
+                     {"--oversubscribe", "--mca", "ras", "^alps,gridengine,lsf,slurm,tm", "--mca",
+                      "orte_default_hostfile", "none", "--mca", "orte_default_dash_host", "none",
+                      "--mca", "plm", "isolated"});
   } else {
     arguments.insert(arguments.end(), {"--hostfile", hostfile});
     for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -148,15 +145,26 @@ std::string describe_mpirun_status(int status) {
   return absl::StrFormat("mpirun has ended with status %d", status);
 }
 
-std::vector<pid_t> kill_children(std::chrono::milliseconds timeout) {
+std::vector<pid_t> children() {
+  std::ifstream file("/proc/thread-self/children");
+  std::vector<pid_t> found;
+  for (pid_t pid; file >> pid;) found.push_back(pid);
+  return found;
+}
+
+std::vector<pid_t> kill_children(std::chrono::milliseconds timeout,
+                                 const std::vector<pid_t>& others) {
   const Deadline deadline = std::chrono::steady_clock::now() + timeout;
-  std::vector<pid_t> left;
-  while (!(left = children()).empty() && std::chrono::steady_clock::now() < deadline) {
+  while (true) {
+    std::vector<pid_t> left = children();
+    std::erase_if(left, [&](pid_t pid) {
+      return std::find(others.begin(), others.end(), pid) != others.end();
+    });
+    if (left.empty() || std::chrono::steady_clock::now() >= deadline) return left;
     for (const pid_t pid : left) kill(pid, SIGKILL);
     std::this_thread::sleep_for(kReapEvery);
-    while (waitpid(-1, nullptr, WNOHANG) > 0) continue;
+    for (const pid_t pid : left) waitpid(pid, nullptr, WNOHANG);
   }
-  return left;
 }
 
 ScratchDirectory::ScratchDirectory(const std::filesystem::path& parent, const char* variable,

@@ -27,10 +27,16 @@ pid_t start_mpirun(const std::vector<std::string>& arguments, const sigset_t& si
 // In words, for a status that is not 0.
 std::string describe_mpirun_status(int status);
 
+// Of the calling thread, with those that have ended and that nobody has waited for.
+std::vector<pid_t> children();
+
 // Ranks whose mpirun has gone are this process's children, where it is a subreaper. SIGKILL ends a
 // stopped one, too. Returns when none is left, so that the port and the memory are free, or those
 // that are there behind the timeout: the kernel may hold a process for a device that has failed.
-std::vector<pid_t> kill_children(std::chrono::milliseconds timeout);
+// others: children that are left alone, and not waited for, so that their numbers stay theirs. What
+// they leave behind themselves is not told from ranks.
+std::vector<pid_t> kill_children(std::chrono::milliseconds timeout,
+                                 const std::vector<pid_t>& others = {});
 
 // A directory for what OpenMPI leaves behind where mpirun or a rank was killed.
 class ScratchDirectory {

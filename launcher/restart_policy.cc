@@ -14,7 +14,9 @@ std::optional<std::chrono::seconds> RestartPolicy::after(const End& end) {
   } else {
     if (!ever_served_ && end.explained) return std::nullopt;
     failed_starts_.push_back(end.at);
-    while (end.at - failed_starts_.front() > kFailedStartsWindow) failed_starts_.pop_front();
+    while (ever_served_ && end.at - failed_starts_.front() > kFailedStartsWindow) {
+      failed_starts_.pop_front();
+    }
     if (failed_starts_.size() >= kMaxFailedStarts) return std::nullopt;
   }
   last_delay_ = !last_delay_                 ? seconds(0)

@@ -11,7 +11,7 @@ class RestartPolicy {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // So many ends before the job served, within so long, are one too many.
+  // So many ends before the job served are one too many: within so long, once it has ever served.
   static constexpr int kMaxFailedStarts = 3;
   static constexpr std::chrono::seconds kFailedStartsWindow{60};
   // A job that has served for so long has proved itself: the next start is at once.
@@ -21,7 +21,7 @@ class RestartPolicy {
   struct End {
     Clock::time_point at;
     std::optional<Clock::time_point> served_since;  // unset: it never served
-    // It told itself why it could not start; a crash does not.
+    // It told itself why it could not start; a crash or a lost rank does not.
     bool explained = false;
   };
 

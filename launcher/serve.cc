@@ -91,6 +91,7 @@ RankHello make_hello(const EngineOptions& options, const RankDevice& device) {
           .device = device.choice.name,
           .nccl_version = device.choice.gpu ? nccl_version() : "",
           .checkpoint_hash = options.model_hash,
+          .tokens_hash = tokens_hash(options.model),
           .draft_hash = draft_hashes(options),
           .settings_hash = shared_settings(options)};
 }
@@ -156,15 +157,23 @@ struct Process {
   std::function<std::unique_ptr<Communicator>()> make_communicator;
 };
 
+[[noreturn]] void tell(const std::string& what) {
+  std::fprintf(stderr, "outrider: %s\n", what.c_str());
+  throw ToldError(what);
+}
+
 // Rank 0. control: the other ranks; null where there are none.
 void lead(const Process& process, ControlServer* control, Server& server) {
   const ServeOptions& options = process.options;
   EngineOptions engine_options = options.engine;
   log_progress(engine_options);
   StepProgress progress;
-  ServingEnd end(seconds(options.drain_seconds), [&process](const std::string& why) {
-    if (process.launcher != nullptr) process.launcher->failed(why);
-  });
+  ServingEnd end(seconds(options.drain_seconds),
+                 [launcher = process.launcher](const Loss& loss, const std::string& what) {
+                   if (launcher == nullptr) return;
+                   // What holds up this rank, or all alike, would hold up the next start, too.
+                   loss.rank == 0 ? launcher->failed(what) : launcher->lost(what);
+                 });
   std::unique_ptr<Communicator> communicator;  // outlives who asks it for its failure
   Liveness liveness(
       0, control != nullptr ? control->take_heartbeats() : std::vector<Liveness::Peer>(), progress,
@@ -230,7 +239,7 @@ void lead(const Process& process, ControlServer* control, Server& server) {
     alarm(kFailedEndTimeoutS);
     server.fail_calls(error.what());
     server.shutdown(kShutdownGrace);
-    throw;
+    tell(error.what());  // what is unwound may hang, and the alarm would end this without a word
   }
   ended();
   if (process.launcher != nullptr) process.launcher->finished();
@@ -279,12 +288,12 @@ void follow(const Process& process, int rank, ControlClient& control) {
     alarm(kFailedEndTimeoutS);
     wait_for_end(control);
     _exit(kExitFailed);
-  } catch (const Error&) {
+  } catch (const Error& error) {
     if (liveness.heard_goodbye()) _exit(128 + SIGTERM);  // told to end before it served
     // The same loss, seen by both threads, is told once. Unwinding may wait for a collective.
     while (told.test_and_set()) pause();
     alarm(kFailedEndTimeoutS);
-    throw;
+    tell("rank " + std::to_string(rank) + ": " + error.what());
   }
   liveness.goodbye();
   alarm(kEndTimeoutS);
@@ -365,6 +374,11 @@ int serve(const ServeOptions& options) {
     error = serve_as_rank(options, signals, launcher.get(), world);
     // While the others wait in MPI_Finalize: the first to exit makes mpirun end the rest.
     if (rank == 0 && !error.empty()) throw Error(error);
+  } catch (const ToldError&) {
+    throw;
+  } catch (const PeerGoneError& gone) {
+    if (launcher != nullptr) launcher->lost(gone.what());
+    throw;
   } catch (const std::exception& failure) {
     if (launcher != nullptr) launcher->failed(failure.what());
     throw Error((rank == 0 ? "" : "rank " + std::to_string(rank) + ": ") + failure.what());

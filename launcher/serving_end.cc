@@ -22,7 +22,7 @@ constexpr unsigned kEndTimeoutS = 2;
 
 }  // namespace
 
-ServingEnd::ServingEnd(std::chrono::seconds drain_limit, Failed on_abandon)
+ServingEnd::ServingEnd(std::chrono::seconds drain_limit, OnAbandon on_abandon)
     : drain_limit_(drain_limit), on_abandon_(std::move(on_abandon)) {}
 
 ServingEnd::~ServingEnd() {
@@ -57,7 +57,7 @@ void ServingEnd::lost(const Loss& loss) {
     lock.lock();
     if (ended_changed_.wait_for(lock, kUnwindTimeout, [this] { return ended_; })) return;
   }
-  if (on_abandon_) on_abandon_(what);
+  if (on_abandon_) on_abandon_(loss, what);
   std::fprintf(stderr, "outrider: %s\n", what.c_str());
   _exit(kExitFailed);
 }

@@ -19,11 +19,11 @@ namespace outrider {
 
 class ServingEnd {
  public:
-  using Failed = std::function<void(const std::string& why)>;
+  using OnAbandon = std::function<void(const Loss& loss, const std::string& what)>;
 
   // drain_limit: what running calls have to finish, once asked to drain.
-  // on_abandon: told why, before the process ends without unwinding; may be empty.
-  ServingEnd(std::chrono::seconds drain_limit, Failed on_abandon);
+  // on_abandon: told why, in words too, before the process ends without unwinding; may be empty.
+  ServingEnd(std::chrono::seconds drain_limit, OnAbandon on_abandon);
   // Waits for the drain, which ends with the calls or its limit.
   ~ServingEnd();
   ServingEnd(const ServingEnd&) = delete;
@@ -47,7 +47,7 @@ class ServingEnd {
   void drain(Server& server);
 
   const std::chrono::seconds drain_limit_;
-  const Failed on_abandon_;
+  const OnAbandon on_abandon_;
   std::mutex mutex_;  // guards all below
   std::condition_variable ended_changed_;
   Engine* engine_ = nullptr;

@@ -118,7 +118,7 @@ find_cuda() {
   if has_cuda; then return 0; fi
   directory=$OUTRIDER_CACHE/cuda-$(sha256sum "$pins" | cut -c 1-12)
   root=$directory/nvidia/cu13
-  (
+  [ -e "$directory/complete" ] || (
     flock 9
     [ ! -e "$directory/complete" ] || exit 0
     say "there is no CUDA 13 with NCCL 2.28 here: fetching the parts of CUDA in $pins"

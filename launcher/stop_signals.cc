@@ -14,13 +14,22 @@ namespace {
 constexpr int kWake = SIGUSR1;  // ends the thread
 
 sigset_t awaited_signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM, kWake}) sigaddset(&signals, signal);
+  sigset_t signals = ending_signals();
+  sigaddset(&signals, kWake);
   return signals;
 }
 
 }  // namespace
+
+sigset_t ending_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals, signal);
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  return signals;
+}
 
 StopSignals::StopSignals(bool parent_is_mpirun) : parent_is_mpirun_(parent_is_mpirun) {
   const sigset_t signals = awaited_signals();
@@ -48,11 +57,13 @@ void StopSignals::deliver(StopRequest request, int signal) {
 
 void StopSignals::run() {
   const sigset_t signals = awaited_signals();
+  bool hung_up = false;  // a closed terminal says so twice
   while (true) {
     siginfo_t info{};
     const int signal = sigwaitinfo(&signals, &info);
     if (ended_) return;
-    if (signal != SIGINT && signal != SIGTERM) continue;
+    if (signal < 0 || signal == kWake) continue;
+    if (signal == SIGHUP && std::exchange(hung_up, true)) continue;
     const bool from_mpirun = parent_is_mpirun_ && info.si_pid == getppid();
     deliver(from_mpirun ? StopRequest::now : StopRequest::drain, signal);
   }

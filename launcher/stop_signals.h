@@ -1,5 +1,8 @@
-// StopSignals: SIGINT and SIGTERM, taken by a thread of their own, and told apart by who sent them.
+// StopSignals: SIGINT, SIGTERM and SIGHUP, taken by a thread of their own, and told apart by who
+// sent them.
 #pragma once
+
+#include <signal.h>
 
 #include <atomic>
 #include <functional>
@@ -12,6 +15,9 @@ enum class StopRequest {
   drain,  // running calls may finish; asked twice, it means now
   now,    // running calls end with UNAVAILABLE
 };
+
+// Without SIGHUP where that is ignored, as behind nohup: while it is blocked it would come anyway.
+sigset_t ending_signals();
 
 class StopSignals {
  public:

@@ -19,6 +19,7 @@ constexpr std::string_view kServing = "serving";
 constexpr std::string_view kServingOnGpus = "serving on GPUs";
 constexpr std::string_view kFinished = "finished";
 constexpr std::string_view kFailed = "failed ";
+constexpr std::string_view kLost = "lost ";
 constexpr std::string_view kDrain = "drain";
 constexpr std::string_view kStop = "stop";
 
@@ -61,6 +62,8 @@ void SupervisorLink::serving(bool on_gpus) { send(on_gpus ? kServingOnGpus : kSe
 
 void SupervisorLink::failed(const std::string& why) { send(std::string(kFailed) + why); }
 
+void SupervisorLink::lost(const std::string& what) { send(std::string(kLost) + what); }
+
 void SupervisorLink::finished() { send(kFinished); }
 
 void SupervisorLink::receive(StopSignals& signals) {
@@ -100,6 +103,10 @@ void JobLink::update() {
       if (text == kServingOnGpus) served_on_gpus_ = true;
       if (text == kFinished) finished_ = true;
       if (text.starts_with(kFailed)) failure_ = text.substr(kFailed.size());
+      if (text.starts_with(kLost)) {
+        failure_ = text.substr(kLost.size());
+        lost_ = true;
+      }
     }
   } catch (const Error&) {
     ended_ = true;

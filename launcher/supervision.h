@@ -35,6 +35,8 @@ class SupervisorLink {
   // Thread-safe. A launcher that has gone is none of the caller's business.
   void serving(bool on_gpus);
   void failed(const std::string& why);
+  // As failed(), where another rank is lost: what fails here behind that explains nothing either.
+  void lost(const std::string& what);
   void finished();  // as it was told to
 
  private:
@@ -69,6 +71,8 @@ class JobLink {
   bool ended() const { return ended_; }                    // rank 0 was there, and is gone
   bool finished() const { return finished_; }              // in order
   const std::string& failure() const { return failure_; }  // what rank 0 said; may be empty
+  // It would come to the same if it were started again.
+  bool explained() const { return !failure_.empty() && !lost_; }
 
  private:
   std::string secret_;
@@ -79,6 +83,7 @@ class JobLink {
   bool served_on_gpus_ = false;
   bool ended_ = false;
   bool finished_ = false;
+  bool lost_ = false;  // another rank
   std::string failure_;
 };
 

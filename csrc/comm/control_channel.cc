@@ -97,7 +97,7 @@ void ControlServer::throw_if_peer_gone() {
   for (size_t i = 0; i < polls_.size(); ++i) {
     if ((polls_[i].revents & kEnded) == 0) continue;
     // As Liveness says it: whoever notices first tells the clients.
-    throw Error(peers_[i].peer() + " is lost: " + end_reason(socket_error(polls_[i].fd)));
+    throw PeerGoneError(peers_[i].peer() + " is lost: " + end_reason(socket_error(polls_[i].fd)));
   }
 }
 

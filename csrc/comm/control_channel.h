@@ -14,8 +14,15 @@
 #include "comm/greeting.h"
 #include "comm/liveness.h"
 #include "comm/socket.h"
+#include "core/error.h"
 
 namespace outrider {
+
+// A rank has gone without a goodbye.
+class PeerGoneError : public Error {
+ public:
+  using Error::Error;
+};
 
 // Rank 0's end. One thread uses it.
 class ControlServer {
@@ -38,11 +45,11 @@ class ControlServer {
   // The heartbeat connections, for a Liveness. Call it after accept_all, at most once.
   std::vector<Liveness::Peer> take_heartbeats();
 
-  // To every peer. Throws Error naming the rank where one is gone.
+  // To every peer. Throws PeerGoneError naming the rank where one is.
   void publish(std::span<const uint8_t> message);
 
-  // One message of each peer, [rank - 1]. Throws Error naming the rank where one is gone, or those
-  // that have said nothing after `timeout`.
+  // One message of each peer, [rank - 1]. Throws PeerGoneError naming the rank where one is, or
+  // Error those that have said nothing after `timeout`.
   std::vector<std::vector<uint8_t>> gather(std::chrono::milliseconds timeout);
 
   // The orderly end: the receive() of every peer that is left returns nullopt.

@@ -33,8 +33,9 @@ struct Greeting {
 constexpr uint32_t kGreetingMagic = 0x4752544F;  // "OTRG"
 constexpr uint32_t kGreetingVersion = 2;
 
-// Strangers that have connected and said nothing; beyond this the oldest is dropped.
-constexpr size_t kMaxPending = 64;
+// Beyond this the oldest that has connected and said nothing is dropped. More than the two
+// connections of each of 64 ranks: a greeting may still be on its way.
+constexpr size_t kMaxPending = 256;
 
 // Takes the same time wherever the first difference is.
 bool equal_secrets(std::span<const uint8_t> a, const std::string& b) {
@@ -154,19 +155,20 @@ std::optional<GreetingListener::Guest> GreetingListener::accept() {
 
 void GreetingListener::accept_pending() {
   while (true) {
+    // Those who have greeted are not dropped for those who came later, who wait in the kernel.
+    auto silent = pending_.end();
+    if (pending_.size() == kMaxPending) {
+      silent = std::find_if(pending_.begin(), pending_.end(),
+                            [this](Pending& p) { return read_greeting(p) != Progress::greeted; });
+      if (silent == pending_.end()) return;
+    }
     FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return;
       throw Error("control channel: accept failed: " + errno_text(errno));
     }
-    // Those who have greeted while they waited are not dropped for those who came later.
-    if (pending_.size() == kMaxPending) {
-      const auto silent = std::find_if(pending_.begin(), pending_.end(), [this](Pending& p) {
-        return read_greeting(p) != Progress::greeted;
-      });
-      pending_.erase(silent == pending_.end() ? pending_.begin() : silent);
-    }
+    if (silent != pending_.end()) pending_.erase(silent);
     pending_.push_back({std::move(fd), {}});
   }
 }

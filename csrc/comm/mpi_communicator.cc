@@ -5,11 +5,12 @@
 #include <mpi.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <climits>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 
 #include "comm/ordered_sum.h"
 #include "comm/shared_memory_sum.h"
+#include "comm/socket.h"
 #include "core/buffer.h"
 
 namespace outrider {
@@ -32,7 +34,7 @@ namespace {
 constexpr int64_t kGatherMaxElements = 6144;
 
 // Memory that all ranks of one host map; none where they stand on several, or the host has no room
-// for it. Its name is gone once all have it, so nothing outlives the job.
+// for it. It has no name, so nothing outlives the job.
 Buffer map_shared_memory(int rank, int size, size_t bytes) {
   MPI_Comm host = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
@@ -42,28 +44,35 @@ Buffer map_shared_memory(int rank, int size, size_t bytes) {
   check_mpi(MPI_Comm_free(&host), "MPI_Comm_free");
   if (host_size != size) return {};
 
-  // Rank 0 makes a file in memory, and the others open it before it goes.
-  char name[] = "/dev/shm/outrider-XXXXXX";
-  int descriptor = -1;
+  // Rank 0 makes a file in memory; the others open it, where the path leads to the same one.
+  struct Place {
+    char path[40];
+    dev_t device;
+    ino_t inode;
+  } place{};
+  FileDescriptor file;
+  struct stat status;
   if (rank == 0) {
-    descriptor = mkostemp(name, O_CLOEXEC);
-    if (descriptor >= 0 && posix_fallocate(descriptor, 0, static_cast<off_t>(bytes)) != 0) {
-      close(descriptor);
-      descriptor = -1;
+    file = FileDescriptor(memfd_create("outrider-ranks", MFD_CLOEXEC));
+    if (file.valid() && posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)) == 0 &&
+        fstat(file.get(), &status) == 0) {
+      std::snprintf(place.path, sizeof place.path, "/proc/%d/fd/%d", getpid(), file.get());
+      place.device = status.st_dev;
+      place.inode = status.st_ino;
     }
   }
-  check_mpi(MPI_Bcast(name, sizeof name, MPI_CHAR, 0, MPI_COMM_WORLD), "MPI_Bcast");
-  if (rank != 0) descriptor = open(name, O_RDWR | O_CLOEXEC);
+  check_mpi(MPI_Bcast(&place, sizeof place, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
+  if (rank != 0)
+    file = FileDescriptor(open(place.path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   void* data = MAP_FAILED;
-  if (descriptor >= 0) {
-    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    close(descriptor);
+  if (place.inode != 0 && file.valid() && fstat(file.get(), &status) == 0 &&
+      status.st_dev == place.device && status.st_ino == place.inode) {
+    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   }
   int mapped = data != MAP_FAILED ? 1 : 0;
   int all_mapped = 0;
   check_mpi(MPI_Allreduce(&mapped, &all_mapped, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
             "MPI_Allreduce");
-  if (rank == 0) unlink(name);
   if (mapped == 0) return {};
   Buffer buffer(data, bytes, [](void* p, size_t n) { munmap(p, n); });
   if (all_mapped == 0) return {};

@@ -8,7 +8,7 @@
 namespace outrider {
 namespace {
 
-constexpr uint64_t kHelloFormat = 0x32004F4C4C4548;  // "HELLO", 0, "2": changes with the fields
+constexpr uint64_t kHelloFormat = 0x33004F4C4C4548;  // "HELLO", 0, "3": changes with the fields
 
 struct ComparedField {
   std::string RankHello::*value;
@@ -22,6 +22,7 @@ constexpr ComparedField kComparedFields[] = {
     {&RankHello::device, "device", "every rank must run on the same model of device"},
     {&RankHello::nccl_version, "NCCL", "every rank must load the same version"},
     {&RankHello::checkpoint_hash, "checkpoint", "every rank must read the same files"},
+    {&RankHello::tokens_hash, "tokenizer", "every rank must read the same files"},
     {&RankHello::draft_hash, "draft", "every rank must read the same files"},
     {&RankHello::settings_hash, "settings", "every rank must be started with the same options"},
 };

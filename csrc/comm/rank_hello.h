@@ -13,6 +13,7 @@ struct RankHello {
   std::string device;           // GPU model, or "cpu"
   std::string nccl_version;     // empty: tensors travel without NCCL
   std::string checkpoint_hash;
+  std::string tokens_hash;    // of its tokenizer, and of what ends an answer
   std::string draft_hash;     // empty: no draft
   std::string settings_hash;  // of the options that every rank must share
 };

@@ -16,7 +16,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   const auto fail = [&](const char* what) {
     throw Error(path.string() + ": cannot " + what + ": " + std::strerror(errno));
   };
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would wait
   if (fd < 0) fail("open");
   struct stat info {};
   void* data = nullptr;

@@ -113,6 +113,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
                                    options_.max_sequences)),
       model_hash_(options_.model_hash.empty() ? checkpoint_hash(options_.model)
                                               : options_.model_hash),
+      tokens_hash_(tokens_hash(options_.model)),
       drafters_(options_.drafter_files(),
                 {options_.model, model_hash_, target_.config(), tokenizer_},
                 {cache_.num_pages(), options_.max_sequences, options_.max_rows}, backend,
@@ -286,8 +287,8 @@ int64_t Executor::max_draft_positions(DrafterKind kind) const {
 
 std::string Executor::numerics_fingerprint() const {
   const std::string text = std::string(kVersion) + "|" + build_id() + "|" + model_hash_ + "|" +
-                           drafters_.hash() + "|" + std::to_string(num_ranks_) + "|" +
-                           backend_.description() + "|bf16";
+                           tokens_hash_ + "|" + drafters_.hash() + "|" +
+                           std::to_string(num_ranks_) + "|" + backend_.description() + "|bf16";
   char hex[17];
   std::snprintf(hex, sizeof hex, "%016llx",
                 static_cast<unsigned long long>(digest(text.data(), text.size())));

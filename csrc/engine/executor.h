@@ -89,8 +89,8 @@ class Executor {
   DrafterKind default_drafter() const;
 
   const std::string& model_hash() const { return model_hash_; }
-  // Of what decides the bits of an answer beside its request: build, weights of target and draft,
-  // ranks, instruction set or device, KV dtype.
+  // Of what decides an answer beside its request: build, weights of target and draft, tokenizer and
+  // what ends an answer, ranks, instruction set or device, KV dtype.
   std::string numerics_fingerprint() const;
   // Of the slots and caches: equal on all ranks before every step.
   uint64_t state_digest() const;
@@ -111,7 +111,7 @@ class Executor {
   Transformer target_;
   int64_t max_positions_;
   KvCache cache_;
-  std::string model_hash_;
+  std::string model_hash_, tokens_hash_;
   Drafters drafters_;
   SpeculativeStep step_;
   StepProgress* progress_ = nullptr;

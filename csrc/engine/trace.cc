@@ -3,7 +3,10 @@
 #include "engine/trace.h"
 
 #include <absl/strings/str_format.h>
+#include <fcntl.h>
 #include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -12,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "comm/socket.h"
 #include "core/error.h"
 
 namespace outrider {
@@ -31,12 +35,12 @@ constexpr std::string_view kHead =
 constexpr std::string_view kTail = "\n]\n";
 
 // Moves what an earlier process has left there to PATH.1, PATH.2, …: where a job is started again,
-// the trace of the one that died. One without events is not worth it.
-void keep_former(const std::filesystem::path& path) {
+// the trace of the one that died. One without events is not worth it. Returns whether it was moved.
+bool keep_former(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error) ||
       std::filesystem::file_size(path, error) <= kHead.size() + kTail.size()) {
-    return;
+    return false;
   }
   std::filesystem::path kept;
   int number = 0;
@@ -46,11 +50,23 @@ void keep_former(const std::filesystem::path& path) {
   std::filesystem::rename(path, kept, error);
   if (error) throw Error("--trace " + path.string() + ": cannot be kept: " + error.message());
   spdlog::info("--trace {}: what was there is {} now", path.string(), kept.string());
+  return true;
 }
 
+// An empty file that is this process's as long as it is open, where the file system has locks.
 std::FILE* open_trace(const std::string& path) {
-  keep_former(path);
-  return std::fopen(path.c_str(), "we");
+  while (true) {
+    const FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+    if (!file.valid()) return nullptr;
+    std::error_code error;
+    if (std::filesystem::is_regular_file(path, error) &&
+        flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      throw Error("--trace " + path + ": another process writes it; expected a file of its own");
+    }
+    if (keep_former(path)) continue;
+    if (ftruncate(file.get(), 0) != 0 && errno != EINVAL) return nullptr;  // a pipe has no length
+    return fdopen(fcntl(file.get(), F_DUPFD_CLOEXEC, 0), "w");
+  }
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ class TraceWriter {
   using Clock = std::chrono::steady_clock;
 
   // A file with events that is there already is renamed to PATH.1, PATH.2, … Throws Error where the
-  // file cannot be written.
+  // file cannot be written, or another writer has it.
   explicit TraceWriter(const std::string& path, size_t max_queued = 1 << 16);
   // Writes what is queued, and the closing bracket.
   ~TraceWriter();

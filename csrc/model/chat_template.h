@@ -25,8 +25,9 @@ bool is_chat_role(std::string_view role);
 class ChatTemplate {
  public:
   // Reads chat_template.jinja, or else "chat_template" of tokenizer_config.json. A directory
-  // without either, and a template that is not known, are refused by render() only: text and ids
-  // need no template. Throws Error naming the file where one is there and is not what it should be.
+  // without either, or without one named "default" among several, and a template that is not known
+  // are refused by render() only: text and ids need no template. Throws Error naming the file where
+  // one is there and is not what it should be.
   static ChatTemplate load(const std::filesystem::path& directory);
 
   // Special tokens written in a message's content are not escaped, as in Transformers.

@@ -1,6 +1,7 @@
 #include "model/checkpoint_hash.h"
 
 #include <cstdio>
+#include <system_error>
 #include <vector>
 
 #include "core/digest.h"
@@ -28,6 +29,17 @@ std::string checkpoint_hash(const std::filesystem::path& directory) {
   std::vector<std::filesystem::path> paths = Checkpoint(directory).paths();
   paths.insert(paths.begin(), directory / "config.json");
   return hash_of(paths);
+}
+
+std::string tokens_hash(const std::filesystem::path& directory) {
+  std::string hash;
+  for (const char* name : {"tokenizer.json", "generation_config.json"}) {
+    const std::filesystem::path path = directory / name;
+    std::error_code error;
+    const bool absent = !std::filesystem::exists(path, error) && !error;
+    hash += (hash.empty() ? "" : " ") + (absent ? "none" : file_hash(path));
+  }
+  return hash;
 }
 
 std::string file_hash(const std::filesystem::path& path) { return hash_of({path}); }

@@ -11,6 +11,10 @@ namespace outrider {
 // the file that cannot be read.
 std::string checkpoint_hash(const std::filesystem::path& directory);
 
+// The same of the files that decide what its tokens mean, and which of them end an answer:
+// tokenizer.json and generation_config.json, each where it is there.
+std::string tokens_hash(const std::filesystem::path& directory);
+
 // The same of one file.
 std::string file_hash(const std::filesystem::path& path);
 

@@ -11,7 +11,7 @@ namespace outrider {
 namespace {
 
 // Bounds on what a file may ask for, with those of the header. Products of any three of the sizes
-// stay far inside 64 bits, and tables that no tensor of the file backs (RoPE's) below 1 GiB.
+// stay far inside 64 bits, and tables that no tensor of the file backs (RoPE's) at most 1 GiB.
 constexpr size_t kMaxFileBytes = size_t{1} << 20;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHeads = 1024;
@@ -78,14 +78,17 @@ void refuse_unsupported(const JsonNode& root, const ModelConfig& config) {
   if (mistral && config.attention_bias) root["attention_bias"].refuse("false for Mistral");
   if (mistral && config.mlp_bias) root["mlp_bias"].refuse("false for Mistral");
   if (mistral) root["sliding_window"];
-  if (!root.is_null("sliding_window") && root.boolean_or("use_sliding_window", true) &&
+  // Others can turn theirs off; Mistral's is on wherever it has a size.
+  const bool windowed = mistral || root.boolean_or("use_sliding_window", true);
+  if (!root.is_null("sliding_window") && windowed &&
       root["sliding_window"].integer(1, INT64_MAX) < config.max_position_embeddings) {
     root["sliding_window"].refuse("null, or no less than max_position_embeddings (" +
                                   std::to_string(config.max_position_embeddings) + ")");
   }
 }
 
-Llama3RopeScaling read_llama3_scaling(const JsonNode& node) {
+// root: where Transformers looks for the original length first.
+Llama3RopeScaling read_llama3_scaling(const JsonNode& root, const JsonNode& node) {
   Llama3RopeScaling scaling;
   scaling.factor = node["factor"].number(1, 1e6);
   scaling.low_freq_factor = node["low_freq_factor"].number(1e-3, 1e6);
@@ -94,8 +97,12 @@ Llama3RopeScaling read_llama3_scaling(const JsonNode& node) {
     node["high_freq_factor"].refuse("more than low_freq_factor, " +
                                     show(node["low_freq_factor"].value()));
   }
-  scaling.original_max_position_embeddings =
-      node["original_max_position_embeddings"].integer(1, kMaxPositions);
+  const std::string original = "original_max_position_embeddings";
+  scaling.original_max_position_embeddings = node[original].integer(1, kMaxPositions);
+  if (!root.is_null(original) &&
+      root[original].integer(1, kMaxPositions) != scaling.original_max_position_embeddings) {
+    root[original].refuse("that of the scaling, " + show(node[original].value()));
+  }
   return scaling;
 }
 
@@ -124,7 +131,7 @@ void read_rope(const JsonNode& root, ModelConfig& config) {
       rope[rope.is_null("rope_type") && !rope.is_null("type") ? "type" : "rope_type"];
   if (type.string() == "default") return;
   if (type.string() != "llama3") type.refuse("\"llama3\" or \"default\"");
-  config.rope_scaling = read_llama3_scaling(rope);
+  config.rope_scaling = read_llama3_scaling(root, rope);
 }
 
 int32_t read_token_id(const JsonNode& node, const ModelConfig& config) {

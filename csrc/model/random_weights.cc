@@ -99,7 +99,7 @@ Weights random_weights(const ModelConfig& config, const Shard& shard, Backend& b
   }
   weights.norm = unit_norm(config, backend);
   if (!config.tie_word_embeddings) {
-    weights.untied_head = random.make(shard.vocab.size(), hidden, backend);
+    weights.untied_head = random.make(shard.head.size(), hidden, backend);
   }
   return weights;
 }

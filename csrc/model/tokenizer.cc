@@ -7,12 +7,13 @@
 #include "model/byte_level.h"
 #include "model/json_file.h"
 #include "model/json_node.h"
+#include "model/model_config.h"
 #include "model/utf8.h"
 
 namespace outrider {
 namespace {
 
-constexpr int64_t kMaxId = 1 << 22;
+constexpr int64_t kMaxId = kMaxVocabSize - 1;
 constexpr size_t kMaxFileBytes = size_t{256} << 20;
 
 Vocabulary read_vocabulary(const JsonNode& node) {

@@ -1,7 +1,9 @@
 #include "model/weights.h"
 
+#include <cstring>
 #include <string>
 
+#include "core/error.h"
 #include "model/weight_reader.h"
 
 namespace outrider {
@@ -160,6 +162,14 @@ LayerWeights load_gpt2_layer(const WeightReader& reader, const ModelConfig& conf
   return layer;
 }
 
+// Rows of a tied model's lm_head.weight, and the same of its embedding.
+void check_copy(const Checkpoint& checkpoint, TensorView head, TensorView embedding) {
+  if (std::memcmp(head.raw(), embedding.raw(), embedding.bytes()) == 0) return;
+  throw Error(checkpoint.path_of(kLmHeadTensor) + ": tensor " + kLmHeadTensor +
+              " is not the embedding's copy; expected that, or tie_word_embeddings false in "
+              "config.json");
+}
+
 }  // namespace
 
 std::string embedding_tensor(const Checkpoint& checkpoint, const ModelConfig& config) {
@@ -186,7 +196,9 @@ void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
   checker.needed_by("architectures");
   expect_norm(checker, names.norm, config);
   if (config.tie_word_embeddings) {
-    checker.ignore(kLmHeadTensor);
+    if (checkpoint.find(kLmHeadTensor) != nullptr) {
+      checker.expect(kLmHeadTensor, {config.vocab_size, hidden}, vocab_source);
+    }
   } else {
     const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
     checker.needed_by("tie_word_embeddings is not true");
@@ -216,6 +228,9 @@ Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, co
   weights.norm = load_norm(reader, names.norm, config);
   if (!config.tie_word_embeddings) {
     weights.untied_head = reader.pack({reader.rows(kLmHeadTensor, shard.head)});
+  } else if (checkpoint.find(kLmHeadTensor) != nullptr) {
+    check_copy(checkpoint, reader.rows(kLmHeadTensor, shard.vocab),
+               reader.rows(names.embedding, shard.vocab));
   }
   if (progress) progress(1.0);
   return weights;

@@ -16,8 +16,8 @@ namespace outrider {
 
 // Throws Error naming file and tensor unless the checkpoint holds just what the config describes:
 // every tensor, in its shape, in bfloat16, and no other. (Tied models may bring a copy of the
-// embedding as lm_head.weight, old ones the frequencies of RoPE or the masks of GPT-2's attention;
-// none is read.)
+// embedding as lm_head.weight, old ones the frequencies of RoPE or the masks of GPT-2's attention,
+// which are not read.)
 void check_tensors(const Checkpoint& checkpoint, const ModelConfig& config);
 
 // The name of the embedding in a checkpoint that passes check_tensors.
@@ -56,7 +56,8 @@ struct Weights {
 };
 
 // Reads this rank's slices alone. `progress` (may be empty) hears the share done, 0 … 1. Throws
-// Error as check_tensors does, or where memory runs out.
+// Error as check_tensors does, where a tied model's lm_head.weight is no copy of the embedding, or
+// where memory runs out.
 Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, const Shard& shard,
                      Backend& backend, const std::function<void(double)>& progress);
 

@@ -101,11 +101,9 @@ bool reported(Isa isa) {
     case Isa::scalar:
       return true;
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+      return __builtin_cpu_supports("x86-64-v3");
     case Isa::avx512:
-      return reported(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
-             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512dq");
+      return __builtin_cpu_supports("x86-64-v4");
     case Isa::avx512_bf16:
       return reported(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
     case Isa::amx_bf16:

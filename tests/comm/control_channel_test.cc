@@ -133,10 +133,16 @@ TEST(ControlChannel, StrangersDoNotDisturb) {
   write_raw(terse, bytes_of("\n"));
   connect_raw(server.address());  // and closed at once
   std::vector<FileDescriptor> crowd;
-  for (int i = 0; i < 200; ++i) crowd.push_back(connect_raw(server.address()));
+  for (int i = 0; i < 300; ++i) crowd.push_back(connect_raw(server.address()));
   const ControlClient second(server.address(), 2, kSecret);
   EXPECT_EQ(error_of([&] { server.accept_all(kLong); }), "");
   EXPECT_EQ(error_of([&] { server.publish(bytes_of("plan")); }), "");
+}
+
+// More than are looked at together have connected, and greeted, before anybody is let in.
+TEST(ControlChannel, NoneOfManyPeersIsDropped) {
+  const Channel channel(150);  // two connections each
+  EXPECT_EQ(channel.clients.size(), 150u);
 }
 
 TEST(ControlChannel, AWrongSecretIsTurnedAway) {

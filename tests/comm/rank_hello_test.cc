@@ -14,6 +14,7 @@ RankHello hello(const std::string& host) {
           .instruction_set = "avx512_bf16",
           .device = "cpu",
           .checkpoint_hash = "5678abcd",
+          .tokens_hash = "12 none",
           .draft_hash = "",
           .settings_hash = "42"};
 }
@@ -45,9 +46,9 @@ TEST(RankHello, NamesRankFieldAndBothValues) {
 }
 
 TEST(RankHello, ComparesEveryFieldButTheHost) {
-  for (auto field :
-       {&RankHello::version, &RankHello::instruction_set, &RankHello::device,
-        &RankHello::checkpoint_hash, &RankHello::draft_hash, &RankHello::settings_hash}) {
+  for (auto field : {&RankHello::version, &RankHello::instruction_set, &RankHello::device,
+                     &RankHello::checkpoint_hash, &RankHello::tokens_hash, &RankHello::draft_hash,
+                     &RankHello::settings_hash}) {
     std::vector<RankHello> hellos = {hello("a"), hello("a")};
     hellos[1].*field = "other";
     EXPECT_THAT(comparison_error(hellos), ::testing::HasSubstr("other"));

@@ -1,5 +1,6 @@
 // The small types that everything stands on.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <fstream>
@@ -123,7 +124,10 @@ TEST(MappedFile, NamesTheFileThatIsMissing) {
   const MappedFile file(path);
   EXPECT_EQ(std::string(file.bytes().begin(), file.bytes().end()), "hello");
   std::filesystem::remove(path);
-  for (const std::filesystem::path& bad : {path, std::filesystem::path("/")}) {
+  const std::filesystem::path fifo = testing::TempDir() + "/outrider_mapped_fifo";
+  std::filesystem::remove(fifo);
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);  // nobody writes to it
+  for (const std::filesystem::path& bad : {path, std::filesystem::path("/"), fifo}) {
     try {
       MappedFile missing(bad);
       FAIL() << "opened " << bad;
@@ -131,6 +135,7 @@ TEST(MappedFile, NamesTheFileThatIsMissing) {
       EXPECT_EQ(std::string(error.what()).rfind(bad.string(), 0), 0u) << error.what();
     }
   }
+  std::filesystem::remove(fifo);
 }
 
 }  // namespace

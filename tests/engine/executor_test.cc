@@ -16,6 +16,8 @@
 #include "kernels/cpu/isa.h"
 #include "testing/checkpoints.h"
 #include "testing/every_drafter.h"
+#include "testing/read_file.h"
+#include "testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -207,6 +209,21 @@ TEST(Executor, TheFingerprintNamesModelDraftAndRanks) {
   EXPECT_EQ(a->numerics_fingerprint(), same->numerics_fingerprint());
   EXPECT_NE(a->numerics_fingerprint(), b->numerics_fingerprint());
   EXPECT_NE(b->numerics_fingerprint(), c->numerics_fingerprint());
+}
+
+// Prompts of other tokens, and answers that end elsewhere, are other answers.
+TEST(Executor, TheFingerprintNamesTokenizerAndEnds) {
+  const TemporaryDirectory directory;
+  std::filesystem::copy(test_checkpoint("tiny"), directory.path(),
+                        std::filesystem::copy_options::recursive);
+  const EngineOptions options{.model = directory.path()};
+  std::set<std::string> all{One(options)->numerics_fingerprint()};
+  directory.write("generation_config.json", R"({"eos_token_id": [0, 30]})");
+  all.insert(One(options)->numerics_fingerprint());
+  std::string tokenizer = read_file(directory.path() / "tokenizer.json");
+  directory.write("tokenizer.json", tokenizer + "\n");
+  all.insert(One(options)->numerics_fingerprint());
+  EXPECT_EQ(all.size(), 3u);
 }
 
 TEST(Executor, TheFingerprintNamesEveryDraftersFilesAndTheInstructionSet) {

@@ -126,6 +126,29 @@ TEST(Trace, WhatFormerProcessesWroteIsKept) {
   EXPECT_FALSE(std::filesystem::exists(path + ".3"));
 }
 
+// As by a second server with the same flags, which finds the port in use a moment later.
+TEST(Trace, AFileThatAnotherWriterHasIsLeftAlone) {
+  TemporaryDirectory directory;
+  const auto path = (directory.path() / "trace.json").string();
+  const auto refuses_another = [&] {
+    expect_one_line_error({"--trace " + path, "another process writes it"},
+                          [&] { TraceWriter second(path); });
+  };
+  {
+    TraceWriter trace(path);  // where there was no file
+    refuses_another();
+  }
+  {
+    TraceWriter trace(path);  // where there was one without events
+    refuses_another();
+    trace.request("first", TraceWriter::Clock::now(), absl::StatusCode::kOk, {});
+  }
+  TraceWriter trace(path);  // where one was kept
+  refuses_another();
+  EXPECT_EQ(nlohmann::json::parse(read_file(path + ".1"))[2]["args"]["request_id"], "first");
+  EXPECT_FALSE(std::filesystem::exists(path + ".2"));
+}
+
 TEST(Trace, AFileThatCannotBeWrittenIsAnError) {
   expect_one_line_error({"--trace /no/such/directory/file", "No such file"},
                         [] { TraceWriter trace("/no/such/directory/file"); });

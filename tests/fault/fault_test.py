@@ -16,18 +16,17 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import unittest
 from pathlib import Path
 
 from figures import Figures
-from job import (CHECKPOINT, FAILED_PRECONDITION, LIMIT_S, LOAD_CLIENT, NOT_SERVING, PROGRAM,
-                 SERVING, UNAVAILABLE, WATCH_ENDED, Job, Lines, Load, answer_of)
+from job import (CHECKPOINT, FAILED_PRECONDITION, LIMIT_S, NOT_SERVING, UNAVAILABLE, WATCH_ENDED,
+                 Job, Load, StubMpirun, answer_of)
+from starts import Starts  # noqa: F401  # run by its name
 from two_hosts import TwoHosts
 
 RUNS = int(os.environ.get('OUTRIDER_FAULT_RUNS', 0))
@@ -45,7 +44,7 @@ def tearDownModule():
     print(f'\nseed {SEED}\n{figures.table()}' if figures.samples else '', flush=True)
 
 
-class Case(unittest.TestCase):
+class Case(StubMpirun, unittest.TestCase):
     def under_load(self, job, fault, name, seen_ms, reason, restart_s=0, after_gone=None):
         """Calls fault(ranks) at a random moment of a load on the job, and checks what follows.
 
@@ -94,15 +93,6 @@ class Case(unittest.TestCase):
                 # What rank 0 did not live to say, nobody says.
                 self.under_load(job, make_fault(rank), name.format('0' if rank == 0 else 'n'),
                                 seen_ms, None if rank == 0 else 'is lost: ')
-
-    def stub_mpirun(self, text):
-        """An environment in which this shell script is mpirun."""
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        script = Path(directory.name, 'mpirun')
-        script.write_text('#!/bin/sh\n' + text)
-        script.chmod(0o755)
-        return {'PATH': f'{directory.name}:{os.environ["PATH"]}'}
 
     def ends_well(self, job):
         self.assertEqual(job.wait(), 0, job.log.lines)
@@ -310,10 +300,10 @@ class CutLink(Case):
 class Drain(Case):
     PATIENT = ['--drain-seconds', str(LIMIT_S)]  # where nothing is to end but by itself
 
-    def asked_to_end(self, job, load):
+    def asked_to_end(self, job, load, number=signal.SIGTERM):
         load.wait_for('running')
         start = time.monotonic_ns()
-        job.process.send_signal(signal.SIGTERM)
+        job.process.send_signal(number)
         load.wait_for(f'health {NOT_SERVING}')
         return start
 
@@ -362,11 +352,29 @@ class Drain(Case):
             self.assertNotIn('starting it again', '\n'.join(job.log.lines))
 
     def test_a_signal_to_rank_zero_itself_drains(self):
-        with (Job(serve=self.PATIENT) as job,
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with (self.subTest(number=number),
+                  Job(serve=self.PATIENT, prefix=['env', '--default-signal=HUP']) as job,
+                  Load(job, STREAMS, MAX_TOKENS, answers=1) as load):
+                load.wait_for('running')
+                os.kill(job.ranks()[0], number)
+                self.assertEqual(len(load.events('done')), STREAMS)
+                self.ends_well(job)
+
+    def test_a_terminal_that_is_closed_drains(self):
+        with (Job(serve=self.PATIENT, prefix=['env', '--default-signal=HUP']) as job,
               Load(job, STREAMS, MAX_TOKENS, answers=1) as load):
-            load.wait_for('running')
-            os.kill(job.ranks()[0], signal.SIGTERM)
+            self.asked_to_end(job, load, signal.SIGHUP)
             self.assertEqual(len(load.events('done')), STREAMS)
+            self.ends_well(job)
+
+    def test_a_terminal_that_is_closed_is_nothing_behind_nohup(self):
+        with Job(prefix=['nohup']) as job:
+            expected = answer_of(job)[1]
+            job.process.send_signal(signal.SIGHUP)
+            self.assertEqual(answer_of(job)[1], expected)
+            self.assertFalse([line for line in job.log.lines if 'drain' in line])
+            job.process.send_signal(signal.SIGTERM)
             self.ends_well(job)
 
     def test_a_signal_while_it_starts_again(self):
@@ -387,76 +395,6 @@ class Drain(Case):
                 self.assertEqual(job.wait(), status, job.log.lines)
                 self.assertNotIn('starting it again', '\n'.join(job.log.lines))
                 self.assertEqual(job.ranks(), {})
-
-
-class Starts(Case):
-    """Starts that cannot succeed end the launcher, which says why."""
-
-    def gives_up(self, *arguments, cause, env=None, lines=1):
-        result = subprocess.run([PROGRAM, 'launch', '--ranks', '2', '--', 'serve', *arguments],
-                                stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                timeout=LIMIT_S, env=dict(os.environ, **(env or {})))
-        self.assertNotIn(result.returncode, (0, 2), result.stderr)
-        said = [line for line in result.stderr.splitlines() if line.startswith('outrider: ')]
-        self.assertEqual(len(said), lines, result.stderr)
-        self.assertIn(cause, said[-1])
-
-    def ends_by_signal(self, stub, after):
-        """SIGTERM comes after this line, of a job that has never served."""
-        process = subprocess.Popen(
-            [PROGRAM, 'launch', '--ranks', '2', '--', 'serve', '--model', CHECKPOINT, '--port',
-             '0'],
-            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env=dict(os.environ, **self.stub_mpirun(stub)))
-        self.addCleanup(process.kill)
-        log = Lines(process.stderr)
-        log.wait_for(after)
-        process.send_signal(signal.SIGTERM)
-        self.assertEqual(process.wait(LIMIT_S), 128 + signal.SIGTERM)
-
-    def test_a_missing_checkpoint(self):
-        self.gives_up('--model', '/no/such/model', '--port', '0', cause='/no/such/model')
-
-    def test_a_missing_shard(self):
-        with tempfile.TemporaryDirectory() as broken:
-            shutil.copytree(CHECKPOINT, broken, dirs_exist_ok=True)
-            Path(broken, 'model.safetensors').unlink()
-            self.gives_up('--model', broken, '--port', '0', cause='model.safetensors')
-
-    def test_a_port_in_use(self):
-        with socket.create_server(('127.0.0.1', 0)) as taken:
-            port = taken.getsockname()[1]
-            self.gives_up('--model', CHECKPOINT, '--port', str(port), cause=f'127.0.0.1:{port}')
-
-    def test_ranks_with_different_checkpoints(self):
-        with tempfile.TemporaryDirectory() as other:
-            shutil.copytree(CHECKPOINT, other, dirs_exist_ok=True)
-            config = Path(other, 'config.json')
-            config.write_text(config.read_text() + '\n')
-            mpirun = shutil.which('mpirun')
-            as_root = '--allow-run-as-root' if os.geteuid() == 0 else ''
-            env = self.stub_mpirun(
-                f'exec {mpirun} --quiet --oversubscribe --bind-to none {as_root}'
-                f' -np 1 {PROGRAM} serve --model {CHECKPOINT} --port 0'
-                f' : -np 1 {PROGRAM} serve --model {other} --port 0\n')
-            self.gives_up('--model', CHECKPOINT, '--port', '0', env=env,
-                          cause='every rank must read the same files')
-
-    def test_a_job_that_crashes_is_tried_three_times(self):
-        self.gives_up('--model', CHECKPOINT, '--port', '0', lines=3,
-                      env=self.stub_mpirun('kill -KILL $$\n'),
-                      cause='giving up after 3 starts that failed: ')
-
-    def test_no_mpirun(self):
-        self.gives_up('--model', CHECKPOINT, '--port', '0', env={'PATH': '/nowhere'}, lines=1,
-                      cause='cannot start mpirun: No such file or directory')
-
-    def test_a_signal_while_loading(self):
-        # The stub is a job that never comes to serve.
-        self.ends_by_signal('echo started >&2\nexec sleep 1000\n', after='^started$')
-
-    def test_a_signal_between_starts_that_fail(self):
-        self.ends_by_signal('kill -KILL $$\n', after='starting it again in 1 s$')
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -87,6 +88,19 @@ class Job:
                 continue
         self.process.wait(LIMIT_S)
         self.log.all()
+
+
+class StubMpirun:
+    """For test cases."""
+
+    def stub_mpirun(self, text):
+        """An environment in which this shell script is mpirun."""
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        script = Path(directory.name, 'mpirun')
+        script.write_text('#!/bin/sh\n' + text)
+        script.chmod(0o755)
+        return {'PATH': f'{directory.name}:{os.environ["PATH"]}'}
 
 
 class Watch:

@@ -59,6 +59,12 @@ TEST(RestartPolicy, ThreeFailedStartsInAMinuteAreTheLast) {
   EXPECT_EQ(crashing.failed_start(15, false), seconds(1));
   EXPECT_EQ(crashing.failed_start(15, false), std::nullopt);
 
+  // However long each takes, where nothing shows that it can be done at all.
+  Life slow;
+  EXPECT_EQ(slow.failed_start(100, false), seconds(0));
+  EXPECT_EQ(slow.failed_start(100, false), seconds(1));
+  EXPECT_EQ(slow.failed_start(100, false), std::nullopt);
+
   Life after_serving;
   after_serving.served(100);
   EXPECT_EQ(after_serving.failed_start(1), seconds(1));
@@ -76,8 +82,9 @@ TEST(RestartPolicy, ServingClearsTheCount) {
   }
 }
 
-TEST(RestartPolicy, SlowFailuresAreTriedAgain) {
+TEST(RestartPolicy, SlowFailuresOfAJobThatHasServedAreTriedAgain) {
   Life life;
+  life.served(100);
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(life.failed_start(40, false)) << i;
 }
 

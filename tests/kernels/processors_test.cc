@@ -9,6 +9,7 @@
 #include <map>
 #include <vector>
 
+#include "kernels/coupled.h"
 #include "kernels/verify_types.h"
 #include "tests/kernels/kernel_test.h"
 
@@ -175,6 +176,28 @@ TEST_F(ProcessorsTest, ChangeNothingWhereTheyAreOff) {
   s.frequency = s.presence = 0;
   const std::vector<float> logits = random_f32(kVocab, 5.0f);
   EXPECT_TRUE(same_bits(edited(s, logits), logits));
+}
+
+// However far a penalty goes: where two logits end at the same bound, each token wins now and then.
+TEST_F(ProcessorsTest, LeaveCoupledNoiseItsSay) {
+  Sequence s;
+  s.prompt = {0, 1};
+  s.repetition = 1e-38;
+  std::vector<float> logits(kVocab, 1.0f);
+  logits[0] = 5.0f;
+  logits[1] = 3.0f;
+  const std::vector<float> got = edited(s, logits);
+  EXPECT_EQ(got[0], got[1]);
+  int wins = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const auto time = [&](int token) {
+      const double u = static_cast<double>(random_()) * 0x1p-32 + 0x1p-33;
+      return coupled_time(u, static_cast<double>(got[token]) * per_temperature(1.0f));
+    };
+    const double first = time(0);
+    wins += first < time(1) ? 1 : 0;
+  }
+  EXPECT_NEAR(wins, 500, 80);  // five standard deviations
 }
 
 // A broken row stays broken, a token that a trimmed head does not score stays without a chance, and

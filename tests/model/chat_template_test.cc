@@ -88,12 +88,16 @@ TEST(ChatTemplate, RefusesConversationsThatAreNone) {
   }
 }
 
+TEST(ChatTemplate, NeedsNoneThatIsNamedDefault) {
+  for (const json& named : {json::array(), json{{{"name", "tool_use"}, {"template", "{{ 1 }}"}}}}) {
+    expect_refusal(from_config({{"chat_template", named}}).render(kHello),
+                   absl::StatusCode::kFailedPrecondition, "no chat template");
+  }
+}
+
 TEST(ChatTemplate, RefusesBadFiles) {
   expect_one_line_error({"tokenizer_config.json", "chat_template"}, [] {
     from_config({{"chat_template", 3}});
-  });
-  expect_one_line_error({"tokenizer_config.json", "default"}, [] {
-    from_config({{"chat_template", json::array()}});
   });
   expect_one_line_error({"tokenizer_config.json", "chat_template[0].template"}, [] {
     from_config({{"chat_template", {{{"name", "default"}, {"template", 1}}}}});

@@ -348,6 +348,14 @@ TEST(ModelConfig, RefusesBadLlama3Scaling) {
 }
 
 TEST(ModelConfig, RefusesContradictions) {
+  json scaled = base_config();
+  scaled["rope_scaling"] = llama3_scaling();
+  scaled["original_max_position_embeddings"] = 64;
+  EXPECT_EQ(load(scaled).rope_scaling->original_max_position_embeddings, 64);
+  scaled["original_max_position_embeddings"] = 32;
+  expect_one_line_error({"config.json: original_max_position_embeddings is 32", "64"},
+                        [&] { load(scaled); });
+
   json config = base_config();
   config["rope_scaling"] = llama3_scaling();
   config["rope_parameters"] = {{"rope_type", "default"}};
@@ -357,6 +365,13 @@ TEST(ModelConfig, RefusesContradictions) {
   config["rope_theta"] = 10000;
   config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 20000}};
   expect_one_line_error({"rope_parameters.rope_theta is 20000", "10000"}, [&] { load(config); });
+
+  // No field turns Mistral's window off but its own.
+  config = base_config();
+  config["architectures"] = {"MistralForCausalLM"};
+  config["sliding_window"] = 1024;
+  config["use_sliding_window"] = false;
+  expect_one_line_error({"sliding_window is 1024"}, [&] { load(config); });
 
   for (const char* bias : {"attention_bias", "mlp_bias"}) {
     config = base_config();

@@ -79,7 +79,8 @@ TEST_P(RandomModels, Compute) {
   EXPECT_GT(sum, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(RandomWeights, RandomModels, ::testing::Values("tiny", "tiny-gpt2"),
+INSTANTIATE_TEST_SUITE_P(RandomWeights, RandomModels,
+                         ::testing::Values("tiny", "tiny-gpt2", "tiny-trimmed"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::erase(name, '-');

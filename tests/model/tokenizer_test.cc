@@ -227,6 +227,7 @@ TEST(Tokenizer, RefusesFilesByName) {
       {{"model.vocab.a", "-1"}, [](json& j) { j["model"]["vocab"]["a"] = -1; }},
       {{"model.vocab.a", "1.5"}, [](json& j) { j["model"]["vocab"]["a"] = 1.5; }},
       {{"model.vocab.a"}, [](json& j) { j["model"]["vocab"]["a"] = 1u << 31; }},
+      {{"model.vocab.a", "1048576"}, [](json& j) { j["model"]["vocab"]["a"] = 1 << 20; }},
       {{"model.vocab.a"}, [](json& j) { j["model"]["vocab"]["a"] = UINT64_MAX; }},
       {{"\"a\"", "\"b\"", "both have id"},
        [](json& j) { j["model"]["vocab"]["a"] = j["model"]["vocab"]["b"]; }},

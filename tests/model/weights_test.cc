@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -239,6 +240,32 @@ TEST_P(LoadWeights, WouldBeSeenToReadMore) {
 
 INSTANTIATE_TEST_SUITE_P(Families, LoadWeights, testing::Values(wide_layer, wide_gpt2_layer),
                          [](const auto& info) { return info.index == 0 ? "llama" : "gpt2"; });
+
+// Of a tied model, a rank looks at its own rows alone.
+TEST(LoadTiedWeights, RefusesAnLmHeadThatIsNoCopyOfTheEmbedding) {
+  const ModelConfig config = wide_gpt2_layer();
+  std::vector<Part> parts = parts_of(config, Shard::of(config, 0, 1));
+  const TemporaryDirectory directory;
+  const auto load = [&](int rank) {
+    const Checkpoint checkpoint(directory.path());
+    load_weights(checkpoint, config, Shard::of(config, rank, 2), *make_cpu_backend(), {});
+  };
+  parts.push_back({"lm_head.weight", {config.vocab_size, 12}, {}, {}});
+  write_checkpoint(directory, parts);
+  expect_one_line_error({"lm_head.weight has shape [90000, 12]", "expected [90000, 24]"},
+                        [&] { load(1); });
+  parts.back().shape[1] = config.hidden_size;
+  write_checkpoint(directory, parts);
+  load(1);
+  std::fstream file(directory.path() / "model.safetensors", std::ios::in | std::ios::out);
+  file.seekp(-1, std::ios::end);
+  file.put('\x3f');  // the last token's row
+  file.close();
+  load(0);
+  expect_one_line_error({"model.safetensors: tensor lm_head.weight", "embedding",
+                         "tie_word_embeddings false in config.json"},
+                        [&] { load(1); });
+}
 
 TEST(CheckTensors, ATrimmedHeadHasARowForEachOfItsTokens) {
   const auto directory = test_checkpoint("tiny-trimmed");

@@ -47,6 +47,18 @@ TEST(KillChildren, RunningAndStoppedOnesEnd) {
   EXPECT_TRUE(kill_children(kLong).empty());
 }
 
+TEST(KillChildren, ThoseThatWereThereBeforeStay) {
+  const pid_t other = child([] {});
+  const pid_t ended = child([] { _exit(0); });
+  const std::vector<pid_t> others = children();
+  const pid_t own = child([] {});
+  EXPECT_TRUE(kill_children(kLong, others).empty());
+  EXPECT_EQ(waitpid(own, nullptr, WNOHANG), -1);
+  EXPECT_EQ(waitpid(other, nullptr, WNOHANG), 0);
+  EXPECT_EQ(waitpid(ended, nullptr, 0), ended);
+  EXPECT_TRUE(kill_children(kLong).empty());
+}
+
 // It stays, killed, until who traces it looks at it, as a process does of which a driver does not
 // let go.
 TEST(KillChildren, OneThatCannotEndIsNamed) {

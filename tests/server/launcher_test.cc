@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launcher/answer_printer.h"
@@ -91,6 +92,21 @@ TEST(Mpirun, OtherHostsGetTheVariablesThatMatter) {
   EXPECT_EQ(passed_on(""), 0);  // children have them anyway
   unsetenv("NCCL_OUTRIDER_TEST");
   unsetenv("OUTRIDER_TEST_VARIABLE");
+}
+
+TEST(Mpirun, StaysOnThisHostWithoutAHostfile) {
+  for (const std::string hostfile : {"", "hosts"}) {
+    const auto arguments = mpirun_arguments(2, hostfile, {"serve"});
+    for (const auto& [parameter, value] : {std::pair{"ras", "^alps,gridengine,lsf,slurm,tm"},
+                                           {"orte_default_hostfile", "none"},
+                                           {"orte_default_dash_host", "none"},
+                                           {"plm", "isolated"}}) {
+      const std::vector<std::string> setting = {"--mca", parameter, value};
+      const auto found =
+          std::search(arguments.begin(), arguments.end(), setting.begin(), setting.end());
+      EXPECT_EQ(found != arguments.end(), hostfile.empty()) << parameter;
+    }
+  }
 }
 
 TEST(AnswerPrinter, Summary) {

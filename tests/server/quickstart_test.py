@@ -323,6 +323,7 @@ class OnGpus(QuickstartTest):
         toolkit = self.tree.cache / f'cuda-{PINS}'
         toolkit.mkdir()
         (toolkit / 'complete').touch()
+        toolkit.with_suffix('.lock').mkdir()  # as in a cache where nothing can be written
         (self.tree.root / 'tools' / 'requirements-cuda.txt').touch()
         # One in the system's own folders would do.
         system = any(Path(root, 'include', 'nccl.h').exists() for root in ('/usr', '/usr/local'))
