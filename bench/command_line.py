@@ -11,6 +11,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from page import ROOT
+
 # Longer than what a first step may bring: 15 drafted tokens and one more.
 LEAST_TOKENS = 32
 
@@ -63,9 +65,20 @@ def add_server(parser):
                         help='more flags of serve, in one word, quoted as for a shell')
 
 
+def sources():
+    """Files that the program is made of, whatever devices it is built for."""
+    return [path for folder in ('bench', 'csrc', 'kernels', 'launcher', 'proto', 'server')
+            for path in sorted((ROOT / folder).rglob('*'))
+            if path.suffix in ('.cc', '.h', '.proto') and not {'cuda', 'nccl'} & {*path.parts}]
+
+
 def check_program(parser, program):
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
         parser.error(f'--program {program}: no program there; expected the built one')
+    newer = [source for source in sources() if source.stat().st_mtime > os.stat(program).st_mtime]
+    if newer:
+        parser.error(f'--program {program}: is older than {newer[0]}; expected it built of what '
+                     'is here, since pages name the commit')
 
 
 def check_model(parser, model):

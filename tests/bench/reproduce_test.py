@@ -4,6 +4,8 @@
 """
 
 import argparse
+import contextlib
+import io
 import itertools
 import json
 import os
@@ -21,7 +23,8 @@ SOURCE = Path(sys.argv.pop())
 sys.path.append(str(SOURCE / 'bench'))
 
 import cpu  # noqa: E402
-from command_line import Parser, at_least, given, positive  # noqa: E402
+from command_line import (Parser, at_least, check_program, given, positive,  # noqa: E402
+                          sources)
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
                        rising, to_best_interval)
@@ -152,6 +155,17 @@ class CommandLine(unittest.TestCase):
                              (at_least(0, 15), '16'), (positive, '-1'), (positive, 'inf')):
             with self.subTest(text=text), self.assertRaises(argparse.ArgumentTypeError):
                 number(text)
+
+    def test_a_program_of_other_sources_is_refused(self):
+        with tempfile.TemporaryDirectory() as directory:
+            program = Path(directory, 'outrider')
+            program.touch(mode=0o755)
+            check_program(Parser(), str(program))
+            newest = max(path.stat().st_mtime for path in sources())
+            os.utime(program, (newest - 1, newest - 1))
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as said:
+                check_program(Parser(), str(program))
+            self.assertIn('is older than', said.getvalue())
 
     def test_a_page_says_what_is_not_the_default(self):
         parser = Parser()

@@ -316,6 +316,69 @@ class NoModel(unittest.TestCase):
                                     "long prompts exact", "long prompts fast"])
 
 
+class WhatIsFound(unittest.TestCase):
+    """Stages whose programs end well and say what is not."""
+
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.programs = Programs(None, self.folder, SOURCE, "cuda", self.folder,
+                                 self.folder / "log")
+        self.stages = Stages(self.programs, 2)
+        self.enterContext(mock.patch.object(self.programs, "need", lambda path: path))
+        self.enterContext(mock.patch.object(self.programs, "server", self.server))
+        self.ranks = None
+
+    @contextlib.contextmanager
+    def server(self, _, ranks, gpus, **__):
+        self.ranks = ranks if gpus > 0 else 0
+        yield "nowhere"
+
+    def answers(self, by_ranks: dict) -> None:
+        """by_ranks: token ids with and without drafts; 0 ranks: the CPU's."""
+        def answer(_, __, ___, *flags):
+            return {"token_ids": by_ranks[self.ranks][flags[-1] != "0"]}
+        with mock.patch.object(self.programs, "answer", answer):
+            self.stages.ranks(mock.Mock())
+
+    def test_ranks_may_leave_the_cpu_behind_the_first_token(self):
+        self.answers({0: ([1, 2, 3],), 2: ([1, 2, 4], [1, 2, 4])})
+
+    def test_ranks_that_answer_something_else_at_once(self):
+        with self.assertRaisesRegex(Failed, "2 ranks: no token of the short prompt"):
+            self.answers({0: ([1, 2, 3],), 2: ([4, 2, 3], [4, 2, 3])})
+
+    def test_ranks_whose_drafts_change_the_answer(self):
+        with self.assertRaisesRegex(Failed, "K = 4 is not that with K = 0"):
+            self.answers({0: ([1, 2, 3],), 2: ([1, 2, 3], [1, 2, 4])})
+
+    def serve(self, errors: dict) -> None:
+        latency = {"p50": 1.0, "p99": 2.0}
+        load = {"tokens_per_second": 1.0, "ttft_ms": latency, "tpot_ms": latency,
+                "greedy": None, "errors": errors}
+
+        def run(*command):
+            command[-1].write_text(json.dumps(load))
+        with mock.patch.object(self.programs, "run", run):
+            self.programs.seconds_to_end = 0
+            self.stages.serving(mock.Mock())
+
+    def test_requests_that_fail(self):
+        self.serve({})
+        with self.assertRaisesRegex(Failed, "1 users: requests failed: .*UNAVAILABLE"):
+            self.serve({"UNAVAILABLE": 1})
+
+    def speculate(self, tokens_per_step: float) -> None:
+        entry = {"profile_us": 1.0, "real_time": 1.0, "tokens_per_step": tokens_per_step}
+        entries = collections.defaultdict(lambda: entry)
+        with mock.patch.object(self.stages, "bench", return_value={"entries": entries}):
+            self.stages.speculation(mock.Mock(), ())
+
+    def test_drafts_that_are_worth_nothing(self):
+        self.speculate(1.25)
+        with self.assertRaisesRegex(Failed, "K = 4 makes 1.0 tokens; expected 1.1 or more"):
+            self.speculate(1.0)
+
+
 class Runner(unittest.TestCase):
     def run_body(self, body, budget=10):
         heard = []
