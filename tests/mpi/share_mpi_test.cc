@@ -1,6 +1,8 @@
 // Memory that ranks share instead of keeping a copy each.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cstdint>
 #include <cstring>
@@ -72,6 +74,23 @@ TEST(Share, RefusesBytesThatDiffer) {
   if (communicator->rank() == 1) bytes_of(buffer).back() = std::byte{1};
   EXPECT_THROW(communicator->share(bytes_of(buffer)), Error);
   EXPECT_EQ(permissions_at(buffer.data()), "rw-p");
+}
+
+// Rank 0 may write no file of that size, in memory either.
+TEST(Share, LeavesEachItsCopyWhereThereIsNoRoom) {
+  const auto communicator = testing::mpi_world().make_communicator();
+  const Buffer buffer = allocate_host(2 * kHugePage);
+  std::memset(buffer.data(), 7, buffer.bytes());
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {kHugePage, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  EXPECT_FALSE(communicator->share(bytes_of(buffer)));
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, handler);
+  EXPECT_EQ(permissions_at(buffer.data()), "rw-p");
+  EXPECT_EQ(bytes_of(buffer).back(), std::byte{7});
 }
 
 }  // namespace
