@@ -365,6 +365,7 @@ class Drain(Case):
         with (Job(serve=self.PATIENT, prefix=['env', '--default-signal=HUP']) as job,
               Load(job, STREAMS, MAX_TOKENS, answers=1) as load):
             self.asked_to_end(job, load, signal.SIGHUP)
+            job.process.send_signal(signal.SIGHUP)  # by its shell, and by the kernel
             self.assertEqual(len(load.events('done')), STREAMS)
             self.ends_well(job)
 
