@@ -1,21 +1,17 @@
 #include "bench/core_link.h"
 
-#include <fcntl.h>
 #include <immintrin.h>
 #include <sched.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <utility>
 #include <vector>
 
+#include "comm/shared_memory.h"
 #include "core/buffer.h"
 
 namespace outrider {
@@ -55,33 +51,6 @@ struct Shared {
   Flag flags[2];  // of ranks 0 and 1
   alignas(64) uint64_t block[kBlockBytes / sizeof(uint64_t)];
 };
-
-// Nothing where the system refuses. Rank 0 makes the file, and takes its name away once all have
-// mapped it.
-Buffer map_shared(Communicator& communicator, Stream& stream) {
-  char name[] = "/dev/shm/outrider-XXXXXX";
-  int descriptor = -1;
-  if (communicator.rank() == 0) {
-    descriptor = mkostemp(name, O_CLOEXEC);
-    if (descriptor >= 0 && posix_fallocate(descriptor, 0, sizeof(Shared)) != 0) {
-      close(descriptor);
-      descriptor = -1;
-    }
-  }
-  communicator.broadcast(TensorView(name, DType::u8, {sizeof name}), 0, stream);
-  if (communicator.rank() != 0) descriptor = open(name, O_RDWR | O_CLOEXEC);
-  void* data = MAP_FAILED;
-  if (descriptor >= 0) {
-    data = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    close(descriptor);
-  }
-  float missing = data == MAP_FAILED ? 1.0f : 0.0f;
-  communicator.all_reduce_sum(TensorView(&missing, DType::f32, {1, 1}), stream);
-  if (communicator.rank() == 0) unlink(name);
-  if (data == MAP_FAILED) return {};
-  Buffer buffer(data, sizeof(Shared), [](void* p, size_t bytes) { munmap(p, bytes); });
-  return missing > 0 ? Buffer() : std::move(buffer);
-}
 
 // What ranks 0 and 1 find out, each its part; the parts it does not know stay 0.
 CoreLink measure_part(Shared& shared, int rank) {
@@ -125,14 +94,14 @@ CoreLink measure_part(Shared& shared, int rank) {
 std::optional<CoreLink> measure_core_link(Communicator& communicator) {
   const int ranks = communicator.size();
   CHECK(ranks >= 2);
-  Stream stream;
-  const Buffer memory = map_shared(communicator, stream);
+  const Buffer memory = map_shared_memory(communicator, sizeof(Shared));
   if (memory.data() == nullptr) return std::nullopt;
   CoreLink part;
   if (communicator.rank() < 2) {
     part = measure_part(*static_cast<Shared*>(memory.data()), communicator.rank());
   }
   std::vector<CoreLink> parts(ranks);
+  Stream stream;
   communicator.all_gather(TensorView(&part, DType::u8, {sizeof part}),
                           TensorView(parts.data(), DType::u8, {ranks, sizeof part}), stream);
   return CoreLink{.line_seconds = parts[0].line_seconds,

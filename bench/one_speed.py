@@ -60,8 +60,9 @@ class TracedStep(typing.NamedTuple):
         return self.begin_s + (self.draft_ms + self.rest_ms) / 1000
 
     def kind(self):
-        """Prompts' rows are more or less alike."""
-        return self.prompt_rows.bit_length(), self.sequences, self.drafted
+        """What it computes, to the row: arms whose prompts fill steps more or less may not pass for
+        a machine that is slower or faster."""
+        return self.prompt_rows, self.sequences, self.drafted
 
 
 class Trace(typing.NamedTuple):

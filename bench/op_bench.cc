@@ -93,9 +93,10 @@ struct Result {
   double bytes_per_second, flops_per_second;  // of all threads
 };
 
-void run_linear(Thread& thread, const LinearCase& c, Isa isa) {
-  cpu::linear(thread.x.data(), thread.next_weights(cpu::packed_bytes(c.n, c.k)), nullptr,
-              thread.y.data(), c.rows, c.n, c.k, isa);
+// int8: what the bytes say are any weights' values, and any scales.
+void run_linear(Thread& thread, const LinearCase& c, WeightFormat format, Isa isa) {
+  cpu::linear(thread.x.data(), thread.next_weights(cpu::packed_bytes(c.n, c.k, format)), nullptr,
+              thread.y.data(), c.rows, c.n, c.k, format, isa);
 }
 
 // Every linear of SmolLM2-135M: 30 layers and the LM head, 269 MB.
@@ -115,22 +116,26 @@ Case stack_case(const char* table, int64_t rows, bool with_lm_head, Isa isa) {
           2 * weights * static_cast<double>(rows),
           [=](Thread& thread) {
             for (int layer = 0; layer < kNumLayers; ++layer) {
-              for (const LinearCase& c : kLayer) run_linear(thread, {rows, c.n, c.k}, isa);
+              for (const LinearCase& c : kLayer) {
+                run_linear(thread, {rows, c.n, c.k}, WeightFormat::bf16, isa);
+              }
             }
-            if (with_lm_head) run_linear(thread, {rows, kLmHead.n, kLmHead.k}, isa);
+            if (with_lm_head) {
+              run_linear(thread, {rows, kLmHead.n, kLmHead.k}, WeightFormat::bf16, isa);
+            }
           }};
 }
 
-Case linear_case(const LinearCase& c, Isa isa) {
+Case linear_case(const LinearCase& c, WeightFormat format, Isa isa) {
   char shape[64];
   std::snprintf(shape, sizeof shape, "%ld x %ld x %ld", c.rows, c.n, c.k);
   return {"ops",
-          "linear",
+          format == WeightFormat::int8 ? "linear, int8" : "linear",
           shape,
           isa,
-          static_cast<double>(cpu::packed_bytes(c.n, c.k)),
+          static_cast<double>(cpu::packed_bytes(c.n, c.k, format)),
           2.0 * static_cast<double>(c.rows * c.n * c.k),
-          [=](Thread& thread) { run_linear(thread, c, isa); }};
+          [=](Thread& thread) { run_linear(thread, c, format, isa); }};
 }
 
 // What lies between the products. Activations stay in the cache: rates above the memory's are no
@@ -182,15 +187,16 @@ Case embed_case(const RowCase& c) {
           "embed",
           std::to_string(c.rows) + " x " + std::to_string(c.width),
           Isa::scalar,
-          static_cast<double>(cpu::packed_bytes(table_rows, c.width)),
+          static_cast<double>(cpu::packed_bytes(table_rows, c.width, WeightFormat::bf16)),
           0.0,
           [=](Thread& thread) {
             thread.tokens.resize(c.rows);
             for (int64_t r = 0; r < c.rows; ++r) {
               thread.tokens[r] = static_cast<int32_t>(r * cpu::kPanelRows);
             }
-            cpu::embed(thread.next_weights(cpu::packed_bytes(table_rows, c.width)),
-                       thread.tokens.data(), 0, thread.y.data(), c.rows, table_rows, c.width);
+            cpu::embed(
+                thread.next_weights(cpu::packed_bytes(table_rows, c.width, WeightFormat::bf16)),
+                thread.tokens.data(), 0, thread.y.data(), c.rows, table_rows, c.width);
           }};
 }
 
@@ -369,7 +375,9 @@ std::vector<Case> all_cases(const OpBenchOptions& options) {
   }
   if (!wants("ops")) return cases;
   for (const LinearCase& c : kLinearCases) {
-    for (Isa isa : isas) cases.push_back(linear_case(c, isa));
+    for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::int8}) {
+      for (Isa isa : isas) cases.push_back(linear_case(c, format, isa));
+    }
   }
   for (const RowCase& c : kRowCases) cases.push_back(embed_case(c));
   for (const RowOp& op : kRowOps) {

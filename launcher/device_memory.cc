@@ -41,7 +41,7 @@ int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank
                        const std::string& gpu, int64_t budget) {
   const ModelConfig config = ModelConfig::load(options.model);
   std::optional<ModelConfig> draft;
-  if (options.draft) draft = ModelConfig::load(*options.draft);
+  if (options.draft) draft = ModelConfig::load_draft(*options.draft);
   std::optional<DraftHeadConfig> head;
   if (options.draft_head) head = DraftHeadConfig::load(*options.draft_head);
   MemoryCost cost = memory_cost(config, Shard::of(config, rank, ranks), draft ? &*draft : nullptr,

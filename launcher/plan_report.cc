@@ -36,7 +36,8 @@ auto blaming(const std::string& flag, Body body) {
 }
 
 // What the whole model holds.
-int64_t parameters(const ModelConfig& config) {
+int64_t parameters(ModelConfig config) {
+  config.matrix_format = WeightFormat::bf16;
   return weight_bytes(config, Shard::of(config, 0, 1)).held / 2;
 }
 
@@ -202,6 +203,7 @@ ServingPlan make_plan(const PlanOptions& options) {
           [&] { return Shard::of(plan.model, options.ranks - 1, options.ranks); });
   if (options.draft) {
     plan.draft = blaming("--draft", [&] { return load(*options.draft); });
+    plan.draft->matrix_format = kDraftWeights;
     if (plan.draft->vocab_size != plan.model.vocab_size) {
       throw Error("--draft " + *options.draft + ": vocab_size is " +
                   std::to_string(plan.draft->vocab_size) + ", expected the model's, " +

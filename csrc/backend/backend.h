@@ -19,6 +19,7 @@
 #include "kernels/logit_table.h"
 #include "kernels/processors.h"
 #include "kernels/verify_types.h"
+#include "kernels/weight_format.h"
 
 namespace outrider {
 
@@ -28,6 +29,7 @@ struct PackedWeight {
   Buffer rows;  // as in the checkpoint, bf16 [n, k], where the backend wants that too
   int64_t n = 0;
   int64_t k = 0;
+  WeightFormat format = WeightFormat::bf16;
   bool gate_up = false;  // for linear_activated with a gate, and nothing else
 };
 
@@ -79,15 +81,16 @@ class Backend {
   virtual int64_t padded_rows(int64_t rows) const = 0;
 
   // Stacks the parts along n. Each part: bf16 [n_i, k] on the host, last dimension contiguous.
-  virtual PackedWeight pack(std::span<const TensorView> parts) = 0;
+  // int8: as quantize_rows makes of them.
+  virtual PackedWeight pack(std::span<const TensorView> parts, WeightFormat format) = 0;
   // The same of an FFN's gate and up: the first half of the n rows, and the other half.
-  virtual PackedWeight pack_gate_up(std::span<const TensorView> parts) = 0;
+  virtual PackedWeight pack_gate_up(std::span<const TensorView> parts, WeightFormat format) = 0;
   // The host's memory, in whole huge pages, that holds what was packed since the last call and
   // nothing else; none where weights are on a device.
   virtual std::vector<std::span<std::byte>> packed_memory() { return {}; }
 
   // y[r] = table[tokens[r] - first_token], zeros where that row is another rank's.
-  // tokens: i32 [rows]; y: f32 [rows, k]
+  // tokens: i32 [rows]; y: f32 [rows, k]; table: bf16
   virtual void embed(const PackedWeight& table, TensorView tokens, int64_t first_token,
                      TensorView y, Stream& stream) = 0;
 
@@ -113,9 +116,9 @@ class Backend {
   // Copies rows `indices` of x to y. x: bf16 [rows, hidden]; indices: i32 [m]; y: bf16 [m, hidden]
   virtual void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) = 0;
 
-  // y[r][v] = x[r][head_rows[v]]; a token of row -1 gets a logit of probability 0. x: f32 [rows,
-  // m]; head_rows: i32 [vocab_size], each in [-1, m); y: f32 [rows, vocab_size]
-  virtual void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) = 0;
+  // y[r][tokens[i]] = x[r][i]; other tokens get a logit of probability 0. x: f32 [rows, m]; tokens:
+  // i32 [n], ascending, n <= m: columns behind them count for nothing; y: f32 [rows, vocab_size]
+  virtual void expand_logits(TensorView x, TensorView tokens, TensorView y, Stream& stream) = 0;
 
   // y[r] = the table's logits behind tokens[r]; other tokens get one of probability 0. tokens: i32
   // [rows]; y: f32 [rows, vocab_size]; the table is memory of this backend

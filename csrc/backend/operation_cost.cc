@@ -54,8 +54,9 @@ int64_t cuda_padded_rows(int64_t rows) {
   return divide_up(rows, step) * step;
 }
 
-int64_t cuda_packed_bytes(int64_t n, int64_t k) {
-  return divide_up(n, kPanelRows) * kPanelRows * divide_up(k, kStepK) * kStepK * kBf16;
+int64_t cuda_packed_bytes(int64_t n, int64_t k, WeightFormat format) {
+  const int64_t elements = divide_up(n, kPanelRows) * kPanelRows * divide_up(k, kStepK) * kStepK;
+  return format == WeightFormat::int8 ? elements + n * kFloat : elements * kBf16;
 }
 
 OperationCost copy_tokens_cost(int64_t n) {
@@ -68,20 +69,22 @@ OperationCost embed_cost(int64_t rows, int64_t hidden) {
           .launches = 1};
 }
 
-OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias, Numerics numerics) {
-  const bool fast = cuda_linear_is_fast(rows, numerics);
-  return {
-      .weight_bytes = (fast ? n * k * kBf16 : cuda_packed_bytes(n, k)) + (bias ? n * kFloat : 0),
-      .activation_bytes = rows * (k * kBf16 + n * kFloat),
-      .flops = 2 * rows * n * k,
-      .launches = 1};
+OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias, Numerics numerics,
+                          WeightFormat format) {
+  const bool fast = cuda_linear_is_fast(rows, numerics, format);
+  return {.weight_bytes =
+              (fast ? n * k * kBf16 : cuda_packed_bytes(n, k, format)) + (bias ? n * kFloat : 0),
+          .activation_bytes = rows * (k * kBf16 + n * kFloat),
+          .flops = 2 * rows * n * k,
+          .launches = 1};
 }
 
 OperationCost linear_activated_cost(int64_t rows, int64_t width, int64_t k, bool bias,
-                                    Activation activation, Numerics numerics) {
+                                    Activation activation, Numerics numerics, WeightFormat format) {
   const int64_t n = num_inputs(activation) * width;
-  OperationCost cost = linear_cost(rows, n, k, bias, numerics);
-  if (cuda_linear_is_fast(rows, numerics)) {  // the product is written, read again and activated
+  OperationCost cost = linear_cost(rows, n, k, bias, numerics, format);
+  if (cuda_linear_is_fast(rows, numerics,
+                          format)) {  // the product is written, read again and activated
     cost.activation_bytes += rows * (n * kFloat + width * kBf16);
     cost.launches += 1;
   } else {
@@ -108,7 +111,7 @@ OperationCost gather_rows_cost(int64_t rows, int64_t hidden) {
 }
 
 OperationCost expand_logits_cost(int64_t rows, int64_t num_scored, int64_t vocab_size) {
-  return {.activation_bytes = rows * (num_scored + vocab_size) * kFloat + vocab_size * kToken,
+  return {.activation_bytes = rows * (num_scored + vocab_size) * kFloat + num_scored * kToken,
           .launches = 1};
 }
 

@@ -11,6 +11,7 @@
 #include "core/numerics.h"
 #include "kernels/activation.h"
 #include "kernels/attention_types.h"
+#include "kernels/weight_format.h"
 
 namespace outrider {
 
@@ -19,8 +20,9 @@ constexpr int64_t kFastLinearWorkspaceBytes = int64_t{32} << 20;
 // Fewer rows wait for the weights' bytes in any case: those the other kernel streams.
 constexpr int64_t kFastLinearMinRows = 65;
 // Whether cuBLASLt makes a product, if it has something for the shape.
-constexpr bool cuda_linear_is_fast(int64_t rows, Numerics numerics) {
-  return numerics == Numerics::fast && rows >= kFastLinearMinRows;
+constexpr bool cuda_linear_is_fast(int64_t rows, Numerics numerics,
+                                   WeightFormat format = WeightFormat::bf16) {
+  return numerics == Numerics::fast && rows >= kFastLinearMinRows && format == WeightFormat::bf16;
 }
 // The most that the CUDA backend keeps of attention's partial results, unless sixteen rows have
 // more.
@@ -43,16 +45,18 @@ struct OperationCost {
 int64_t cuda_padded_rows(int64_t rows);
 
 // Bytes of an [n, k] matrix in the CUDA backend's layout: whole panels of 16 rows, whole steps of
-// 32 elements along k.
-int64_t cuda_packed_bytes(int64_t n, int64_t k);
+// 32 elements along k; int8: and a scale a row.
+int64_t cuda_packed_bytes(int64_t n, int64_t k, WeightFormat format = WeightFormat::bf16);
 
 OperationCost copy_tokens_cost(int64_t n);
 OperationCost embed_cost(int64_t rows, int64_t hidden);
 OperationCost linear_cost(int64_t rows, int64_t n, int64_t k, bool bias,
-                          Numerics numerics = Numerics::exact);
+                          Numerics numerics = Numerics::exact,
+                          WeightFormat format = WeightFormat::bf16);
 // width: of what the activation gives.
 OperationCost linear_activated_cost(int64_t rows, int64_t width, int64_t k, bool bias,
-                                    Activation activation, Numerics numerics = Numerics::exact);
+                                    Activation activation, Numerics numerics = Numerics::exact,
+                                    WeightFormat format = WeightFormat::bf16);
 OperationCost rms_norm_cost(int64_t rows, int64_t hidden, bool adds);
 OperationCost layer_norm_cost(int64_t rows, int64_t hidden, bool adds);
 OperationCost gather_rows_cost(int64_t rows, int64_t hidden);

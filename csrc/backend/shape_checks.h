@@ -28,7 +28,8 @@ inline void check_product(const PackedWeight& weight, TensorView x, TensorView b
 }
 
 inline void check_embed(const PackedWeight& table, TensorView tokens, TensorView y) {
-  CHECK(!table.gate_up && has_shape(tokens, DType::i32, {tokens.extent(0)}));
+  CHECK(!table.gate_up && table.format == WeightFormat::bf16);
+  CHECK(has_shape(tokens, DType::i32, {tokens.extent(0)}));
   CHECK(has_shape(y, DType::f32, {tokens.extent(0), table.k}));
 }
 
@@ -42,6 +43,11 @@ inline void check_linear_activated(const PackedWeight& weight, TensorView x, Ten
   check_product(weight, x, bias);
   CHECK(weight.gate_up == (activation == Activation::swiglu));
   CHECK(has_shape(y, DType::bf16, {x.extent(0), weight.n / num_inputs(activation)}));
+}
+
+inline void check_expand_logits(TensorView x, TensorView tokens, TensorView y) {
+  CHECK(has_shape(x, DType::f32, {-1, -1}) && has_shape(tokens, DType::i32, {-1}));
+  CHECK(tokens.extent(0) <= x.extent(1) && has_shape(y, DType::f32, {x.extent(0), -1}));
 }
 
 // Whether no byte is both views'. Of contiguous ones.

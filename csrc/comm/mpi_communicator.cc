@@ -1,24 +1,20 @@
 // MPI_Allreduce is not used: it changes its order of addition with the size of the message.
 #include "comm/mpi_communicator.h"
 
-#include <fcntl.h>
 #include <mpi.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <climits>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "comm/ordered_sum.h"
+#include "comm/shared_memory.h"
 #include "comm/shared_memory_sum.h"
-#include "comm/socket.h"
 #include "core/buffer.h"
 
 namespace outrider {
@@ -33,52 +29,6 @@ namespace {
 //   3 on two cores    8 rows 42 / 51 / 48     16 rows 61 / 46 / 53     64 rows 212 / 80 / 78
 constexpr int64_t kGatherMaxElements = 6144;
 
-// Memory that all ranks of one host map; none where they stand on several, or the host has no room
-// for it. It has no name, so nothing outlives the job.
-Buffer map_shared_memory(int rank, int size, size_t bytes) {
-  MPI_Comm host = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
-            "MPI_Comm_split_type");
-  int host_size = 0;
-  check_mpi(MPI_Comm_size(host, &host_size), "MPI_Comm_size");
-  check_mpi(MPI_Comm_free(&host), "MPI_Comm_free");
-  if (host_size != size) return {};
-
-  // Rank 0 makes a file in memory; the others open it, where the path leads to the same one.
-  struct Place {
-    char path[40];
-    dev_t device;
-    ino_t inode;
-  } place{};
-  FileDescriptor file;
-  struct stat status;
-  if (rank == 0) {
-    file = FileDescriptor(memfd_create("outrider-ranks", MFD_CLOEXEC));
-    if (file.valid() && posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)) == 0 &&
-        fstat(file.get(), &status) == 0) {
-      std::snprintf(place.path, sizeof place.path, "/proc/%d/fd/%d", getpid(), file.get());
-      place.device = status.st_dev;
-      place.inode = status.st_ino;
-    }
-  }
-  check_mpi(MPI_Bcast(&place, sizeof place, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
-  if (rank != 0)
-    file = FileDescriptor(open(place.path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-  void* data = MAP_FAILED;
-  if (place.inode != 0 && file.valid() && fstat(file.get(), &status) == 0 &&
-      status.st_dev == place.device && status.st_ino == place.inode) {
-    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  }
-  int mapped = data != MAP_FAILED ? 1 : 0;
-  int all_mapped = 0;
-  check_mpi(MPI_Allreduce(&mapped, &all_mapped, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
-            "MPI_Allreduce");
-  if (mapped == 0) return {};
-  Buffer buffer(data, bytes, [](void* p, size_t n) { munmap(p, n); });
-  if (all_mapped == 0) return {};
-  return buffer;
-}
-
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator() {
@@ -87,7 +37,9 @@ class MpiCommunicator final : public Communicator {
     for (std::vector<int>* v : {&block_counts_, &block_offsets_, &part_counts_, &part_offsets_}) {
       v->resize(size_);
     }
-    if (size_ > 1) shared_memory_ = map_shared_memory(rank_, size_, SharedMemorySum::bytes(size_));
+    if (size_ > 1 && on_one_host()) {
+      shared_memory_ = map_shared_memory(*this, SharedMemorySum::bytes(size_));
+    }
     if (shared_memory_.data() != nullptr) shared_sum_.emplace(shared_memory_.data(), rank_, size_);
   }
 
@@ -126,8 +78,8 @@ class MpiCommunicator final : public Communicator {
 
   // A copy in shared memory takes the place of every rank's own, at the same addresses.
   bool share(std::span<std::byte> memory) override {
-    if (size_ == 1 || !on_one_node()) return false;
-    Buffer shared = map_shared_memory(rank_, size_, memory.size());
+    if (size_ == 1 || !on_one_host() || !on_one_node()) return false;
+    Buffer shared = map_shared_memory(*this, memory.size());
     if (shared.data() == nullptr) return false;
     if (rank_ == 0) std::memcpy(shared.data(), memory.data(), memory.size());
     check_mpi(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
@@ -146,6 +98,16 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
+  bool on_one_host() const {
+    MPI_Comm host = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+              "MPI_Comm_split_type");
+    int host_size = 0;
+    check_mpi(MPI_Comm_size(host, &host_size), "MPI_Comm_size");
+    check_mpi(MPI_Comm_free(&host), "MPI_Comm_free");
+    return host_size == size_;
+  }
+
   // Whether all ranks' threads stand on one NUMA node: memory of another is slower than a copy.
   static bool on_one_node() {
     unsigned node = 0;

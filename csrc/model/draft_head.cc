@@ -36,7 +36,7 @@ PackedWeight pack_rows(TensorView from, std::span<const int32_t> tokens, int64_t
                 width * sizeof(bf16));
   }
   const TensorView view(rows.data(), DType::bf16, {num_rows, width});
-  return backend.pack(std::span(&view, 1));
+  return backend.pack(std::span(&view, 1), kDraftWeights);
 }
 
 // Where its weights are read from far away, or a collective takes as long as a pass, it is better
@@ -138,7 +138,7 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
   const Checkpoint checkpoint(directory);
   check_tensors(directory, checkpoint, config_, target);
   const int64_t hidden = config_.hidden_size;
-  const WeightReader reader(checkpoint, backend);
+  const WeightReader reader(checkpoint, backend, kDraftWeights);
   const Checkpoint target_checkpoint(target_directory);
   const WeightReader target_reader(target_checkpoint, backend);
   const TensorView embedding = target_reader.view(embedding_tensor(target_checkpoint, target));
@@ -165,7 +165,7 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
   ffn_norm_ = reader.norm("ffn_norm.weight");
   norm_ = reader.norm("norm.weight");
   for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
-  head_rows_ = make_head_rows(config_.draft_token_ids, config_.vocab_size, backend);
+  scored_tokens_ = upload_tokens(config_.draft_token_ids, backend);
 
   residual_ = floats(backend, max_rows, hidden);
   partial_ = floats(backend, max_rows, hidden);
@@ -179,11 +179,11 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
 }
 
 int64_t DraftHead::weight_bytes() const {
-  int64_t elements = embed_norm_.view.size() + ffn_norm_.view.size() + norm_.view.size();
+  int64_t bytes = embed_norm_.view.bytes() + ffn_norm_.view.bytes() + norm_.view.bytes();
   for (const PackedWeight* weight : {&embed_proj_, &state_proj_, &gate_up_, &down_, &lm_head_}) {
-    elements += weight->n * weight->k;
+    bytes += weight->n * row_bytes(weight->k, weight->format);
   }
-  return elements * static_cast<int64_t>(sizeof(bf16));
+  return bytes;
 }
 
 void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits, Stream& stream) {
@@ -206,16 +206,17 @@ void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits,
   if (split_over_ != nullptr) split_over_->all_reduce_sum(partial, stream);
   backend_.rms_norm(residual, partial, norm_.view, config_.rms_norm_eps, states, stream);
   backend_.linear(lm_head_, states, {}, scored, stream);
-  const TensorView head_rows = head_rows_.view(DType::i32, {config_.vocab_size});
+  const TensorView scored_tokens =
+      scored_tokens_.view(DType::i32, {static_cast<int64_t>(config_.draft_token_ids.size())});
   if (split_over_ == nullptr) {
-    backend_.expand_logits(scored, head_rows, logits, stream);
+    backend_.expand_logits(scored, scored_tokens, logits, stream);
     return;
   }
   const TensorView gathered = gathered_.view(DType::f32, {rows, split_over_->size() * lm_head_.n});
   for (int64_t r = 0; r < rows; ++r) {
     split_over_->all_gather(scored.rows(r, r + 1), gathered.rows(r, r + 1), stream);
   }
-  backend_.expand_logits(gathered, head_rows, logits, stream);
+  backend_.expand_logits(gathered, scored_tokens, logits, stream);
 }
 
 }  // namespace outrider

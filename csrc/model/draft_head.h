@@ -1,6 +1,8 @@
 // DraftHead: guesses the token after the next one from the target's own last state and the next
-// token: one layer without attention, under rows of the target's LM head. Ranks that are near each
-// other split its FFN by columns and its LM head by rows; elsewhere it is whole on each.
+// token: one layer without attention, under rows of the target's LM head. Its matrices are held in
+// 8 bits, half of the bytes, which rounds guesses that are checked anyway. Ranks
+// that are near each other split its FFN by columns and its LM head by rows; elsewhere it is whole
+// on each.
 // Chen et al. 2023 (section 4) name such heads as drafts; Li et al. 2024 (EAGLE) feed the next
 // token.
 #pragma once
@@ -75,7 +77,7 @@ class DraftHead {
   PackedWeight down_;        // [hidden, intermediate of this rank]
   WeightVector norm_;        // [hidden]
   PackedWeight lm_head_;     // [draft_token_ids of this rank, as many on each, hidden]
-  Buffer head_rows_;         // i32 [vocab_size]: a token's row of lm_head_, or -1
+  Buffer scored_tokens_;     // i32 [draft_token_ids]
   // Of a pass:
   Buffer residual_, partial_;  // f32 [max_rows, hidden]
   Buffer normed_;              // bf16 [max_rows, hidden]

@@ -254,6 +254,12 @@ ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
   return config;
 }
 
+ModelConfig ModelConfig::load_draft(const std::filesystem::path& directory) {
+  ModelConfig config = load(directory);
+  config.matrix_format = kDraftWeights;
+  return config;
+}
+
 ModelConfig ModelConfig::load_shape(const std::filesystem::path& file) {
   nlohmann::json shape = load_json_object(file, kMaxFileBytes);
   const bool gpt2 = shape.value("model_type", nlohmann::json()) == "gpt2";

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/activation.h"
+#include "kernels/weight_format.h"
 
 namespace outrider {
 
@@ -28,6 +29,9 @@ enum class Positions { rotary, learned };  // learned: a row of a table is added
 constexpr int64_t kMaxVocabSize = int64_t{1} << 20;  // verification sums masses in fixed point
 constexpr int64_t kMaxHiddenSize = int64_t{1} << 17;
 constexpr int64_t kMaxIntermediateSize = int64_t{1} << 20;
+// Of a draft's matrices: half of bf16's bytes, and guesses that are rounded are verified like
+// others.
+constexpr WeightFormat kDraftWeights = WeightFormat::int8;
 constexpr const char* kDraftHeadType = "outrider_draft_head";  // model_type of what is no model
 
 struct ModelConfig {
@@ -53,6 +57,8 @@ struct ModelConfig {
   // A trimmed LM head: the tokens of its rows, ascending. Others are never predicted. Empty: it
   // has a row for every token.
   std::vector<int32_t> draft_token_ids;
+  // Of the layers' matrices, and of an LM head of its own; what embeds is bf16, an LM head or not.
+  WeightFormat matrix_format = WeightFormat::bf16;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t>
       eos_token_ids;  // of generation_config.json where it has them, else of config.json
@@ -64,6 +70,8 @@ struct ModelConfig {
   // and field, what was expected and what was found, for whatever is missing, of a wrong type, out
   // of range, inconsistent or unsupported.
   static ModelConfig load(const std::filesystem::path& directory);
+  // The same of a draft, whose matrices are kDraftWeights.
+  static ModelConfig load_draft(const std::filesystem::path& directory);
 
   // Reads a file with fields of config.json and no checkpoint around it. What it leaves out is as
   // tools/make_checkpoint.py makes it; ids of tokens stay unset. Throws as load does.

@@ -27,7 +27,9 @@ class Pass {
     }
     norm(true);
     if (shape_.num_logits < rows_) add(gather_rows_cost(shape_.num_logits, hidden));
-    linear(shape_.num_logits, shard_.head.size(), hidden, false);
+    const bool tied = config_.tie_word_embeddings;
+    linear(shape_.num_logits, shard_.head.size(), hidden, false,
+           tied ? WeightFormat::bf16 : config_.matrix_format);
     if (!config_.draft_token_ids.empty()) {
       add(expand_logits_cost(shape_.num_logits, shard_.head.size(), shard_.vocab.size()));
     }
@@ -40,12 +42,12 @@ class Pass {
     const AttentionShape& attention = shard_.attention;
     const int64_t hidden = config_.hidden_size;
     norm(adds);
-    linear(rows_, attention.qkv_width(), hidden, config_.attention_bias);
+    layer_linear(rows_, attention.qkv_width(), hidden, config_.attention_bias);
     const bool rotates = config_.positions == Positions::rotary;
     if (only_cache) return add(rope_and_cache_cost(shape_.rows, attention, rotates));
     add(rope_and_attend_cost(shape_.rows, shape_.max_positions, attention, rotates));
-    linear(rows_, hidden, attention.num_heads * attention.head_dim,
-           config_.attention_bias && shard_.rank == 0);
+    layer_linear(rows_, hidden, attention.num_heads * attention.head_dim,
+                 config_.attention_bias && shard_.rank == 0);
     all_reduce();
   }
 
@@ -54,8 +56,8 @@ class Pass {
     const int64_t ffn = shard_.intermediate.size();
     norm(true);
     add(linear_activated_cost(rows_, ffn, hidden, config_.mlp_bias, config_.activation,
-                              shape_.numerics));
-    linear(rows_, hidden, ffn, config_.mlp_bias && shard_.rank == 0);
+                              shape_.numerics, config_.matrix_format));
+    layer_linear(rows_, hidden, ffn, config_.mlp_bias && shard_.rank == 0);
     all_reduce();
   }
 
@@ -64,8 +66,11 @@ class Pass {
     add((layer_norm ? layer_norm_cost : rms_norm_cost)(rows_, config_.hidden_size, adds));
   }
 
-  void linear(int64_t rows, int64_t n, int64_t k, bool bias) {
-    add(linear_cost(rows, n, k, bias, shape_.numerics));
+  void linear(int64_t rows, int64_t n, int64_t k, bool bias, WeightFormat format) {
+    add(linear_cost(rows, n, k, bias, shape_.numerics, format));
+  }
+  void layer_linear(int64_t rows, int64_t n, int64_t k, bool bias) {
+    linear(rows, n, k, bias, config_.matrix_format);
   }
 
   void add(const OperationCost& cost) { cost_.operations += cost; }
@@ -98,7 +103,7 @@ PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows, Numerics n
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
   PassCost cost;
   const auto linear = [&](int64_t n, int64_t k) {
-    cost.operations += linear_cost(rows, n, k, false, numerics);
+    cost.operations += linear_cost(rows, n, k, false, numerics, kDraftWeights);
   };
   cost.operations += embed_cost(rows, hidden);
   // Of the embedding, and of what the state and the FFN add.
@@ -106,7 +111,8 @@ PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows, Numerics n
     cost.operations += rms_norm_cost(rows, hidden, adds);
   }
   for (int inputs = 0; inputs < 2; ++inputs) linear(hidden, hidden);  // the token and the state
-  cost.operations += linear_activated_cost(rows, ffn, hidden, false, Activation::swiglu, numerics);
+  cost.operations +=
+      linear_activated_cost(rows, ffn, hidden, false, Activation::swiglu, numerics, kDraftWeights);
   linear(hidden, ffn);
   linear(scored, hidden);
   cost.operations += expand_logits_cost(rows, scored, config.vocab_size);
@@ -114,19 +120,21 @@ PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows, Numerics n
 }
 
 int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard) {
+  const auto matrix = [&](int64_t n, int64_t k) {
+    return cuda_packed_bytes(n, k, config.matrix_format);
+  };
   const int64_t hidden = config.hidden_size;
   const int64_t q = shard.heads.size() * config.head_dim;
   const int64_t ffn = shard.intermediate.size();
   const int64_t ffn_in = config.num_ffn_in() * ffn;
   const int64_t norm = (config.norm == Norm::layer ? 2 : 1) * hidden * kBf16;
-  int64_t layer = cuda_packed_bytes(shard.attention.qkv_width(), hidden) +
-                  cuda_packed_bytes(hidden, q) + cuda_packed_bytes(ffn_in, hidden) +
-                  cuda_packed_bytes(hidden, ffn) + 2 * norm;
+  int64_t layer = matrix(shard.attention.qkv_width(), hidden) + matrix(hidden, q) +
+                  matrix(ffn_in, hidden) + matrix(hidden, ffn) + 2 * norm;
   const int64_t summed_bias = shard.rank == 0 ? hidden : 0;
   if (config.attention_bias) layer += (shard.attention.qkv_width() + summed_bias) * kFloat;
   if (config.mlp_bias) layer += (ffn_in + summed_bias) * kFloat;
   int64_t bytes = config.num_layers * layer + norm + cuda_packed_bytes(shard.vocab.size(), hidden);
-  if (!config.tie_word_embeddings) bytes += cuda_packed_bytes(shard.head.size(), hidden);
+  if (!config.tie_word_embeddings) bytes += matrix(shard.head.size(), hidden);
   if (config.positions == Positions::learned) {
     bytes += cuda_packed_bytes(config.max_position_embeddings, hidden);
   }
@@ -136,16 +144,10 @@ int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard) {
 int64_t cuda_weight_bytes(const DraftHeadConfig& config) {
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
-  return cuda_packed_bytes(config.vocab_size, hidden) + 2 * cuda_packed_bytes(hidden, hidden) +
-         cuda_packed_bytes(2 * ffn, hidden) + cuda_packed_bytes(hidden, ffn) +
-         cuda_packed_bytes(scored, hidden) + 3 * hidden * kBf16;
-}
-
-int64_t matrix_bytes(const DraftHeadConfig& config) {
-  const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
-  const int64_t rows =
-      config.vocab_size + 2 * config.hidden_size + 3 * config.intermediate_size + scored;
-  return rows * config.hidden_size * kBf16;
+  const auto packed = [](int64_t n, int64_t k) { return cuda_packed_bytes(n, k, kDraftWeights); };
+  return cuda_packed_bytes(config.vocab_size, hidden) + 2 * packed(hidden, hidden) +
+         packed(2 * ffn, hidden) + packed(hidden, ffn) + packed(scored, hidden) +
+         3 * hidden * kBf16;
 }
 
 int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shard, int64_t max_rows,
@@ -156,15 +158,14 @@ int64_t transformer_workspace_bytes(const ModelConfig& config, const Shard& shar
   const int64_t halves = 2 * config.hidden_size + q + shard.intermediate.size();
   const bool rotary = config.positions == Positions::rotary;
   const int64_t angles = rotary ? max_positions * config.head_dim : 0;  // cosines and sines
-  const int64_t head_rows = scored > 0 ? config.vocab_size : 0;
-  return max_rows * (floats * kFloat + halves * kBf16) + (angles + head_rows) * kFloat;
+  return max_rows * (floats * kFloat + halves * kBf16) + (angles + scored) * kFloat;
 }
 
 int64_t draft_head_workspace_bytes(const DraftHeadConfig& config, int64_t max_rows) {
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
   const int64_t floats = 2 * hidden + scored, halves = hidden + ffn;
-  return max_rows * (floats * kFloat + halves * kBf16) + config.vocab_size * kFloat;
+  return max_rows * (floats * kFloat + halves * kBf16) + scored * kFloat;
 }
 
 }  // namespace outrider

@@ -35,9 +35,8 @@ PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows,
 
 // Bytes that a rank holds of a model on a GPU, packed.
 int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard);
-// … and of a draft head, with its copy of the target's embedding; and of the same, not packed.
+// … and of a draft head, with its copy of the target's embedding.
 int64_t cuda_weight_bytes(const DraftHeadConfig& config);
-int64_t matrix_bytes(const DraftHeadConfig& config);
 
 // Bytes beside the weights, the KV pages and the backend's scratch memory: the tables of rotary
 // angles, and what a pass of max_rows rows writes. max_positions: the longest context.

@@ -55,7 +55,7 @@ RandomMatrices::RandomMatrices(uint64_t seed) : values_(kValues), state_(seed) {
 PackedWeight RandomMatrices::make_ffn_in(Activation activation, int64_t width, int64_t k,
                                          Backend& backend) {
   if (activation != Activation::swiglu) return make(width, k, backend);
-  return backend.pack_gate_up(parts(2 * width, k));
+  return backend.pack_gate_up(parts(2 * width, k), WeightFormat::bf16);
 }
 
 std::vector<TensorView> RandomMatrices::parts(int64_t n, int64_t k) {
@@ -72,6 +72,7 @@ std::vector<TensorView> RandomMatrices::parts(int64_t n, int64_t k) {
 
 Weights random_weights(const ModelConfig& config, const Shard& shard, Backend& backend,
                        uint64_t seed) {
+  CHECK(config.matrix_format == WeightFormat::bf16);
   RandomMatrices random(seed);
   const int64_t hidden = config.hidden_size;
   const int64_t q = shard.attention.num_heads * config.head_dim;

@@ -20,7 +20,9 @@ Weights random_weights(const ModelConfig& config, const Shard& shard, Backend& b
 class RandomMatrices {
  public:
   explicit RandomMatrices(uint64_t seed);
-  PackedWeight make(int64_t n, int64_t k, Backend& backend) { return backend.pack(parts(n, k)); }
+  PackedWeight make(int64_t n, int64_t k, Backend& backend) {
+    return backend.pack(parts(n, k), WeightFormat::bf16);
+  }
   // An FFN's first, for linear_activated: of a gate and an up where there is one.
   PackedWeight make_ffn_in(Activation activation, int64_t width, int64_t k, Backend& backend);
 

@@ -89,7 +89,7 @@ Transformer::Transformer(const ModelConfig& config, const WeightsMaker& make_wei
   }
 
   if (!config_.draft_token_ids.empty()) {
-    head_rows_ = make_head_rows(config_.draft_token_ids, config_.vocab_size, backend_);
+    scored_tokens_ = upload_tokens(config_.draft_token_ids, backend_);
   }
 
   size_t scratch_bytes = 0;
@@ -161,8 +161,8 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
   if (!config_.draft_token_ids.empty()) {
     const TensorView scored = scratch.scored.rows(0, num_logits);
     backend_.linear(weights_->lm_head(), wanted, {}, scored, stream);
-    backend_.expand_logits(scored, head_rows_.view(DType::i32, {config_.vocab_size}), logits,
-                           stream);
+    const TensorView tokens = scored_tokens_.view(DType::i32, {scored.extent(1)});
+    backend_.expand_logits(scored, tokens, logits, stream);
     return;
   }
   // Vocabulary-parallel: each rank keeps the logits of its own tokens; nothing is gathered.

@@ -90,7 +90,7 @@ class Transformer {
   Buffer rope_;           // f32 [2, max_positions, head_dim / 2]: cosines, then sines; empty where
                           // positions are learned
   TensorView cos_, sin_;  // of it, f32 [max_positions, head_dim / 2]; empty likewise
-  Buffer head_rows_;      // i32 [vocab_size]: a token's row of a trimmed head, or -1; else empty
+  Buffer scored_tokens_;  // i32 [draft_token_ids]; empty where the head is not trimmed
   Buffer scratch_;        // everything that a pass of max_rows writes
 };
 

@@ -35,13 +35,11 @@ void TensorChecker::finish() const {
   }
 }
 
-Buffer make_head_rows(const std::vector<int32_t>& tokens, int64_t vocab_size, Backend& backend) {
-  std::vector<int32_t> rows(vocab_size, -1);
-  int32_t row = 0;
-  for (const int32_t token : tokens) rows[token] = row++;
-  Buffer buffer = backend.allocate(rows.size() * sizeof(int32_t));
+Buffer upload_tokens(const std::vector<int32_t>& tokens, Backend& backend) {
+  Buffer buffer = backend.allocate(tokens.size() * sizeof(int32_t));
   Stream stream = backend.make_stream();
-  backend.copy_from_host(buffer.view(DType::i32, {vocab_size}), rows.data(), stream);
+  backend.copy_from_host(buffer.view(DType::i32, {static_cast<int64_t>(tokens.size())}),
+                         tokens.data(), stream);
   backend.synchronize(stream);
   return buffer;
 }

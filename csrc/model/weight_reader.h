@@ -47,14 +47,16 @@ class TensorChecker {
   std::set<std::string, std::less<>> known_;
 };
 
-// i32 [vocab_size] on the backend: a token's row of an LM head that scores `tokens` alone, or -1.
-Buffer make_head_rows(const std::vector<int32_t>& tokens, int64_t vocab_size, Backend& backend);
+// i32 [tokens] on the backend.
+Buffer upload_tokens(const std::vector<int32_t>& tokens, Backend& backend);
 
 // Takes slices out of a checkpoint whose tensors have been checked.
 class WeightReader {
  public:
-  WeightReader(const Checkpoint& checkpoint, Backend& backend)
-      : checkpoint_(checkpoint), backend_(backend) {}
+  // format: of what it packs.
+  WeightReader(const Checkpoint& checkpoint, Backend& backend,
+               WeightFormat format = WeightFormat::bf16)
+      : checkpoint_(checkpoint), backend_(backend), format_(format) {}
 
   // The tensor where it lies in the file: read-only, whatever TensorView allows.
   TensorView view(const std::string& name) const;
@@ -65,10 +67,10 @@ class WeightReader {
     return view(name).slice(1, range.begin, range.end);
   }
   PackedWeight pack(std::initializer_list<TensorView> parts) const {
-    return backend_.pack(std::span(parts.begin(), parts.size()));
+    return backend_.pack(std::span(parts.begin(), parts.size()), format_);
   }
   PackedWeight pack_gate_up(std::initializer_list<TensorView> parts) const {
-    return backend_.pack_gate_up(std::span(parts.begin(), parts.size()));
+    return backend_.pack_gate_up(std::span(parts.begin(), parts.size()), format_);
   }
   // The parts, [k, n_i] (inputs by outputs, as Conv1D keeps them), transposed and stacked.
   PackedWeight pack_transposed(std::initializer_list<TensorView> parts) const;
@@ -81,6 +83,7 @@ class WeightReader {
 
   const Checkpoint& checkpoint_;
   Backend& backend_;
+  WeightFormat format_;
 };
 
 }  // namespace outrider

@@ -212,7 +212,8 @@ Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, co
                      Backend& backend, const std::function<void(double)>& progress) {
   check_tensors(checkpoint, config);
   const TensorNames names = names_of(checkpoint, config);
-  const WeightReader reader(checkpoint, backend);
+  const WeightReader tables(checkpoint, backend);
+  const WeightReader reader(checkpoint, backend, config.matrix_format);
   const double steps = static_cast<double>(config.num_layers) + 1;  // layers, and the rest
   Weights weights;
   weights.layers.reserve(config.num_layers);
@@ -221,9 +222,9 @@ Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, co
     weights.layers.push_back(load_layer(reader, config, shard, layer_prefix(names, layer)));
     if (progress) progress(static_cast<double>(layer + 1) / steps);
   }
-  weights.embedding = reader.pack({reader.rows(names.embedding, shard.vocab)});
+  weights.embedding = tables.pack({tables.rows(names.embedding, shard.vocab)});
   if (config.positions == Positions::learned) {
-    weights.position_embedding = reader.pack({reader.view(names.position_embedding)});
+    weights.position_embedding = tables.pack({tables.view(names.position_embedding)});
   }
   weights.norm = load_norm(reader, names.norm, config);
   if (!config.tie_word_embeddings) {
@@ -237,21 +238,31 @@ Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, co
 }
 
 WeightBytes weight_bytes(const ModelConfig& config, const Shard& shard) {
+  constexpr auto kBf16 = static_cast<int64_t>(dtype_bytes(DType::bf16));
+  const auto matrix = [&](int64_t n, int64_t k) { return n * row_bytes(k, config.matrix_format); };
   const int64_t hidden = config.hidden_size;
   const int64_t q = shard.heads.size() * config.head_dim;
-  const int64_t kv = shard.kv_heads.size() * config.head_dim;
+  const int64_t qkv = q + 2 * shard.kv_heads.size() * config.head_dim;
   const int64_t ffn = shard.intermediate.size();
   const int64_t ffn_in = config.num_ffn_in() * ffn;
-  const int64_t norm = config.norm == Norm::layer ? 2 * hidden : hidden;
-  int64_t layer = 2 * norm + (q + 2 * kv) * hidden + hidden * q + (ffn_in + ffn) * hidden;
-  if (config.attention_bias) layer += q + 2 * kv + (shard.rank == 0 ? hidden : 0);
-  if (config.mlp_bias) layer += ffn_in + (shard.rank == 0 ? hidden : 0);
-  const int64_t pass = config.num_layers * layer + norm + shard.head.size() * hidden;
-  int64_t held = pass;
-  if (!config.tie_word_embeddings) held += shard.vocab.size() * hidden;
-  if (config.positions == Positions::learned) held += config.max_position_embeddings * hidden;
-  const auto bytes = static_cast<int64_t>(dtype_bytes(DType::bf16));
-  return {held * bytes, pass * bytes};
+  const int64_t norm = (config.norm == Norm::layer ? 2 : 1) * hidden * kBf16;
+  const int64_t summed_bias = shard.rank == 0 ? hidden : 0;
+  int64_t layer = 2 * norm + matrix(qkv, hidden) + matrix(hidden, q) + matrix(ffn_in, hidden) +
+                  matrix(hidden, ffn);
+  if (config.attention_bias) layer += (qkv + summed_bias) * kBf16;
+  if (config.mlp_bias) layer += (ffn_in + summed_bias) * kBf16;
+  const int64_t tables = table_bytes(config, shard);
+  const bool tied = config.tie_word_embeddings;
+  const int64_t head =
+      tied ? shard.vocab.size() * hidden * kBf16 : matrix(shard.head.size(), hidden);
+  const int64_t pass = config.num_layers * layer + norm + head;
+  return {.held = pass + tables - (tied ? head : 0), .read_each_pass = pass};
+}
+
+int64_t table_bytes(const ModelConfig& config, const Shard& shard) {
+  int64_t rows = shard.vocab.size();
+  if (config.positions == Positions::learned) rows += config.max_position_embeddings;
+  return rows * config.hidden_size * static_cast<int64_t>(dtype_bytes(DType::bf16));
 }
 
 }  // namespace outrider

@@ -61,11 +61,13 @@ struct Weights {
 Weights load_weights(const Checkpoint& checkpoint, const ModelConfig& config, const Shard& shard,
                      Backend& backend, const std::function<void(double)>& progress);
 
-// Bytes of one rank's parameters in bfloat16.
+// Bytes of one rank's parameters, biases in bf16 as the checkpoint has them.
 struct WeightBytes {
   int64_t held = 0;
   int64_t read_each_pass = 0;  // all but embeddings of their own, of which few rows are
 };
 WeightBytes weight_bytes(const ModelConfig& config, const Shard& shard);
+// … of them those of tokens' and positions' embeddings, which are bf16 whatever the format is.
+int64_t table_bytes(const ModelConfig& config, const Shard& shard);
 
 }  // namespace outrider

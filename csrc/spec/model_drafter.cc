@@ -2,6 +2,8 @@
 
 #include "comm/self_communicator.h"
 #include "core/digest.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
 #include "spec/drafter.h"
 
 namespace outrider {
@@ -12,7 +14,12 @@ ModelDrafter::ModelDrafter(const std::filesystem::path& directory, Backend& back
     : backend_(backend),
       self_(make_self_communicator()),
       reporting_(*self_),
-      model_(directory, backend, reporting_, max_rows, 0, progress),
+      model_(
+          ModelConfig::load_draft(directory),
+          [&](const ModelConfig& config, const Shard& shard, Backend& to) {
+            return load_weights(Checkpoint(directory), config, shard, to, progress);
+          },
+          backend, reporting_, max_rows, 0),
       cache_(model_.make_kv_cache(num_pages, num_slots)),
       rows_(backend, max_rows, kMaxDraftTokens),
       seen_(num_slots, 0) {}

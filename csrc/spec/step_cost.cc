@@ -127,11 +127,11 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
       cuda_verify_scratch_bytes(round_rows, target.vocab_size));
   cost.workspace +=
       cuda_verify_arrivals_bytes(std::max({summary_rows, server.max_sequences, round_rows}));
-  if (server.numerics == Numerics::fast) {  // weights in cuBLASLt's order as well
+  if (server.numerics == Numerics::fast) {  // bf16 weights in cuBLASLt's order as well
     cost.workspace += kFastLinearWorkspaceBytes;
     cost.weights += weight_bytes(target, shard).held;
-    if (draft != nullptr) cost.draft_weights += weight_bytes(*draft, Shard::of(*draft, 0, 1)).held;
-    if (head != nullptr) cost.draft_weights += matrix_bytes(*head);
+    if (draft != nullptr) cost.draft_weights += table_bytes(*draft, Shard::of(*draft, 0, 1));
+    if (head != nullptr) cost.draft_weights += head->vocab_size * head->hidden_size * kBf16;
   }
   cost.workspace += kFloat * (draft_rows * target.vocab_size +
                               2 * server.max_rows * shard.vocab.size());  // logits

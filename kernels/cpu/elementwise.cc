@@ -3,27 +3,9 @@
 #include <algorithm>
 
 #include "kernels/cpu/lanes_kernels.h"
-#include "kernels/cpu/multiversion.h"
 #include "kernels/distribution.h"
 
 namespace outrider::cpu {
-
-namespace {
-
-[[gnu::always_inline]] inline void expand_row_body(const float* x, const int32_t* head_rows,
-                                                   float* y, int64_t vocab_size) {
-  for (int64_t v = 0; v < vocab_size; ++v) {
-    const int32_t row = head_rows[v];
-    const float logit = x[row < 0 ? 0 : row];
-    y[v] = row < 0 ? kUnscoredLogit : logit;
-  }
-}
-
-OUTRIDER_MULTIVERSION(void, expand_row,
-                      (const float* x, const int32_t* head_rows, float* y, int64_t vocab_size),
-                      (x, head_rows, y, vocab_size));
-
-}  // namespace
 
 void rms_norm(float* x, const float* addend, const bf16* weight, bf16* y, int64_t rows,
               int64_t hidden, float epsilon, Isa isa) {
@@ -55,11 +37,11 @@ void gelu_tanh(const float* x, bf16* y, int64_t size, Isa isa) {
   kernel(x, y, size);
 }
 
-void expand_logits(const float* x, const int32_t* head_rows, float* y, int64_t rows,
-                   int64_t num_scored, int64_t vocab_size, Isa isa) {
-  for (int64_t r = 0; r < rows; ++r) {
-    OUTRIDER_DISPATCH(isa, expand_row,
-                      (x + r * num_scored, head_rows, y + r * vocab_size, vocab_size));
+void expand_logits(const float* x, const int32_t* tokens, float* y, int64_t rows,
+                   int64_t num_tokens, int64_t x_stride, int64_t vocab_size) {
+  for (int64_t r = 0; r < rows; ++r, x += x_stride, y += vocab_size) {
+    std::fill_n(y, vocab_size, kUnscoredLogit);
+    for (int64_t i = 0; i < num_tokens; ++i) y[tokens[i]] = x[i];
   }
 }
 

@@ -38,12 +38,12 @@ void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
 // y = gelu(x) by its approximation with tanh (math.h), rounded once to bf16. Bound: size * 6 bytes.
 void gelu_tanh(const float* x, bf16* y, int64_t size, Isa isa);
 
-// y[r][v] = x[r][head_rows[v]], kUnscoredLogit where head_rows[v] is -1. Bound: rows * vocab_size *
-// 4 bytes. Twin: ../cuda/elementwise.cu.
-void expand_logits(const float* x,            // [rows, num_scored]
-                   const int32_t* head_rows,  // [vocab_size]: in [-1, num_scored)
-                   float* y,                  // [rows, vocab_size]
-                   int64_t rows, int64_t num_scored, int64_t vocab_size, Isa isa);
+// y[r][tokens[i]] = x[r][i], kUnscoredLogit for other tokens. Bound: rows * vocab_size * 4 bytes.
+// Twin: ../cuda/elementwise.cu.
+void expand_logits(const float* x,         // [rows, num_tokens], x_stride from row to row
+                   const int32_t* tokens,  // [num_tokens]: ascending, in [0, vocab_size)
+                   float* y,               // [rows, vocab_size]
+                   int64_t rows, int64_t num_tokens, int64_t x_stride, int64_t vocab_size);
 
 // y[r] = the logits that a table holds behind token tokens[r]; kUnscoredLogit for tokens that it
 // does not list. Bound: rows * vocab_size * 4 bytes. Twin: ../cuda/elementwise.cu.

@@ -19,6 +19,15 @@ static_assert(kFewRows * kFewRowsStride <= kMaxBlockRows * kManyRowsStride);
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+constexpr int64_t panel_bytes(int64_t k, int64_t pair_bytes) {
+  return divide_up(k, 2) * pair_bytes;
+}
+
+// Behind which the scales stand: whole cache lines.
+constexpr int64_t int8_panels_bytes(int64_t n, int64_t k) {
+  return divide_up(divide_up(n, kPanelRows) * panel_bytes(k, kInt8PairBytes), 64) * 64;
+}
+
 // The family of AMD's Zen 5.
 bool is_zen5() {
   unsigned eax, ebx, ecx, edx;
@@ -36,20 +45,21 @@ const TileKernels& avx512_bf16_kernels() {
   return kernels;
 }
 
-const TileKernels& kernels_for(Isa isa) {
+const TileKernels& kernels_for(WeightFormat format, Isa isa) {
+  const bool int8 = format == WeightFormat::int8;
   switch (isa) {
     case Isa::scalar:
       break;
     case Isa::avx2:
-      return kTileAvx2;
+      return int8 ? kTileAvx2Int8 : kTileAvx2;
     case Isa::avx512_bf16:
-      return avx512_bf16_kernels();
+      return int8 ? kTileAvx512Int8 : avx512_bf16_kernels();
     case Isa::avx512:
-      return kTileAvx512;
+      return int8 ? kTileAvx512Int8 : kTileAvx512;
     case Isa::amx_bf16:
-      return kTileAmxBf16;
+      return int8 ? kTileAvx512Int8 : kTileAmxBf16;
   }
-  return kTileScalar;
+  return int8 ? kTileScalarInt8 : kTileScalar;
 }
 
 // Elements [begin, end) of a row of k, zeros beyond k.
@@ -93,16 +103,17 @@ void run_tiles(const TileKernels& kernels, const LinearTile& block, int64_t rows
 
 }  // namespace
 
-size_t packed_bytes(int64_t n, int64_t k) {
-  return divide_up(n, kPanelRows) * divide_up(k, 2) * kPairBytes;
+size_t packed_bytes(int64_t n, int64_t k, WeightFormat format) {
+  if (format == WeightFormat::bf16) return divide_up(n, kPanelRows) * panel_bytes(k, kPairBytes);
+  return int8_panels_bytes(n, k) + divide_up(n, kPanelRows) * kPanelRows * sizeof(float);
 }
 
 void pack(const bf16* source, int64_t row_stride, int64_t rows, int64_t first_row, int64_t k,
           void* packed) {
-  const int64_t panel_bytes = divide_up(k, 2) * kPairBytes;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t row = first_row + r;
-    std::byte* out = static_cast<std::byte*>(packed) + row / kPanelRows * panel_bytes +
+    std::byte* out = static_cast<std::byte*>(packed) +
+                     row / kPanelRows * panel_bytes(k, kPairBytes) +
                      row % kPanelRows * sizeof(uint32_t);
     const bf16* in = source + r * row_stride;
     for (int64_t j = 0; j < k / 2; ++j) std::memcpy(out + j * kPairBytes, in + 2 * j, 4);
@@ -113,9 +124,24 @@ void pack(const bf16* source, int64_t row_stride, int64_t rows, int64_t first_ro
   }
 }
 
+void pack_int8(const int8_t* source, const float* scales, int64_t rows, int64_t first_row,
+               int64_t n, int64_t k, void* packed) {
+  auto* const panels = static_cast<std::byte*>(packed);
+  std::byte* const packed_scales = panels + int8_panels_bytes(n, k);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t row = first_row + r;
+    std::memcpy(packed_scales + row * sizeof(float), scales + r, sizeof(float));
+    std::byte* const out =
+        panels + row / kPanelRows * panel_bytes(k, kInt8PairBytes) + row % kPanelRows;
+    for (int64_t i = 0; i < k; ++i) {
+      out[i / 2 * kInt8PairBytes + i % 2 * kPanelRows] = std::byte(source[r * k + i]);
+    }
+  }
+}
+
 void linear(const bf16* x, const void* packed, const float* bias, float* y, int64_t rows, int64_t n,
-            int64_t k, Isa isa) {
-  const TileKernels& kernels = kernels_for(isa);
+            int64_t k, WeightFormat format, Isa isa) {
+  const TileKernels& kernels = kernels_for(format, isa);
   const int64_t num_pairs = divide_up(k, 2);
   const int64_t num_row_blocks = divide_up(rows, kMaxBlockRows);
   XBlock block_x;
@@ -133,8 +159,8 @@ void linear(const bf16* x, const void* packed, const float* bias, float* y, int6
       const int64_t end = std::min(padded_end, num_pairs);
       LinearTile block;
       block.x = block_x.data;
-      block.w = static_cast<const std::byte*>(packed) + begin * kPairBytes;
-      block.w_stride = num_pairs * kPairBytes;
+      block.w = static_cast<const std::byte*>(packed) + begin * kernels.pair_bytes;
+      block.w_stride = num_pairs * kernels.pair_bytes;
       block.num_panels = divide_up(n, kPanelRows);
       block.num_pairs = end - begin;
       block.y = y + first * n;
@@ -148,6 +174,13 @@ void linear(const bf16* x, const void* packed, const float* bias, float* y, int6
       run_tiles(kernels, block, block_rows);
     }
   }
+  if (format == WeightFormat::int8) {
+    const auto* const scales = reinterpret_cast<const float*>(
+        static_cast<const std::byte*>(packed) + int8_panels_bytes(n, k));
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t o = 0; o < n; ++o) y[r * n + o] *= scales[o];
+    }
+  }
   if (bias == nullptr) return;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t o = 0; o < n; ++o) y[r * n + o] += bias[o];
@@ -156,7 +189,6 @@ void linear(const bf16* x, const void* packed, const float* bias, float* y, int6
 
 void embed(const void* packed, const int32_t* tokens, int64_t first_token, float* y, int64_t rows,
            int64_t n, int64_t k) {
-  const int64_t panel_bytes = divide_up(k, 2) * kPairBytes;
   for (int64_t r = 0; r < rows; ++r) {
     float* out = y + r * k;
     const int64_t row = tokens[r] - first_token;
@@ -164,7 +196,8 @@ void embed(const void* packed, const int32_t* tokens, int64_t first_token, float
       std::fill(out, out + k, 0.0f);
       continue;
     }
-    const std::byte* in = static_cast<const std::byte*>(packed) + row / kPanelRows * panel_bytes +
+    const std::byte* in = static_cast<const std::byte*>(packed) +
+                          row / kPanelRows * panel_bytes(k, kPairBytes) +
                           row % kPanelRows * sizeof(uint32_t);
     for (int64_t i = 0; i < k; ++i) {
       bf16 value;

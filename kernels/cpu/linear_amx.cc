@@ -175,6 +175,7 @@ template <int... kFewLess1, int... kManyLess1>
 constexpr TileKernels kernels(std::integer_sequence<int, kFewLess1...>,
                               std::integer_sequence<int, kManyLess1...>) {
   return {false,
+          kPairBytes,
           kMaxTileRows,
           kMaxTileRows,
           4,

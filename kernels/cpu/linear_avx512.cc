@@ -1,26 +1,49 @@
-// linear on AVX-512: vdpbf16ps as two fmas, the weights widened to fp32 by a mask and a shift.
+// linear on AVX-512: vdpbf16ps as two fmas, the weights widened to fp32.
 #include "kernels/cpu/linear_avx512.h"
+
+#include <utility>
 
 namespace outrider::cpu {
 namespace {
 
+// By a mask and a shift.
+struct Bf16Weights {
+  static constexpr int64_t kBytes = kPairBytes;
+  OUTRIDER_AVX512 static void widen(const std::byte* pair, __m512& odd, __m512& even) {
+    const __m512i both = _mm512_loadu_si512(pair);
+    odd = _mm512_castsi512_ps(
+        _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    even = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, both, 16));
+  }
+};
+
+// By two conversions each.
+struct Int8Weights {
+  static constexpr int64_t kBytes = kInt8PairBytes;
+  OUTRIDER_AVX512 static __m512 widen(const std::byte* of_16) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(of_16));
+    return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
+  }
+  OUTRIDER_AVX512 static void widen(const std::byte* pair, __m512& odd, __m512& even) {
+    even = widen(pair);
+    odd = widen(pair + kBytes / 2);
+  }
+};
+
 // Pairs [begin, end) of P panels side by side. The R * P chains are independent, which hides the
-// latency of fma. A step is 2 R P fmas and 2 P uops of widening; weights are loaded once for R rows
-// and x once for P panels.
-template <int R, int P, int64_t kStride>
+// latency of fma. A step is 2 R P fmas and P times the uops of widening; weights are loaded once
+// for R rows and x once for P panels.
+template <class Weights, int R, int P, int64_t kStride>
 OUTRIDER_AVX512 void add_pairs(const LinearTile& tile, const std::byte* w, int64_t begin,
                                int64_t end, Prefetch prefetch, __m512 (&sums)[R][P]) {
   const float* x = static_cast<const float*>(tile.x);
-  const __m512i odd_mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   for (int64_t j = begin; j < end; ++j) {
     __m512 odd[P], even[P];
     OUTRIDER_UNROLL
     for (int p = 0; p < P; ++p) {
-      const std::byte* pair = w + p * tile.w_stride + j * kPairBytes;
-      fetch(pair, prefetch.start + p * tile.w_stride + j * prefetch.step);
-      const __m512i both = _mm512_loadu_si512(pair);
-      odd[p] = _mm512_castsi512_ps(_mm512_and_si512(both, odd_mask));
-      even[p] = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, both, 16));
+      const std::byte* pair = w + p * tile.w_stride + j * Weights::kBytes;
+      fetch<Weights::kBytes>(pair, prefetch.start + p * tile.w_stride + j * prefetch.step);
+      Weights::widen(pair, odd[p], even[p]);
     }
     OUTRIDER_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -37,48 +60,49 @@ OUTRIDER_AVX512 void add_pairs(const LinearTile& tile, const std::byte* w, int64
   }
 }
 
-template <int R, int P, int64_t kStride>
+template <class Weights, int R, int P, int64_t kStride>
 OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
+  constexpr int64_t kBytes = Weights::kBytes;
   __m512 sums[R][P];
   load_sums<R, P>(tile, panel, sums);
   const std::byte* w = tile.w + panel * tile.w_stride;
   if (tile.count > 1) {
-    add_pairs<R, P, kStride>(tile, w, 0, tile.num_pairs, shared_prefetch(tile, w), sums);
+    add_pairs<Weights, R, P, kStride>(tile, w, 0, tile.num_pairs,
+                                      shared_prefetch<Weights::kBytes>(tile, w), sums);
   } else {
     const int64_t last = tile.num_pairs > kPrefetchPairs ? tile.num_pairs - kPrefetchPairs : 0;
-    const std::byte* ahead = w + kPrefetchPairs * kPairBytes;
-    const std::byte* ahead_of_next = ahead + P * tile.w_stride - tile.num_pairs * kPairBytes;
-    add_pairs<R, P, kStride>(tile, w, 0, last, {ahead, kPairBytes}, sums);
-    add_pairs<R, P, kStride>(tile, w, last, tile.num_pairs, {ahead_of_next, kPairBytes}, sums);
+    const std::byte* ahead = w + kPrefetchPairs * kBytes;
+    const std::byte* ahead_of_next = ahead + P * tile.w_stride - tile.num_pairs * kBytes;
+    add_pairs<Weights, R, P, kStride>(tile, w, 0, last, {ahead, kBytes}, sums);
+    add_pairs<Weights, R, P, kStride>(tile, w, last, tile.num_pairs, {ahead_of_next, kBytes}, sums);
   }
   store_sums<R, P>(tile, panel, sums);
 }
 
-template <int R, int64_t kStride>
+template <class Weights, int R, int64_t kStride>
 __attribute__((target("avx512f"))) void run(const LinearTile& tile) {
   constexpr int P = R <= 8 ? 3 : R <= 12 ? 2 : 1;  // at most 24 registers of sums
   int64_t panel = 0;
-  for (; panel + P <= tile.num_panels; panel += P) add_panels<R, P, kStride>(tile, panel);
-  for (; panel < tile.num_panels; ++panel) add_panels<R, 1, kStride>(tile, panel);
+  for (; panel + P <= tile.num_panels; panel += P) add_panels<Weights, R, P, kStride>(tile, panel);
+  for (; panel < tile.num_panels; ++panel) add_panels<Weights, R, 1, kStride>(tile, panel);
+}
+
+template <class Weights, int... kRowsLess1>
+constexpr TileKernels kernels(std::integer_sequence<int, kRowsLess1...>) {
+  return {true,
+          Weights::kBytes,
+          kMaxRegisterRows,
+          12,
+          2,
+          {nullptr, run<Weights, kRowsLess1 + 1, kFewRowsStride>...},
+          {nullptr, run<Weights, kRowsLess1 + 1, kManyRowsStride>...}};
 }
 
 }  // namespace
 
-const TileKernels kTileAvx512 = {
-    true,
-    16,
-    12,
-    2,
-    {nullptr, run<1, kFewRowsStride>, run<2, kFewRowsStride>, run<3, kFewRowsStride>,
-     run<4, kFewRowsStride>, run<5, kFewRowsStride>, run<6, kFewRowsStride>, run<7, kFewRowsStride>,
-     run<8, kFewRowsStride>, run<9, kFewRowsStride>, run<10, kFewRowsStride>,
-     run<11, kFewRowsStride>, run<12, kFewRowsStride>, run<13, kFewRowsStride>,
-     run<14, kFewRowsStride>, run<15, kFewRowsStride>, run<16, kFewRowsStride>},
-    {nullptr, run<1, kManyRowsStride>, run<2, kManyRowsStride>, run<3, kManyRowsStride>,
-     run<4, kManyRowsStride>, run<5, kManyRowsStride>, run<6, kManyRowsStride>,
-     run<7, kManyRowsStride>, run<8, kManyRowsStride>, run<9, kManyRowsStride>,
-     run<10, kManyRowsStride>, run<11, kManyRowsStride>, run<12, kManyRowsStride>,
-     run<13, kManyRowsStride>, run<14, kManyRowsStride>, run<15, kManyRowsStride>,
-     run<16, kManyRowsStride>}};
+const TileKernels kTileAvx512 =
+    kernels<Bf16Weights>(std::make_integer_sequence<int, kMaxRegisterRows>());
+const TileKernels kTileAvx512Int8 =
+    kernels<Int8Weights>(std::make_integer_sequence<int, kMaxRegisterRows>());
 
 }  // namespace outrider::cpu

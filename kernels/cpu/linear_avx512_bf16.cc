@@ -84,6 +84,7 @@ __attribute__((target("avx512f,avx512bf16"))) void run(const LinearTile& tile) {
 template <typename Fetch, int... kRowsLess1>
 constexpr TileKernels kernels(std::integer_sequence<int, kRowsLess1...>) {
   return {false,
+          kPairBytes,
           kMaxRegisterRows,
           12,
           2,

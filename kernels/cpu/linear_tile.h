@@ -1,5 +1,8 @@
 // The inner part of linear: a tile of a few rows of x against panels of packed weights. One file of
 // intrinsics an instruction set; all but AMX give the same bits.
+//
+// Kernels that multiply fp32 are templates over the format of the weights: kBytes of a step of a
+// panel, and how its two times 16 weights become fp32.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +21,9 @@ constexpr int kMaxTileRows = 32;
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kFewRowsStride = 2048 + 16;
 constexpr int64_t kManyRowsStride = 512 + 16;
-constexpr int64_t kPairBytes = 64;  // 16 outputs x 2 bf16: one step of a panel
-constexpr int64_t kTilePairs = 16;  // that AMX takes at once
+constexpr int64_t kPairBytes = 64;      // 16 outputs x 2 bf16: one step of a panel
+constexpr int64_t kInt8PairBytes = 32;  // 16 outputs x 2 int8
+constexpr int64_t kTilePairs = 16;      // that AMX takes at once
 
 struct LinearTile {
   const void* x;        // [rows, the kernel's stride], fp32 or bf16; zeros up to whole kTilePairs
@@ -39,6 +43,7 @@ using TileKernel = void (*)(const LinearTile& tile);
 
 struct TileKernels {
   bool x_is_f32;                           // else bf16
+  int64_t pair_bytes;                      // of the weights that they multiply
   int max_rows;                            // that one tile may have, if it is alone
   int max_shared_rows;                     // that each of several may have
   int group_panels;                        // handed over together where several tiles share them
@@ -52,9 +57,12 @@ extern const TileKernels kTileAvx512;
 extern const TileKernels kTileAvx512Bf16;
 extern const TileKernels kTileAvx512Bf16Far;  // fetches farther ahead, as Zen 5 wants it
 extern const TileKernels kTileAmxBf16;
+extern const TileKernels kTileScalarInt8;
+extern const TileKernels kTileAvx2Int8;
+extern const TileKernels kTileAvx512Int8;
 
-// Where the weights lie that are fetched while a pair is used: one line a step and panel, at
-// start + p * w_stride + j * step for panel p and pair j.
+// Where the weights lie that are fetched while a pair is used: a line a step and panel (of int8
+// each line twice), at start + p * w_stride + j * step for panel p and pair j.
 struct Prefetch {
   const std::byte* start;
   int64_t step;
@@ -66,17 +74,18 @@ constexpr int64_t kPrefetchPairs = 128;
 
 // The first-level cache can hold too few requests to cover memory's latency, so lines go to the
 // second level first, and from there to the first, 16 pairs ahead.
+template <int64_t kBytes = kPairBytes>
 [[gnu::always_inline]] inline void fetch(const std::byte* pair, const std::byte* next) {
   __builtin_prefetch(next, 0, 2);
-  __builtin_prefetch(pair + 16 * kPairBytes);
+  __builtin_prefetch(pair + 16 * kBytes);
 }
 
 // Tiles that share panels are slower than memory: each fetches its part of the next such panels,
 // evenly as it goes.
+template <int64_t kBytes = kPairBytes>
 [[gnu::always_inline]] inline Prefetch shared_prefetch(const LinearTile& tile, const std::byte* w) {
-  return {
-      w + tile.num_panels * tile.w_stride + tile.index * tile.num_pairs / tile.count * kPairBytes,
-      kPairBytes / tile.count};
+  return {w + tile.num_panels * tile.w_stride + tile.index * tile.num_pairs / tile.count * kBytes,
+          kBytes / tile.count};
 }
 
 }  // namespace outrider::cpu

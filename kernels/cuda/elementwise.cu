@@ -181,15 +181,29 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = threadIdx.x; i < hidden; i += kThreads) to[i] = from[i];
 }
 
+// The logit of token v among those of tokens [begin, end), which ascend.
+__device__ float logit_of(const int32_t* tokens, const float* logits, int32_t begin, int32_t end,
+                          int64_t v) {
+  int32_t first = begin, last = end;  // the first token >= v is in [first, last]
+  while (first < last) {
+    const int32_t middle = first + (last - first) / 2;
+    if (tokens[middle] < v) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  return first < end && tokens[first] == v ? logits[first] : kUnscoredLogit;
+}
+
 // Grid: pieces of a row of y by rows.
 __global__ void __launch_bounds__(kThreads)
-    expand_kernel(const float* x, const int32_t* head_rows, float* y, int64_t num_scored,
-                  int64_t vocab_size) {
+    expand_kernel(const float* x, const int32_t* tokens, float* y, int32_t num_tokens,
+                  int64_t x_stride, int64_t vocab_size) {
   wait_for_earlier_kernels();
   const int64_t v = grid_index();
   if (v >= vocab_size) return;
-  const int32_t row = head_rows[v];
-  y[blockIdx.y * vocab_size + v] = row < 0 ? kUnscoredLogit : x[blockIdx.y * num_scored + row];
+  y[blockIdx.y * vocab_size + v] = logit_of(tokens, x + blockIdx.y * x_stride, 0, num_tokens, v);
 }
 
 // Grid: pieces of a row of y by rows.
@@ -199,17 +213,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t v = grid_index();
   if (v >= vocab_size) return;
   const TableRow row = table.rows[tokens[blockIdx.y]];
-  int32_t begin = row.begin, end = row.end;  // the first entry of a token >= v lies in [begin, end]
-  while (begin < end) {
-    const int32_t middle = begin + (end - begin) / 2;
-    if (table.tokens[middle] < v) {
-      begin = middle + 1;
-    } else {
-      end = middle;
-    }
-  }
-  const bool listed = begin < row.end && table.tokens[begin] == v;
-  y[blockIdx.y * vocab_size + v] = listed ? table.logits[begin] : kUnscoredLogit;
+  y[blockIdx.y * vocab_size + v] = logit_of(table.tokens, table.logits, row.begin, row.end, v);
 }
 
 }  // namespace
@@ -243,11 +247,11 @@ void gather_rows(const bf16* x, const int32_t* indices, bf16* y, int64_t count, 
                     hidden);
 }
 
-void expand_logits(const float* x, const int32_t* head_rows, float* y, int64_t rows,
-                   int64_t num_scored, int64_t vocab_size, cudaStream_t stream) {
+void expand_logits(const float* x, const int32_t* tokens, float* y, int64_t rows,
+                   int64_t num_tokens, int64_t x_stride, int64_t vocab_size, cudaStream_t stream) {
   const dim3 grid(blocks_of(vocab_size), static_cast<unsigned>(rows));
-  launch_overlapped(expand_kernel, grid, kThreads, 0, stream, x, head_rows, y, num_scored,
-                    vocab_size);
+  launch_overlapped(expand_kernel, grid, kThreads, 0, stream, x, tokens, y,
+                    static_cast<int32_t>(num_tokens), x_stride, vocab_size);
 }
 
 void table_logits(const int32_t* tokens, const LogitTable& table, float* y, int64_t rows,

@@ -50,12 +50,13 @@ void gather_rows(const bf16* x,           // [rows, hidden]
                  bf16* y,                 // [count, hidden]
                  int64_t count, int64_t hidden, cudaStream_t stream);
 
-// y[r][v] = x[r][head_rows[v]], kUnscoredLogit where head_rows[v] is -1. Bound: rows * (vocab_size
-// + num_scored) * 4 bytes.
-void expand_logits(const float* x,            // [rows, num_scored]
-                   const int32_t* head_rows,  // [vocab_size]: in [-1, num_scored)
-                   float* y,                  // [rows, vocab_size]
-                   int64_t rows, int64_t num_scored, int64_t vocab_size, cudaStream_t stream);
+// y[r][tokens[i]] = x[r][i], kUnscoredLogit for other tokens. Bound: rows * (vocab_size +
+// num_tokens) * 4 bytes.
+void expand_logits(const float* x,         // [rows, num_tokens], x_stride from row to row
+                   const int32_t* tokens,  // [num_tokens]: ascending, in [0, vocab_size)
+                   float* y,               // [rows, vocab_size]
+                   int64_t rows, int64_t num_tokens, int64_t x_stride, int64_t vocab_size,
+                   cudaStream_t stream);
 
 // y[r] = the logits that a table holds behind token tokens[r]; kUnscoredLogit for tokens that it
 // does not list. Bound: rows * vocab_size * 4 bytes.

@@ -13,14 +13,14 @@ constexpr int kPartialPitch = 20;  // floats from row to row of a partial sum: n
 template <int kTiles>
 constexpr int kStepsAhead = kTiles == 1 ? 4 : 2;
 
-template <int kTiles>
+template <class Weights, int kTiles>
 struct StreamedStep {
-  uint4 w[2];
   uint4 x[kTiles];
+  uint4 w[Weights::kLaneChunks];
 };
 
 // A lane's view of a panel and of its row in each 8 of x, at some step.
-template <int kTiles, bool kAligned>
+template <class Weights, int kTiles, bool kAligned>
 struct LaneStream {
   const uint4* w;
   const bf16* x;
@@ -32,7 +32,7 @@ struct LaneStream {
     const int lane = threadIdx.x % kWarp;
     const int row = first_row + lane / 4;
     const int element = step * kStepK + lane % 4 * kChunk;
-    w = p.panel(panel) + static_cast<int64_t>(step) * kStepChunks + lane;
+    w = p.panel<Weights>(panel) + static_cast<int64_t>(step) * Weights::kStepChunks + lane;
     x = p.row(row) + element;
     tile_stride = static_cast<int64_t>(kMmaRows) * p.k;
     num_tiles = (p.rows - row + kMmaRows - 1) / kMmaRows;
@@ -40,11 +40,13 @@ struct LaneStream {
   }
 
   // What it needs `ahead` steps from here.
-  __device__ void load_weights(int ahead, StreamedStep<kTiles>& step) const {
-    step.w[0] = load_streaming_16(w + ahead * kStepChunks);
-    step.w[1] = load_streaming_16(w + ahead * kStepChunks + kWarp);
+  __device__ void load_weights(int ahead, StreamedStep<Weights, kTiles>& step) const {
+#pragma unroll
+    for (int i = 0; i < Weights::kLaneChunks; ++i) {
+      step.w[i] = load_streaming_16(w + ahead * Weights::kStepChunks + i * kWarp);
+    }
   }
-  __device__ void load_rows(int ahead, StreamedStep<kTiles>& step) const {
+  __device__ void load_rows(int ahead, StreamedStep<Weights, kTiles>& step) const {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       step.x[tile] = make_uint4(0, 0, 0, 0);
@@ -59,7 +61,7 @@ struct LaneStream {
   }
 
   __device__ void advance(int steps) {
-    w += steps * kStepChunks;
+    w += steps * Weights::kStepChunks;
     x += steps * kStepK;
     num_elements -= steps * kStepK;
   }
@@ -67,11 +69,11 @@ struct LaneStream {
 
 // This warp's part of k: `steps` of a panel. The first weights, which nobody writes, are on their
 // way before the kernels before this one are over.
-template <int kTiles, bool kAligned>
-__device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
+template <class Weights, int kTiles, bool kAligned>
+__device__ void stream_part(LaneStream<Weights, kTiles, kAligned> stream, int steps,
                             float (&sums)[kTiles][4]) {
   constexpr int kAhead = kStepsAhead<kTiles>;
-  StreamedStep<kTiles> loaded[kAhead];
+  StreamedStep<Weights, kTiles> loaded[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     if (i < steps) stream.load_weights(i, loaded[i]);
@@ -86,9 +88,10 @@ __device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (i >= steps) break;
+      const StepWeights w = Weights::widen(loaded[i].w);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        multiply_step(sums[tile], loaded[i].w, loaded[i].x[tile]);
+        multiply_step(sums[tile], w, loaded[i].x[tile]);
       }
       if (i + kAhead >= steps) continue;
       stream.load_weights(i + kAhead, loaded[i]);
@@ -100,7 +103,7 @@ __device__ void stream_part(LaneStream<kTiles, kAligned> stream, int steps,
 
 // Grid: tiles of rows by panels, so that blocks that share weights are neighbours. Block: p.splits
 // warps.
-template <int kRows, bool kAligned, class Epilogue>
+template <int kRows, bool kAligned, class Weights, class Epilogue>
 __global__ void __launch_bounds__(kMaxSplits* kWarp, 2) stream_kernel(Product p) {
   constexpr int kTiles = kRows / kMmaRows;
   __shared__ float partial[kMaxSplits][kRows][kPartialPitch];
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(kMaxSplits* kWarp, 2) stream_kernel(Product p)
   const int first_row = blockIdx.x * kRows;
   float sums[kTiles][4] = {};
   const int begin = p.part_begin(split);
-  stream_part(LaneStream<kTiles, kAligned>(p, blockIdx.y, first_row, begin),
+  stream_part(LaneStream<Weights, kTiles, kAligned>(p, blockIdx.y, first_row, begin),
               p.part_begin(split + 1) - begin, sums);
 
   const int g = threadIdx.x % kWarp / 4;
@@ -131,7 +134,7 @@ __global__ void __launch_bounds__(kMaxSplits* kWarp, 2) stream_kernel(Product p)
     if constexpr (kColumns < kPanelRows) further = __shfl_down_sync(kAllLanes, total, 8);
     const int column = blockIdx.y * kColumns + in_panel;
     if (in_panel >= kColumns || column >= p.columns || first_row + row >= p.rows) continue;
-    Column<Epilogue>(p, column).store(first_row + row, total, further);
+    Column<Weights, Epilogue>(p, column).store(first_row + row, total, further);
   }
 }
 

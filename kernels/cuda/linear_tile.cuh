@@ -6,8 +6,9 @@
 
 namespace outrider::cuda {
 
-template <int kRows, int kOutputs>
+template <int kRows, int kOutputs, class Format>
 struct TileShape {
+  using Weights = Format;
   static constexpr int kTileRows = kRows;
   static constexpr int kTilePanels = kOutputs / kPanelRows;
   // A warp: some panels by some groups of 8 rows.
@@ -17,7 +18,7 @@ struct TileShape {
   static constexpr int kWarpsAlongRows = kRows / kMmaRows / kWarpGroups;
   static constexpr int kThreads = kWarpsAlongOutputs * kWarpsAlongRows * kWarp;
   // A stage: one step of all panels, then of all rows, in the order in which lanes read them.
-  static constexpr int kPanelChunks = kTilePanels * kStepChunks;
+  static constexpr int kPanelChunks = kTilePanels * Weights::kStepChunks;
   static constexpr int kRowChunks = kRows * kStepK / kChunk;
   static constexpr int kStageChunks = kPanelChunks + kRowChunks;
   // 96 KiB is what a block may have on every GPU from sm_80 on, nearly.
@@ -48,11 +49,13 @@ __device__ void deal_out(Body body) {
 template <class Tile>
 __device__ void fill_stage(const Product& p, int first_row, int first_panel, int step,
                            uint4* stage) {
+  using Weights = typename Tile::Weights;
+  constexpr int kChunks = Weights::kStepChunks;
   deal_out<Tile::kPanelChunks, Tile::kThreads>([&](int i) {
-    const int panel = first_panel + i / kStepChunks;
+    const int panel = first_panel + i / kChunks;
     const bool valid = panel < p.panels;
-    const uint4* from = p.panel(valid ? panel : 0) + i % kStepChunks;
-    cp_async_16(stage + i, from + static_cast<int64_t>(step) * kStepChunks, valid);
+    const uint4* from = p.panel<Weights>(valid ? panel : 0) + i % kChunks;
+    cp_async_16(stage + i, from + static_cast<int64_t>(step) * kChunks, valid);
   });
   deal_out<Tile::kRowChunks, Tile::kThreads>([&](int i) {
     const int row = first_row + i / 4;
@@ -70,13 +73,16 @@ __device__ void fill_stage(const Product& p, int first_row, int first_panel, int
 // A warp's share of a step.
 template <class Tile>
 __device__ void multiply_stage(const uint4* stage, WarpPlace place, TileSums<Tile>& sums) {
+  using Weights = typename Tile::Weights;
   const int lane = threadIdx.x % kWarp;
-  uint4 w[Tile::kWarpPanels][2];
+  StepWeights w[Tile::kWarpPanels];
 #pragma unroll
   for (int panel = 0; panel < Tile::kWarpPanels; ++panel) {
-    const uint4* from = stage + (place.panel + panel) * kStepChunks + lane;
-    w[panel][0] = from[0];
-    w[panel][1] = from[kWarp];
+    const uint4* from = stage + (place.panel + panel) * Weights::kStepChunks + lane;
+    uint4 chunks[Weights::kLaneChunks];
+#pragma unroll
+    for (int i = 0; i < Weights::kLaneChunks; ++i) chunks[i] = from[i * kWarp];
+    w[panel] = Weights::widen(chunks);
   }
   const uint4* rows = stage + Tile::kPanelChunks + place.group * kWarp + lane;
 #pragma unroll
@@ -116,7 +122,7 @@ __device__ void store_tile(const Product& p, int first_row, int first_panel,
     for (int half = 0; half < Epilogue::kColumns / 8; ++half) {
       const int index = (first_panel + panel) * Epilogue::kColumns + half * 8 + g;
       if (index >= p.columns) continue;
-      const Column<Epilogue> column(p, index);
+      const Column<typename Tile::Weights, Epilogue> column(p, index);
 #pragma unroll
       for (int group = 0; group < Tile::kWarpGroups; ++group) {
 #pragma unroll
@@ -131,10 +137,9 @@ __device__ void store_tile(const Product& p, int first_row, int first_panel,
 }
 
 // Grid: tiles along rows by tiles along outputs, so that blocks that share weights are neighbours.
-template <int kRows, int kOutputs, class Epilogue>
-__global__ void __launch_bounds__(TileShape<kRows, kOutputs>::kThreads) tile_kernel(Product p) {
+template <class Tile, class Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads) tile_kernel(Product p) {
   wait_for_earlier_kernels();
-  using Tile = TileShape<kRows, kOutputs>;
   uint4* stages = dynamic_shared<uint4>();
   const int first_row = blockIdx.x * Tile::kTileRows;
   const int first_panel = blockIdx.y * Tile::kTilePanels;

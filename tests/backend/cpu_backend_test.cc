@@ -53,8 +53,8 @@ TEST_F(CpuBackendTest, DescribesItsInstructionSet) {
 
 TEST_F(CpuBackendTest, TellsWhereItPackedAndPacksElsewhereFromThenOn) {
   const TensorView rows = counting<bf16>({48, 10});
-  const PackedWeight first = backend_->pack(std::span(&rows, 1));
-  const PackedWeight second = backend_->pack(std::span(&rows, 1));
+  const PackedWeight first = backend_->pack(std::span(&rows, 1), WeightFormat::bf16);
+  const PackedWeight second = backend_->pack(std::span(&rows, 1), WeightFormat::bf16);
   const auto memory = backend_->packed_memory();
   ASSERT_EQ(memory.size(), 1u);
   EXPECT_EQ(memory[0].size(), kHugePage);
@@ -67,7 +67,7 @@ TEST_F(CpuBackendTest, TellsWhereItPackedAndPacksElsewhereFromThenOn) {
   EXPECT_TRUE(lies_in(second, memory[0]));
 
   EXPECT_TRUE(backend_->packed_memory().empty());
-  const PackedWeight third = backend_->pack(std::span(&rows, 1));
+  const PackedWeight third = backend_->pack(std::span(&rows, 1), WeightFormat::bf16);
   EXPECT_FALSE(lies_in(third, memory[0]));
   const auto later = backend_->packed_memory();
   ASSERT_EQ(later.size(), 1u);
@@ -76,8 +76,8 @@ TEST_F(CpuBackendTest, TellsWhereItPackedAndPacksElsewhereFromThenOn) {
 
 TEST_F(CpuBackendTest, TellsOfEachChunkThatItPackedInto) {
   const TensorView rows = zeros<bf16>({20480, 1024});  // 40 MiB, so two do not fit into 64
-  const PackedWeight first = backend_->pack(std::span(&rows, 1));
-  const PackedWeight second = backend_->pack(std::span(&rows, 1));
+  const PackedWeight first = backend_->pack(std::span(&rows, 1), WeightFormat::bf16);
+  const PackedWeight second = backend_->pack(std::span(&rows, 1), WeightFormat::bf16);
   const auto memory = backend_->packed_memory();
   ASSERT_EQ(memory.size(), 2u);
   EXPECT_EQ(memory[0].data(), first.data.data());
@@ -100,7 +100,7 @@ TEST_F(CpuBackendTest, LinearOverStackedParts) {
   // Rows 0 … 18 and 19 … 39 of columns 2 … 8: two strided parts of an [n, k] = [40, 7] matrix.
   const TensorView columns = source.slice(1, 2, 9);
   const TensorView parts[] = {columns.rows(0, 19), columns.rows(19, 40)};
-  const PackedWeight weight = backend_->pack(parts);
+  const PackedWeight weight = backend_->pack(parts, WeightFormat::bf16);
   EXPECT_EQ(weight.n, 40);
   EXPECT_EQ(weight.k, 7);
   const TensorView x = counting<bf16>({3, 7});
@@ -123,7 +123,7 @@ TEST_F(CpuBackendTest, LinearOverStackedParts) {
 
 TEST_F(CpuBackendTest, EmbedsItsShardOfTheVocabulary) {
   const TensorView table = counting<bf16>({20, 6});
-  const PackedWeight packed = backend_->pack({&table, 1});
+  const PackedWeight packed = backend_->pack({&table, 1}, WeightFormat::bf16);
   const TensorView tokens = zeros<int32_t>({3});
   tokens.data<int32_t>()[0] = 19;   // another rank's
   tokens.data<int32_t>()[1] = 100;  // the first
@@ -173,7 +173,7 @@ TEST_F(CpuBackendTest, LinearActivated) {
   const TensorView bias = zeros<float>({6});
   bias.data<float>()[5] = 1.0f;
   const TensorView parts[] = {w.rows(0, 2), w.rows(2, 6)};
-  const PackedWeight gate_up = backend_->pack_gate_up(parts);
+  const PackedWeight gate_up = backend_->pack_gate_up(parts, WeightFormat::bf16);
   const TensorView y = zeros<bf16>({1, 3});
   backend_->reserve_activation(1, 6);
   backend_->linear_activated(gate_up, x, bias, Activation::swiglu, y, stream_);
@@ -183,13 +183,14 @@ TEST_F(CpuBackendTest, LinearActivated) {
     EXPECT_NEAR(to_float(y.data<bf16>()[i]), exact, exact * 0x1p-8) << i;
   }
   const TensorView all = zeros<bf16>({1, 6});
-  backend_->linear_activated(backend_->pack(parts), x, {}, Activation::gelu_tanh, all, stream_);
+  backend_->linear_activated(backend_->pack(parts, WeightFormat::bf16), x, {},
+                             Activation::gelu_tanh, all, stream_);
   EXPECT_NEAR(to_float(all.data<bf16>()[5]), 2.99595, 3 * 0x1p-8);
 }
 
 TEST_F(CpuBackendDeathTest, AnActivationThatWasNotReservedIsABug) {
   const TensorView w = counting<bf16>({4, 6});
-  const PackedWeight gate_up = backend_->pack_gate_up({&w, 1});
+  const PackedWeight gate_up = backend_->pack_gate_up({&w, 1}, WeightFormat::bf16);
   const TensorView x = zeros<bf16>({2, 6}), y = zeros<bf16>({2, 2});
   EXPECT_DEATH(backend_->linear_activated(gate_up, x, {}, Activation::swiglu, y, stream_),
                "CHECK failed");
@@ -222,14 +223,14 @@ TEST_F(CpuBackendDeathTest, AttentionOverOneToken) {
 
 TEST_F(CpuBackendDeathTest, WrongShapesAreBugs) {
   const TensorView w = counting<bf16>({4, 6});
-  const PackedWeight weight = backend_->pack({&w, 1});
+  const PackedWeight weight = backend_->pack({&w, 1}, WeightFormat::bf16);
   const TensorView x = counting<bf16>({2, 6});
   const TensorView y = zeros<float>({2, 4});
   EXPECT_DEATH(backend_->linear(weight, counting<bf16>({2, 5}), {}, y, stream_), "CHECK failed");
   EXPECT_DEATH(backend_->linear(weight, counting<float>({2, 6}), {}, y, stream_), "CHECK failed");
   EXPECT_DEATH(backend_->linear(weight, x, {}, zeros<float>({3, 4}), stream_), "CHECK failed");
   EXPECT_DEATH(backend_->linear(weight, x, zeros<float>({5}), y, stream_), "CHECK failed");
-  const PackedWeight gate_up = backend_->pack_gate_up({&w, 1});
+  const PackedWeight gate_up = backend_->pack_gate_up({&w, 1}, WeightFormat::bf16);
   EXPECT_DEATH(backend_->linear(gate_up, x, {}, y, stream_), "CHECK failed");
   const TensorView half = zeros<bf16>({2, 2}), all = zeros<bf16>({2, 4});
   backend_->reserve_activation(2, 4);

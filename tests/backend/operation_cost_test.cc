@@ -17,6 +17,22 @@ TEST(OperationCost, ALinearReadsItsWeightsOnce) {
   EXPECT_EQ(linear_cost(1, 17, 33, true).weight_bytes, 32 * 64 * 2 + 17 * 4);
 }
 
+// A byte a weight, a scale and a bias an output; cuBLASLt has no part in it.
+TEST(OperationCost, ALinearOf8BitsReadsAByteAWeight) {
+  const auto of = [](int64_t rows, Numerics numerics) {
+    return linear_cost(rows, 17, 33, true, numerics, WeightFormat::int8);
+  };
+  EXPECT_EQ(of(1, Numerics::exact).weight_bytes, 32 * 64 + 17 * 4 + 17 * 4);
+  EXPECT_EQ(of(kFastLinearMinRows, Numerics::fast), of(kFastLinearMinRows, Numerics::exact));
+  EXPECT_EQ(of(1, Numerics::exact).flops, linear_cost(1, 17, 33, true).flops);
+  const auto activated = [](Numerics numerics) {
+    return linear_activated_cost(kFastLinearMinRows, 8, 33, false, Activation::swiglu, numerics,
+                                 WeightFormat::int8);
+  };
+  EXPECT_EQ(activated(Numerics::fast), activated(Numerics::exact));
+  EXPECT_EQ(activated(Numerics::exact).weight_bytes, 16 * 64 + 16 * 4);
+}
+
 // The product itself stays where it was made.
 TEST(OperationCost, AnActivatedLinearWritesTheActivationAlone) {
   const OperationCost gated = linear_activated_cost(5, 512, 1024, false, Activation::swiglu);

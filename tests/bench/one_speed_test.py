@@ -91,6 +91,21 @@ class OneSpeed(unittest.TestCase):
         ratio, low, high = self.load(lines, *arms).p99_ratio()
         np.testing.assert_allclose([ratio, low, high], [1.5, 1, 1.5], rtol=0.01)
 
+    def test_longer_prompts_are_no_slower_machine(self):
+        """The second arm feeds 100 rows at a time in half as long again as the first feeds 64."""
+        lines, arms = [], [[], []]
+        for number in range(8):
+            for i in range(30):
+                is_prompt = i % 3 > 0
+                rows, ms, drafted = ((64, 9, 0), (100, 13.5, 0))[number % 2] if is_prompt else (
+                    (0, 6, 0), (0, 8, 1))[number % 2]
+                lines += load_events(30 * number + i, 2 * number + i / 20, ms, prompt_rows=rows,
+                                     drafted=drafted)
+            lines += answer_events(number, f'a{number}', 2 * number - 0.001, 2 * number + 1.49)
+            arms[number % 2].append([(f'a{number}', 31)])
+        ratio = self.load(lines, *arms).p99_ratio()[0]
+        self.assertAlmostEqual(ratio, (2 * 13.5 + 8) / (2 * 9 + 6), delta=0.01)
+
     def test_a_trace_with_gaps_is_refused(self):
         lines = load_events(1, 0.0, 6) + load_events(3, 0.1, 6)
         with self.assertRaisesRegex(SystemExit, 'has 2 steps of 1 … 3'):

@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 #include "model/utf8.h"
 #include "testing/checkpoints.h"
+#include "testing/edited_checkpoint.h"
 #include "testing/engine_harness.h"
 
 namespace outrider {
@@ -19,8 +20,8 @@ EngineOptions tiny_options() {
 // A draft equal to the target accepts all, so that with K = 8 a stop lies inside a block. K is cut
 // to what an answer still lacks: its greatest length is a block's end.
 TEST(Engine, EndsInsideAnAcceptedBlock) {
-  EngineOptions options = tiny_options();
-  options.draft = options.model;
+  const Int8Checkpoint model(test_checkpoint("tiny"));
+  const EngineOptions options{.model = model.path(), .draft = model.path()};
   const auto whole = run_requests(options, 1, {greedy_request(20, 2, 40, 0, "model")})[0];
   ASSERT_EQ(whole.token_ids.size(), 40u);
 
@@ -57,8 +58,8 @@ TEST(Engine, EndsInsideAnAcceptedBlock) {
 
 // By the answer, and by the server. The draft is the target: all that it drafts is accepted.
 TEST(Engine, CountsNoDraftsBehindAnEnd) {
-  EngineOptions options = tiny_options();
-  options.draft = options.model;
+  const Int8Checkpoint model(test_checkpoint("tiny"));
+  const EngineOptions options{.model = model.path(), .draft = model.path()};
   for (const float temperature : {0.0f, 1.0f}) {
     for (const VerifyMode mode : {VerifyMode::coupled, VerifyMode::rejection}) {
       Request request = greedy_request(20, 2, 40, 8, "model");
@@ -91,8 +92,8 @@ TEST(Engine, CountsNoDraftsBehindAnEnd) {
 
 // Nor behind a stop string, which the answer's text has, not its tokens.
 TEST(Engine, CountsNoDraftsBehindAStopString) {
-  EngineOptions options = tiny_options();
-  options.draft = options.model;
+  const Int8Checkpoint model(test_checkpoint("tiny"));
+  const EngineOptions options{.model = model.path(), .draft = model.path()};
   Request request = greedy_request(20, 2, 40, 8, "model");
   const auto whole = run_requests(options, 1, {request})[0];
   ASSERT_EQ(whole.token_ids.size(), 40u);
@@ -152,8 +153,8 @@ TEST(Engine, StopsAtTheSameStringWhereverItWentOn) {
 // Every text that the answer holds, as a stop string: the answer ends before its first occurrence,
 // wherever that lies among tokens and blocks.
 TEST(Engine, StopsAtAStringInsideAnAcceptedBlock) {
-  EngineOptions options = tiny_options();
-  options.draft = options.model;
+  const Int8Checkpoint model(test_checkpoint("tiny"));
+  const EngineOptions options{.model = model.path(), .draft = model.path()};
   const auto whole = run_requests(options, 1, {greedy_request(20, 2, 24, 0, "model")})[0];
   std::vector<Request> requests;
   std::vector<std::string> expected;

@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/isa.h"
 #include "testing/checkpoints.h"
+#include "testing/edited_checkpoint.h"
 #include "testing/engine_harness.h"
 #include "testing/every_drafter.h"
 #include "testing/one_line_error.h"
@@ -124,8 +125,8 @@ TEST(Engine, AGpt2sGreedyAnswerDoesNotDependOnSpeculation) {
 }
 
 TEST(Engine, ADraftEqualToTheTargetIsAlwaysAccepted) {
-  EngineOptions options = tiny_options();
-  options.draft = options.model;
+  const Int8Checkpoint model(test_checkpoint("tiny"));
+  const EngineOptions options{.model = model.path(), .draft = model.path()};
   for (const float temperature : {0.0f, 1.0f}) {
     Request request = greedy_request(20, 1, 41, 4, "model");
     request.sampling.temperature = temperature;

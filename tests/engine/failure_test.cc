@@ -9,8 +9,8 @@
 
 #include "engine/quarantine.h"
 #include "testing/checkpoints.h"
+#include "testing/edited_checkpoint.h"
 #include "testing/engine_harness.h"
-#include "testing/poisoned_checkpoint.h"
 
 namespace outrider {
 namespace {

@@ -10,6 +10,7 @@
 
 #include "model/model_runner.h"
 #include "testing/checkpoints.h"
+#include "testing/edited_checkpoint.h"
 #include "testing/engine_harness.h"
 #include "testing/every_drafter.h"
 
@@ -274,7 +275,9 @@ TEST(EngineProcessors, ADraftThatIsTheTargetIsAlwaysAccepted) {
     }
   }
   EngineOptions options = tiny_options();
-  options.draft = options.model;
+  const Int8Checkpoint model(options.model);
+  options.model = model.path();
+  options.draft = model.path();
   for (const CollectedAnswer& answer : run_requests(options, 1, requests)) {
     ASSERT_TRUE(answer.completion);
     const SpeculationStats& stats = answer.completion->speculation;

@@ -1,4 +1,5 @@
-"""A job whose ranks disagree ends, every call hears why, and it starts again.
+"""A job whose ranks disagree ends, every call hears why, and it starts again; and what ends a rank
+is told whatever becomes of it then.
 
     disagreement_test.py PROGRAM CHECKPOINT LOAD_CLIENT
 
@@ -34,6 +35,26 @@ class Disagreement(unittest.TestCase):
         for ranks, who in ((2, 'rank 1'), (3, 'rank 1, rank 2'), (2, 'rank 1')):
             with self.subTest(ranks=ranks):
                 self.hears_of_it(ranks, who)
+
+
+class Told(unittest.TestCase):
+    """Before the rank is unwound, which here never ends."""
+
+    def said(self, **env):
+        with Job(launch=['--no-restart'], serve=['--lookahead', 'fixed:0'],
+                 env={'OUTRIDER_STRAY_HANGS': '1', **env}) as job:
+            with Load(job, STREAMS, MAX_TOKENS) as load:
+                self.assertEqual(len(load.events('failed')), STREAMS)
+            self.assertNotEqual(job.wait(), 0)
+            return '\n'.join(job.log.lines)
+
+    def test_on_rank_0(self):
+        self.assertRegex(self.said(),
+                         '(?m)^outrider: step 1000: .* differ from rank 0.s on rank 1$')
+
+    def test_on_another(self):
+        self.assertRegex(self.said(OUTRIDER_STRAY_FAILS='1'),
+                         '(?m)^outrider: rank 1: it has strayed$')
 
 
 if __name__ == '__main__':

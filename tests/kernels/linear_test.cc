@@ -12,18 +12,43 @@
 namespace outrider::cpu {
 namespace {
 
+// An int8 matrix [n, k], and what it is in bf16 but for the scales.
+struct Int8Matrix {
+  std::vector<int8_t> values;
+  std::vector<float> scales;
+  std::vector<bf16> values_bf16;
+};
+
 class LinearTest : public KernelTest {
  protected:
   static std::vector<std::byte> packed(const std::vector<bf16>& w, int64_t n, int64_t k) {
-    std::vector<std::byte> packed(packed_bytes(n, k));
+    std::vector<std::byte> packed(packed_bytes(n, k, WeightFormat::bf16));
     pack(w.data(), k, n, 0, k, packed.data());
     return packed;
   }
+  static std::vector<std::byte> packed(const Int8Matrix& w, int64_t n, int64_t k) {
+    std::vector<std::byte> packed(packed_bytes(n, k, WeightFormat::int8));
+    const int64_t some = n / 3;
+    pack_int8(w.values.data(), w.scales.data(), some, 0, n, k, packed.data());
+    pack_int8(w.values.data() + some * k, w.scales.data() + some, n - some, some, n, k,
+              packed.data());
+    return packed;
+  }
+  Int8Matrix random_int8(int64_t n, int64_t k) {
+    Int8Matrix w;
+    for (int64_t i = 0; i < n * k; ++i) {
+      w.values.push_back(static_cast<int8_t>(static_cast<int>(random_() % 255) - 127));
+      w.values_bf16.push_back(to_bf16(w.values.back()));
+    }
+    w.scales = random_f32(n);
+    return w;
+  }
   static std::vector<float> run(const std::vector<bf16>& x, const std::vector<std::byte>& w,
-                                const float* bias, const LinearCase& c, Isa isa) {
+                                const float* bias, const LinearCase& c, Isa isa,
+                                WeightFormat format = WeightFormat::bf16) {
     // NaN: what is not written shows, and what was there before is not used.
     std::vector<float> y(c.rows * c.n + 1, std::nanf(""));
-    linear(x.data(), w.data(), bias, y.data(), c.rows, c.n, c.k, isa);
+    linear(x.data(), w.data(), bias, y.data(), c.rows, c.n, c.k, format, isa);
     EXPECT_TRUE(std::isnan(y.back())) << "written beyond the end";
     y.pop_back();
     return y;
@@ -108,6 +133,25 @@ TEST_F(LinearTest, EveryIsaGivesTheBitsOfItsOrder) {
   }
 }
 
+// On every instruction set, AMX too, the scalar set's product of the same matrix in bf16, scaled.
+TEST_F(LinearTest, Int8IsTheScaledProductOfItsValues) {
+  for (const LinearCase& c : kLinearCases) {
+    const auto x = random_bf16(c.rows * c.k);
+    const Int8Matrix w = random_int8(c.n, c.k);
+    const auto bias = random_f32(c.n);
+    auto expected = run(x, packed(w.values_bf16, c.n, c.k), nullptr, c, Isa::scalar);
+    for (int64_t i = 0; i < c.rows * c.n; ++i) {
+      expected[i] *= w.scales[i % c.n];
+      expected[i] += bias[i % c.n];
+    }
+    const auto packed_w = packed(w, c.n, c.k);
+    for (Isa isa : available_isas()) {
+      EXPECT_TRUE(same_bits(run(x, packed_w, bias.data(), c, isa, WeightFormat::int8), expected))
+          << isa_name(isa) << ": " << c.rows << " x " << c.n << " x " << c.k;
+    }
+  }
+}
+
 // Each row alone, and all rows in another order, give the bits of the batch.
 TEST_F(LinearTest, ARowDoesNotDependOnTheOthers) {
   for (const LinearCase& c : kLinearCases) {
@@ -169,10 +213,10 @@ TEST_F(LinearTest, AnyBitsAreSummedAsDefined) {
 // Every tile that linear can choose, alone and sharing its panels, from zero and resumed.
 TEST_F(LinearTest, EveryTileGivesTheSameBits) {
   const int64_t n = 100, k = 300;
-  const auto w_rows = random_bf16(n * k);
-  const auto w = packed(w_rows, n, k);
+  const Int8Matrix values = random_int8(n, k);
+  const auto w = packed(values.values_bf16, n, k), w_int8 = packed(values, n, k);
   const auto x = random_bf16(kMaxTileRows * k);
-  const Expected expected(x, w_rows, {kMaxTileRows, n, k});
+  const Expected expected(x, values.values_bf16, {kMaxTileRows, n, k});
   std::vector<float> y(kMaxTileRows * n);
   const auto check = [&](Isa isa, const TileKernels& kernels, bool few, int rows, int64_t count) {
     std::vector<float> x_f32(kMaxTileRows * kFewRowsStride);
@@ -189,8 +233,8 @@ TEST_F(LinearTest, EveryTileGivesTheSameBits) {
       }
       LinearTile tile;
       tile.x = kernels.x_is_f32 ? static_cast<const void*>(x_f32.data()) : x_bf16.data();
-      tile.w = w.data() + begin * kPairBytes;
-      tile.w_stride = k / 2 * kPairBytes;
+      tile.w = (kernels.pair_bytes == kPairBytes ? w : w_int8).data() + begin * kernels.pair_bytes;
+      tile.w_stride = k / 2 * kernels.pair_bytes;
       tile.num_panels = 7;
       tile.num_pairs = end - begin;
       tile.y = y.data();
@@ -208,7 +252,10 @@ TEST_F(LinearTest, EveryTileGivesTheSameBits) {
                                                     {Isa::avx512, &kTileAvx512},
                                                     {Isa::avx512_bf16, &kTileAvx512Bf16},
                                                     {Isa::avx512_bf16, &kTileAvx512Bf16Far},
-                                                    {Isa::amx_bf16, &kTileAmxBf16}};
+                                                    {Isa::amx_bf16, &kTileAmxBf16},
+                                                    {Isa::scalar, &kTileScalarInt8},
+                                                    {Isa::avx2, &kTileAvx2Int8},
+                                                    {Isa::avx512, &kTileAvx512Int8}};
   for (const auto& [isa, kernels] : all) {
     if (!isa_available(isa)) continue;
     for (int rows = 1; rows <= kernels->max_rows; ++rows) {
@@ -216,7 +263,8 @@ TEST_F(LinearTest, EveryTileGivesTheSameBits) {
         if (few && rows > kFewRows) continue;
         for (int64_t count : {1, 3}) {
           EXPECT_TRUE(check(isa, *kernels, few, rows, count))
-              << isa_name(isa) << ", " << rows << " rows, one of " << count;
+              << isa_name(isa) << ", " << kernels->pair_bytes << " bytes a pair, " << rows
+              << " rows, one of " << count;
         }
       }
     }
@@ -250,7 +298,7 @@ TEST_F(LinearTest, PacksPartsFromStridedRows) {
     contiguous.insert(contiguous.end(), source.begin() + r * stride,
                       source.begin() + r * stride + k);
   }
-  std::vector<std::byte> parts(packed_bytes(37, k));
+  std::vector<std::byte> parts(packed_bytes(37, k, WeightFormat::bf16));
   pack(source.data(), stride, 5, 0, k, parts.data());
   pack(source.data() + 5 * stride, stride, 32, 5, k, parts.data());
   EXPECT_TRUE(same_bits(parts, packed(contiguous, 37, k)));

@@ -189,12 +189,16 @@ TEST_P(DraftHeadTest, ARowDoesNotDependOnTheOthersAndIsThatOfEveryRank) {
 
 // What near ranks read together is the head once, and the two projections on each.
 TEST_P(DraftHeadTest, IsSplitOverRanksThatAreNear) {
-  const int64_t hidden = 64, ffn = 96, ids = 171;
-  const int64_t on_each = 3 * hidden + 2 * hidden * hidden;
-  const int64_t most_of_rank = (ffn / 8 + GetParam() - 1) / GetParam() * 8 * 3 * hidden +
-                               (ids + GetParam() - 1) / GetParam() * hidden;
-  on_ranks(
-      [&](RankHead& rank) { EXPECT_LE(rank.head().weight_bytes(), 2 * (on_each + most_of_rank)); });
+  const int64_t hidden = 64, ffn = 96, ids = 171, scale = 4;
+  const int64_t most_columns = (ffn / 8 + GetParam() - 1) / GetParam() * 8;
+  const int64_t most_ids = (ids + GetParam() - 1) / GetParam();
+  const int64_t on_each = 2 * 3 * hidden + 2 * hidden * (hidden + scale);
+  const int64_t most_of_rank =
+      (2 * most_columns + most_ids) * (hidden + scale) + hidden * (most_columns + scale);
+  on_ranks([&](RankHead& rank) {
+    EXPECT_LE(rank.head().weight_bytes(), on_each + most_of_rank);
+    EXPECT_GE(rank.head().weight_bytes(), on_each + most_ids * (hidden + scale));
+  });
 }
 
 TEST(DraftHeadFiles, NameWhatDoesNotFit) {

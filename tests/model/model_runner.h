@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -31,9 +32,16 @@ class ModelRunner {
   ModelRunner(const std::filesystem::path& directory, Communicator& communicator,
               int64_t max_rows = 128, int64_t num_slots = 4, int64_t max_positions = 0,
               std::unique_ptr<Backend> backend = make_cpu_backend())
+      : ModelRunner(
+            [&](Backend& to) {
+              return Transformer(directory, to, communicator, max_rows, max_positions);
+            },
+            max_rows, num_slots, std::move(backend)) {}
+  ModelRunner(const std::function<Transformer(Backend&)>& make_model, int64_t max_rows,
+              int64_t num_slots, std::unique_ptr<Backend> backend)
       : backend_(std::move(backend)),
         stream_(backend_->make_stream()),
-        model_(directory, *backend_, communicator, max_rows, max_positions),
+        model_(make_model(*backend_)),
         cache_(model_.make_kv_cache(num_slots * 96, num_slots)),
         max_rows_(max_rows),
         batch_(backend_->allocate(4 * max_rows * sizeof(int32_t))),

@@ -119,12 +119,19 @@ INSTANTIATE_TEST_SUITE_P(ATrimmedHead, PassCostTest,
 // Where nothing has to be padded, a pass of one row reads every weight once but for the embedding's
 // other rows.
 TEST(PassCost, ReadsTheWeightsOnce) {
-  const ModelConfig config = ModelConfig::load(real_model());
-  const Shard shard = Shard::of(config, 0, 1);
-  const PassShape shape = {{1, 1, 100, 0}, 1, config.max_position_embeddings};
-  const int64_t bytes = pass_cost(config, shard, shape).operations.weight_bytes;
-  EXPECT_EQ(bytes, weight_bytes(config, shard).read_each_pass + 2 * config.hidden_size);
-  EXPECT_EQ(cuda_weight_bytes(config, shard), weight_bytes(config, shard).held);
+  const ModelConfig target = ModelConfig::load(real_model());
+  const ModelConfig draft = ModelConfig::load_draft(real_model());
+  const Shard shard = Shard::of(target, 0, 1);
+  for (const ModelConfig& config : {target, draft}) {
+    const PassShape shape = {{1, 1, 100, 0}, 1, config.max_position_embeddings};
+    const int64_t bytes = pass_cost(config, shard, shape).operations.weight_bytes;
+    EXPECT_EQ(bytes, weight_bytes(config, shard).read_each_pass + 2 * config.hidden_size);
+    EXPECT_EQ(cuda_weight_bytes(config, shard), weight_bytes(config, shard).held);
+  }
+  // 30 layers' matrices, of 106,168,320 numbers and 5,184 outputs each, lose a byte a number and
+  // gain a scale an output; its LM head is the embedding.
+  EXPECT_EQ(weight_bytes(target, shard).read_each_pass - weight_bytes(draft, shard).read_each_pass,
+            106'168'320 - 30 * 5'184 * 4);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -12,8 +13,11 @@
 #include <tuple>
 
 #include "kernels/distribution.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
 #include "tests/model/model_runner.h"
 #include "tests/testing/checkpoints.h"
+#include "tests/testing/edited_checkpoint.h"
 #include "tests/testing/one_line_error.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/temporary_directory.h"
@@ -297,6 +301,35 @@ TEST(Transformer, RefusesWhatItCannotServe) {
       Transformer(test_checkpoint("tiny"), *backend, communicator, 8, 0);
     });
   });
+}
+
+TEST(TransformerInInt8, IsWhatItsNumbersAreInBf16) {
+  for (const char* name : {"tiny-trimmed", "tiny", "tiny-gpt2-draft"}) {
+    SCOPED_TRACE(name);
+    const Int8Checkpoint copy(test_checkpoint(name));
+    const auto self = make_self_communicator();
+    int64_t bytes = 0;
+    const auto logits = [&](const ModelConfig& config) {
+      set_float_environment();
+      ModelRunner runner(
+          [&](Backend& to) {
+            const auto load = [&](const ModelConfig& of, const Shard& shard, Backend& backend) {
+              return load_weights(Checkpoint(copy.path()), of, shard, backend, {});
+            };
+            return Transformer(config, load, to, *self, 32, 0);
+          },
+          32, 1, make_cpu_backend());
+      bytes = runner.model().weight_bytes();
+      return runner.feed(0, random_tokens(40, 300, 7), 17);
+    };
+    const auto expected = logits(ModelConfig::load(copy.path()));
+    const int64_t bf16_bytes = bytes;
+    expect_same_bits(logits(ModelConfig::load_draft(copy.path())), expected);
+    EXPECT_LT(bytes, bf16_bytes);
+    float largest = 0;
+    for (const float logit : expected.back()) largest = std::max(largest, logit);
+    EXPECT_TRUE(std::isfinite(largest) && largest > 0);
+  }
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ std::vector<CollectedAnswer> run_over_mpi(const EngineOptions& options,
 TEST(EngineOverMpi, AnswersAsThreadsAnswer) {
   EngineOptions options;
   options.model = test_checkpoint("tiny");
-  options.draft = options.model;  // every draft is accepted
+  options.draft = options.model;  // most drafts are accepted
   options.prefill_chunk = 32;
   std::vector<Request> requests;
   for (const std::string drafter : {"model", "prompt_lookup"}) {

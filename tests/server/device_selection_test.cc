@@ -155,7 +155,7 @@ TEST(DeviceMemory, ABudgetIsAShareOfWhatNobodyElseHas) {
 TEST(DeviceMemory, TheCacheHasWhatPlanSays) {
   const EngineOptions options = engine_options();
   const ModelConfig model = ModelConfig::load(options.model);
-  const ModelConfig draft = ModelConfig::load(*options.draft);
+  const ModelConfig draft = ModelConfig::load_draft(*options.draft);
   for (const int ranks : {1, 2}) {
     const int rank = ranks - 1;
     const MemoryCost cost = memory_cost(
@@ -224,7 +224,7 @@ TEST(DeviceMemory, RefusesLessThanOneSequence) {
   EngineOptions options = engine_options();
   options.max_sequences = 2;
   const ModelConfig model = ModelConfig::load(options.model);
-  const ModelConfig draft = ModelConfig::load(*options.draft);
+  const ModelConfig draft = ModelConfig::load_draft(*options.draft);
   const auto needed = [&](int64_t pages) {
     const MemoryCost cost = memory_cost(
         model, Shard::of(model, 0, 1), &draft,

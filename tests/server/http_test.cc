@@ -13,6 +13,7 @@
 
 #include "server/server_harness.h"
 #include "testing/certificates.h"
+#include "testing/edited_checkpoint.h"
 #include "testing/one_line_error.h"
 #include "testing/temporary_directory.h"
 
@@ -140,8 +141,10 @@ TEST(Http, PrefixCacheIsCountedAsServerInfoCountsIt) {
 
 // What drafted, how well and how much of its budget is left: the same by both ways.
 TEST(Http, DraftersAreReportedAsServerInfoReportsThem) {
+  const Int8Checkpoint model(test_checkpoint("tiny"));
   EngineOptions options = tiny_engine();
-  options.draft = test_checkpoint("tiny");  // the target itself
+  options.model = model.path();
+  options.draft = model.path();  // the target itself
   RunningServer server(with_http(), true, options);
   v1::GenerateRequest request = greedy("Count me", 9);
   request.mutable_speculation()->set_drafter("model");

@@ -12,7 +12,7 @@
 
 #include "engine/metrics.h"
 #include "server/server_harness.h"
-#include "testing/poisoned_checkpoint.h"
+#include "testing/edited_checkpoint.h"
 
 namespace outrider {
 namespace {

@@ -261,6 +261,31 @@ class Ends(unittest.TestCase):
         self.assertEqual(status, 1, said)
         self.assertIn('UNAVAILABLE', said)
 
+    def test_a_closed_terminal_lets_a_running_call_come_to_its_end(self):
+        """It sends SIGHUP twice, by its shell and by the kernel: that is one request."""
+        with Server('env', '--default-signal=HUP',
+                    options=['--drain-seconds', str(LIMIT_S)]) as server:
+            client = subprocess.Popen(
+                [PROGRAM, 'generate', '--address', server.address, '--n', '8', '--max-tokens',
+                 '1900', '--mode', 'off', *GREEDY, 'x'],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            with client:
+                client.stdout.read(1)
+                client.send_signal(signal.SIGSTOP)  # its call cannot end meanwhile
+                try:
+                    for _ in range(2):
+                        server.process.send_signal(signal.SIGHUP)
+                        health = 'SERVING\n'
+                        while health == 'SERVING\n':
+                            health = outrider('health', '--address', server.address).stdout
+                        self.assertEqual(health, 'NOT_SERVING\n', server.log)
+                finally:
+                    client.send_signal(signal.SIGCONT)
+                stderr = client.communicate(timeout=LIMIT_S)[1]
+            self.assertEqual(server.wait_for_end(), 0)
+        self.assertEqual(client.returncode, 0, stderr)
+        self.assertEqual(stderr.count('; 1900 tokens in '), 8, stderr)
+
     def test_a_killed_rank_ends_the_job(self):
         for rank in (0, 1):
             with Server(*MPIRUN, '--quiet', '-np', '2') as server:

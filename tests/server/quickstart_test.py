@@ -132,6 +132,14 @@ class QuickstartTest(unittest.TestCase):
                 continue
         return found
 
+    @staticmethod
+    def leads(pid):
+        """Whether it lives, and leads a session."""
+        try:
+            return os.getsid(pid) == pid
+        except ProcessLookupError:
+            return False
+
     def kill_marked(self):
         for pid in self.marked():
             try:
@@ -220,6 +228,32 @@ class Interrupted(QuickstartTest):
                          ['cmake --build --preset cpu --target outrider -- --quiet'])
         for name in ('apt-get', 'sudo', 'ninja'):
             self.assertEqual(self.tree.called(name), [])
+
+
+class Ended(QuickstartTest):
+    def test_by_one_request(self):
+        """A second would end the calls that still run."""
+        self.tree.serve_model('model')
+        calls = self.tree.calls
+        # A server that waits, and a client whom it has answered once it is there.
+        self.tree.stub('program', 'case $1 in launch) exec sleep 1000;; esac\n'
+                       f'until grep -q "^program launch" "{calls}"; do sleep 0.1; done')
+        shutil.rmtree(self.tree.root / 'build')
+        self.tree.has_built('cpu', self.tree.stubs / 'program')
+        # Bash says whom it signals.
+        before = self.tree.stubs.parent / 'before'
+        before.write_text(f'kill() {{ echo "kill $*" >>"{calls}"; builtin kill "$@"; }}\n')
+        self.tree.environment['BASH_ENV'] = str(before)
+        process = self.start('--serve')
+        for line in process.stderr:
+            if 'ready; Ctrl-C stops it' in line:
+                break
+        server, = (pid for pid in self.marked() if self.leads(pid) and pid != process.pid)
+        process.terminate()
+        _, log = process.communicate(timeout=LIMIT_S)
+        self.assertEqual(process.returncode, 143, log)
+        signalled = ' '.join(line for line in self.tree.called('kill') if '-TERM' in line)
+        self.assertEqual(signalled.split().count(str(server)), 1, signalled)
 
 
 class Configured(QuickstartTest):

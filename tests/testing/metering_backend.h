@@ -56,16 +56,17 @@ class MeteringBackend final : public Backend {
   double seconds_between(int, int) const override { return 0; }
   int64_t padded_rows(int64_t rows) const override { return cuda_padded_rows(rows); }
 
-  PackedWeight pack(std::span<const TensorView> parts) override {
+  PackedWeight pack(std::span<const TensorView> parts, WeightFormat format) override {
     PackedWeight packed;
+    packed.format = format;
     packed.k = parts[0].extent(1);
     for (const TensorView& part : parts) packed.n += part.extent(0);
-    packed_bytes_ += cuda_packed_bytes(packed.n, packed.k);
+    packed_bytes_ += cuda_packed_bytes(packed.n, packed.k, format);
     return packed;
   }
 
-  PackedWeight pack_gate_up(std::span<const TensorView> parts) override {
-    PackedWeight packed = pack(parts);
+  PackedWeight pack_gate_up(std::span<const TensorView> parts, WeightFormat format) override {
+    PackedWeight packed = pack(parts, format);
     packed.gate_up = true;
     return packed;
   }
@@ -78,13 +79,14 @@ class MeteringBackend final : public Backend {
   void linear(const PackedWeight& weight, TensorView x, TensorView bias, TensorView y,
               Stream&) override {
     check_linear(weight, x, bias, y);
-    cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr, numerics_);
+    cost_ += linear_cost(x.extent(0), weight.n, weight.k, bias.raw() != nullptr, numerics_,
+                         weight.format);
   }
   void linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
                         Activation activation, TensorView y, Stream&) override {
     check_linear_activated(weight, x, bias, activation, y);
     cost_ += linear_activated_cost(x.extent(0), y.extent(1), weight.k, bias.raw() != nullptr,
-                                   activation, numerics_);
+                                   activation, numerics_, weight.format);
   }
   void rms_norm(TensorView x, TensorView addend, TensorView, float, TensorView, Stream&) override {
     cost_ += rms_norm_cost(x.extent(0), x.extent(1), addend.raw() != nullptr);

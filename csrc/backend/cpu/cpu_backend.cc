@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "backend/quantize.h"
 #include "backend/shape_checks.h"
 #include "core/error.h"
 #include "kernels/cpu/distribution.h"
@@ -50,28 +51,35 @@ void CpuBackend::copy(TensorView to, TensorView from, Stream&) {
   if (to.bytes() > 0) std::memcpy(to.raw(), from.raw(), to.bytes());
 }
 
-PackedWeight CpuBackend::pack(std::span<const TensorView> parts) {
+PackedWeight CpuBackend::pack(std::span<const TensorView> parts, WeightFormat format) {
   CHECK(!parts.empty());
   PackedWeight packed;
+  packed.format = format;
   packed.k = parts[0].extent(1);
   for (const TensorView& part : parts) {
     CHECK(part.dtype() == DType::bf16 && part.rank() == 2 && part.extent(1) == packed.k);
     CHECK(part.stride(1) == 1);
     packed.n += part.extent(0);
   }
-  packed.data = place_weight(cpu::packed_bytes(packed.n, packed.k));
+  packed.data = place_weight(cpu::packed_bytes(packed.n, packed.k, format));
   int64_t first_row = 0;
   for (const TensorView& part : parts) {
-    cpu::pack(part.data<bf16>(), part.stride(0), part.extent(0), first_row, packed.k,
-              packed.data.data());
-    first_row += part.extent(0);
+    const int64_t rows = part.extent(0);
+    if (format == WeightFormat::int8) {
+      const Int8Rows quantized = quantize_rows(part);
+      cpu::pack_int8(quantized.values.data(), quantized.scales.data(), rows, first_row, packed.n,
+                     packed.k, packed.data.data());
+    } else {
+      cpu::pack(part.data<bf16>(), part.stride(0), rows, first_row, packed.k, packed.data.data());
+    }
+    first_row += rows;
   }
   return packed;
 }
 
 // Stacked: the activation reads both from the product.
-PackedWeight CpuBackend::pack_gate_up(std::span<const TensorView> parts) {
-  PackedWeight packed = pack(parts);
+PackedWeight CpuBackend::pack_gate_up(std::span<const TensorView> parts, WeightFormat format) {
+  PackedWeight packed = pack(parts, format);
   CHECK(packed.n % 2 == 0);
   packed.gate_up = true;
   return packed;
@@ -110,7 +118,7 @@ void CpuBackend::linear(const PackedWeight& weight, TensorView x, TensorView bia
                         Stream&) {
   check_linear(weight, x, bias, y);
   cpu::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), y.data<float>(), x.extent(0),
-              weight.n, weight.k, isa_);
+              weight.n, weight.k, weight.format, isa_);
 }
 
 void CpuBackend::linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
@@ -120,7 +128,7 @@ void CpuBackend::linear_activated(const PackedWeight& weight, TensorView x, Tens
   CHECK(rows * weight.n * sizeof(float) <= activation_scratch_.bytes());
   auto* const product = static_cast<float*>(activation_scratch_.data());  // [rows, n]
   cpu::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), product, rows, weight.n,
-              weight.k, isa_);
+              weight.k, weight.format, isa_);
   if (activation == Activation::swiglu) {
     cpu::silu_mul(product, y.data<bf16>(), rows, width, isa_);
   } else {
@@ -159,13 +167,10 @@ void CpuBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Str
   }
 }
 
-void CpuBackend::expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream&) {
-  const int64_t rows = x.extent(0), vocab_size = head_rows.extent(0);
-  CHECK(has_shape(x, DType::f32, {rows, -1}));
-  CHECK(has_shape(head_rows, DType::i32, {vocab_size}));
-  CHECK(has_shape(y, DType::f32, {rows, vocab_size}));
-  cpu::expand_logits(x.data<float>(), head_rows.data<int32_t>(), y.data<float>(), rows, x.extent(1),
-                     vocab_size, isa_);
+void CpuBackend::expand_logits(TensorView x, TensorView tokens, TensorView y, Stream&) {
+  check_expand_logits(x, tokens, y);
+  cpu::expand_logits(x.data<float>(), tokens.data<int32_t>(), y.data<float>(), x.extent(0),
+                     tokens.extent(0), x.extent(1), y.extent(1));
 }
 
 void CpuBackend::table_logits(TensorView tokens, const LogitTable& table, TensorView y, Stream&) {

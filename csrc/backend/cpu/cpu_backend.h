@@ -33,8 +33,8 @@ class CpuBackend : public Backend {
   }
   int64_t padded_rows(int64_t rows) const override { return rows; }
 
-  PackedWeight pack(std::span<const TensorView> parts) override;
-  PackedWeight pack_gate_up(std::span<const TensorView> parts) override;
+  PackedWeight pack(std::span<const TensorView> parts, WeightFormat format) override;
+  PackedWeight pack_gate_up(std::span<const TensorView> parts, WeightFormat format) override;
   std::vector<std::span<std::byte>> packed_memory() override;
 
   void embed(const PackedWeight& table, TensorView tokens, int64_t first_token, TensorView y,
@@ -48,7 +48,7 @@ class CpuBackend : public Backend {
   void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
                   float epsilon, TensorView y, Stream& stream) override;
   void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) override;
-  void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
+  void expand_logits(TensorView x, TensorView tokens, TensorView y, Stream& stream) override;
   void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
                     Stream& stream) override;
   void reserve_activation(int64_t max_rows, int64_t n) override;

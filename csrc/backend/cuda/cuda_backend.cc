@@ -24,10 +24,7 @@ using cuda::check_cuda;
 
 namespace {
 
-constexpr size_t kPieceBytes = size_t{32} << 20;  // of weights on their way to the device
 constexpr size_t kCounterBytes = cuda::kFewCounters * sizeof(unsigned);
-
-cudaStream_t handle(const Stream& stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 RowPointers row_pointers(const RowMap& map) {
   return {map.positions.data<int32_t>(), map.sequences.data<int32_t>(),
@@ -183,63 +180,6 @@ double CudaBackend::seconds_between(int from, int to) const {
 
 int64_t CudaBackend::padded_rows(int64_t rows) const { return cuda_padded_rows(rows); }
 
-PackedWeight CudaBackend::pack(std::span<const TensorView> parts) { return pack(parts, false); }
-
-PackedWeight CudaBackend::pack_gate_up(std::span<const TensorView> parts) {
-  return pack(parts, true);
-}
-
-// Rows go to pinned memory, to the device, and there into their packed places.
-PackedWeight CudaBackend::pack(std::span<const TensorView> parts, bool gate_up) {
-  CHECK(!parts.empty());
-  PackedWeight packed;
-  packed.gate_up = gate_up;
-  packed.k = parts[0].extent(1);
-  for (const TensorView& part : parts) {
-    CHECK(part.dtype() == DType::bf16 && part.rank() == 2 && part.extent(1) == packed.k);
-    CHECK(part.stride(1) == 1);
-    packed.n += part.extent(0);
-  }
-  CHECK(!gate_up || packed.n % 2 == 0);
-  if (packed.n > cuda::kMostOutputs) {
-    throw Error("a weight of " + std::to_string(packed.n) + " rows on one GPU; expected at most " +
-                std::to_string(cuda::kMostOutputs) + ": give more ranks");
-  }
-  packed.data = allocate(cuda::packed_bytes(packed.n, packed.k));
-  if (fast_linear_) {
-    packed.rows = allocate(packed.n * packed.k * sizeof(bf16));
-    fast_linear_->choose(packed.n, packed.k);
-  }
-  const auto row_bytes = static_cast<int64_t>(packed.k * sizeof(bf16));
-  const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(kPieceBytes) / row_bytes);
-  CHECK(row_bytes <= static_cast<int64_t>(kPieceBytes));
-  int64_t first_row = 0;
-  int turn = 0;
-  for (const TensorView& part : parts) {
-    for (int64_t begin = 0; begin < part.extent(0); begin += most, ++turn) {
-      Piece& piece = pieces_[turn % 2];
-      const int64_t rows = std::min(most, part.extent(0) - begin);
-      check_cuda(cudaEventSynchronize(piece.packed), "cudaEventSynchronize");
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(static_cast<std::byte*>(piece.pinned.data()) + r * row_bytes,
-                    part.data<bf16>() + (begin + r) * part.stride(0), row_bytes);
-      }
-      copy_from_host(piece.device.view(DType::bf16, {rows, packed.k}), piece.pinned.data(),
-                     loading_);
-      cuda::pack(static_cast<const bf16*>(piece.device.data()), rows, first_row, packed.n, packed.k,
-                 gate_up, packed.data.data(), handle(loading_));
-      if (fast_linear_) {
-        copy(packed.rows.view(DType::bf16, {rows, packed.k}, first_row * row_bytes),
-             piece.device.view(DType::bf16, {rows, packed.k}), loading_);
-      }
-      check_cuda(cudaEventRecord(piece.packed, handle(loading_)), "cudaEventRecord");
-      first_row += rows;
-    }
-  }
-  synchronize(loading_);
-  return packed;
-}
-
 void CudaBackend::embed(const PackedWeight& table, TensorView tokens, int64_t first_token,
                         TensorView y, Stream& stream) {
   check_embed(table, tokens, y);
@@ -249,7 +189,7 @@ void CudaBackend::embed(const PackedWeight& table, TensorView tokens, int64_t fi
 
 bool CudaBackend::is_fast(const PackedWeight& weight, TensorView x, TensorView bias) {
   const int64_t rows = x.extent(0);
-  return cuda_linear_is_fast(rows, numerics()) &&
+  return cuda_linear_is_fast(rows, numerics(), weight.format) &&
          fast_linear_->fits(rows, weight.n, weight.k, bias.raw() != nullptr);
 }
 
@@ -265,7 +205,8 @@ void CudaBackend::linear(const PackedWeight& weight, TensorView x, TensorView bi
   if (is_fast(weight, x, bias)) return linear_fast(weight, x, bias, y.data<float>(), stream);
   const int64_t rows = x.extent(0);
   cuda::linear(x.data<bf16>(), weight.data.data(), bias.data<float>(), y.data<float>(), rows,
-               weight.n, weight.k, cuda::linear_tile(rows, weight.n), handle(stream));
+               weight.n, weight.k, weight.format, cuda::linear_tile(rows, weight.n),
+               handle(stream));
 }
 
 void CudaBackend::linear_activated(const PackedWeight& weight, TensorView x, TensorView bias,
@@ -274,7 +215,7 @@ void CudaBackend::linear_activated(const PackedWeight& weight, TensorView x, Ten
   const int64_t rows = x.extent(0), width = y.extent(1);
   if (!is_fast(weight, x, bias)) {
     cuda::linear_activated(x.data<bf16>(), weight.data.data(), bias.data<float>(), activation,
-                           y.data<bf16>(), rows, weight.n, weight.k,
+                           y.data<bf16>(), rows, weight.n, weight.k, weight.format,
                            cuda::linear_tile(rows, weight.n), handle(stream));
     return;
   }
@@ -315,13 +256,10 @@ void CudaBackend::gather_rows(TensorView x, TensorView indices, TensorView y, St
                     handle(stream));
 }
 
-void CudaBackend::expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) {
-  const int64_t rows = x.extent(0), vocab_size = head_rows.extent(0);
-  CHECK(has_shape(x, DType::f32, {rows, -1}));
-  CHECK(has_shape(head_rows, DType::i32, {vocab_size}));
-  CHECK(has_shape(y, DType::f32, {rows, vocab_size}));
-  cuda::expand_logits(x.data<float>(), head_rows.data<int32_t>(), y.data<float>(), rows,
-                      x.extent(1), vocab_size, handle(stream));
+void CudaBackend::expand_logits(TensorView x, TensorView tokens, TensorView y, Stream& stream) {
+  check_expand_logits(x, tokens, y);
+  cuda::expand_logits(x.data<float>(), tokens.data<int32_t>(), y.data<float>(), x.extent(0),
+                      tokens.extent(0), x.extent(1), y.extent(1), handle(stream));
 }
 
 void CudaBackend::table_logits(TensorView tokens, const LogitTable& table, TensorView y,

@@ -16,6 +16,10 @@
 
 namespace outrider {
 
+inline cudaStream_t handle(const Stream& stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
+
 class CudaBackend final : public Backend {
  public:
   // Belongs to the thread that makes it. Throws Error where the device cannot be used.
@@ -38,8 +42,8 @@ class CudaBackend final : public Backend {
   double seconds_between(int from, int to) const override;
   int64_t padded_rows(int64_t rows) const override;
 
-  PackedWeight pack(std::span<const TensorView> parts) override;
-  PackedWeight pack_gate_up(std::span<const TensorView> parts) override;
+  PackedWeight pack(std::span<const TensorView> parts, WeightFormat format) override;
+  PackedWeight pack_gate_up(std::span<const TensorView> parts, WeightFormat format) override;
 
   void embed(const PackedWeight& table, TensorView tokens, int64_t first_token, TensorView y,
              Stream& stream) override;
@@ -52,7 +56,7 @@ class CudaBackend final : public Backend {
   void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
                   float epsilon, TensorView y, Stream& stream) override;
   void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) override;
-  void expand_logits(TensorView x, TensorView head_rows, TensorView y, Stream& stream) override;
+  void expand_logits(TensorView x, TensorView tokens, TensorView y, Stream& stream) override;
   void table_logits(TensorView tokens, const LogitTable& table, TensorView y,
                     Stream& stream) override;
   void reserve_activation(int64_t max_rows, int64_t n) override;
@@ -92,8 +96,8 @@ class CudaBackend final : public Backend {
 
  private:
   Numerics numerics() const { return fast_linear_ ? Numerics::fast : Numerics::exact; }
-  PackedWeight pack(std::span<const TensorView> parts, bool gate_up);
-  // Whether the product is cuBLASLt's: numerics are fast, the rows are many, and it can.
+  PackedWeight pack(std::span<const TensorView> parts, WeightFormat format, bool gate_up);
+  // Whether the product is cuBLASLt's: numerics are fast, weights bf16, rows many, and it can.
   bool is_fast(const PackedWeight& weight, TensorView x, TensorView bias);
   // y: [rows, n]
   void linear_fast(const PackedWeight& weight, TensorView x, TensorView bias, float* y,
@@ -110,6 +114,7 @@ class CudaBackend final : public Backend {
   Buffer activation_scratch_, attention_scratch_, verify_scratch_, verify_arrivals_;
   // Loading: a piece of weights on its way, twice, so that one is read from the file while the
   // other travels.
+  static constexpr size_t kPieceBytes = size_t{32} << 20;
   struct Piece {
     Buffer pinned, device;
     cudaEvent_t packed = nullptr;

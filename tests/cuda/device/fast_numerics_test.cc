@@ -37,13 +37,14 @@ struct Values {
 };
 
 // The first `rows` rows of the product, [rows, n].
-std::vector<float> product(const Values& values, Numerics numerics, int64_t rows, bool with_bias) {
+std::vector<float> product(const Values& values, Numerics numerics, int64_t rows, bool with_bias,
+                           WeightFormat format = WeightFormat::bf16) {
   CudaBackend backend(0, numerics);
   Stream stream = backend.make_stream();
   const TensorView weight(const_cast<bf16*>(values.weight.data()), DType::bf16,
                           {values.n, values.k});
   const TensorView parts[] = {weight.rows(0, values.n / 3), weight.rows(values.n / 3, values.n)};
-  const PackedWeight packed = backend.pack(parts);
+  const PackedWeight packed = backend.pack(parts, format);
   const auto upload = [&](const void* from, DType dtype, int64_t size) {
     Buffer buffer = backend.allocate(size * dtype_bytes(dtype));
     backend.copy_from_host(buffer.view(dtype, {size}), from, stream);
@@ -63,13 +64,15 @@ std::vector<float> product(const Values& values, Numerics numerics, int64_t rows
 
 // The same of an FFN's first product, [rows, n / num_inputs].
 std::vector<float> activated_product(const Values& values, Numerics numerics, int64_t rows,
-                                     Activation activation, bool with_bias) {
+                                     Activation activation, bool with_bias,
+                                     WeightFormat format = WeightFormat::bf16) {
   CudaBackend backend(0, numerics);
   Stream stream = backend.make_stream();
   const TensorView weight(const_cast<bf16*>(values.weight.data()), DType::bf16,
                           {values.n, values.k});
-  const PackedWeight packed = activation == Activation::swiglu ? backend.pack_gate_up({&weight, 1})
-                                                               : backend.pack({&weight, 1});
+  const PackedWeight packed = activation == Activation::swiglu
+                                  ? backend.pack_gate_up({&weight, 1}, format)
+                                  : backend.pack({&weight, 1}, format);
   const Buffer bias = backend.allocate(values.n * sizeof(float));
   backend.copy_from_host(bias.view(DType::f32, {values.n}), values.bias.data(), stream);
   const Buffer x = backend.allocate(rows * values.k * sizeof(bf16));
@@ -117,6 +120,25 @@ TEST(FastNumerics, AnActivatedProductIsTheActivationOfTheProduct) {
       }
     }
   }
+}
+
+// cuBLASLt never sees them, and nothing is kept for it.
+TEST(FastNumerics, Int8HasTheExactBits) {
+  const Values values({48, 96});
+  const auto format = WeightFormat::int8;
+  EXPECT_EQ(product(values, Numerics::fast, kMostRows, true, format),
+            product(values, Numerics::exact, kMostRows, true, format));
+  for (const Activation activation : {Activation::swiglu, Activation::gelu_tanh}) {
+    EXPECT_EQ(activated_product(values, Numerics::fast, kMostRows, activation, true, format),
+              activated_product(values, Numerics::exact, kMostRows, activation, true, format));
+  }
+  CudaBackend backend(0, Numerics::fast);
+  const TensorView weight(const_cast<bf16*>(values.weight.data()), DType::bf16,
+                          {values.n, values.k});
+  const PackedWeight packed = backend.pack({&weight, 1}, format);
+  EXPECT_EQ(packed.rows.bytes(), 0u);
+  EXPECT_EQ(static_cast<int64_t>(packed.data.bytes()),
+            cuda_packed_bytes(values.n, values.k, format));
 }
 
 TEST(FastNumerics, ManyRowsAreSumsInAnotherOrder) {

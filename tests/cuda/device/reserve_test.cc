@@ -113,7 +113,7 @@ TEST(ReserveDeathTest, AProductThatWasNotReservedIsABug) {
   Stream stream = backend.make_stream();
   std::vector<bf16> values(32 * 32);
   const TensorView rows(values.data(), DType::bf16, {32, 32});
-  const PackedWeight weight = backend.pack({&rows, 1});
+  const PackedWeight weight = backend.pack({&rows, 1}, WeightFormat::bf16);
   const Buffer x = backend.allocate(kRows * 32 * sizeof(bf16)), y = backend.allocate(x.bytes());
   const TensorView x_view = x.view(DType::bf16, {kRows, 32}),
                    y_view = y.view(DType::bf16, {kRows, 32});
@@ -132,7 +132,7 @@ TEST(Reserve, WhatIsTooLargeForAKernelIsRefused) {
   std::vector<bf16> values((1 << 20) * 2);
   const TensorView rows(values.data(), DType::bf16, {1 << 20, 2});
   expect_one_line_error({"1048576 rows", "expected at most 1048560"}, [&] {
-    backend.pack({&rows, 1});
+    backend.pack({&rows, 1}, WeightFormat::bf16);
   });
 }
 

@@ -1,11 +1,13 @@
-// linear on the device: every tile against every other, bit for bit; the layout; what lies beyond
+// linear on the device: every tile against every other, bit for bit; the layouts; what lies beyond
 // the rows, the outputs and k. How close it is to exact is in operations_test.cc.
 #include "kernels/cuda/linear.h"
 
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <string>
 
+#include "backend/quantize.h"
 #include "device_array.h"
 #include "kernels/cuda/elementwise.h"
 #include "tests/kernels/kernel_test.h"
@@ -19,36 +21,54 @@ struct Size {
 // Shards of models, one part of k and sixteen, sizes that divide nothing.
 constexpr Size kSizes[] = {{1, 1}, {16, 32}, {100, 300}, {193, 71}, {130, 576}, {35, 2100}};
 
+// A packed matrix.
+struct Packed {
+  DeviceArray<std::byte> data;
+  WeightFormat format;
+};
+
 class CudaLinearTest : public KernelTest {
  protected:
-  static DeviceArray<std::byte> packed(const std::vector<bf16>& w, Size size) {
-    return packed_parts(w, size, {0, size.n});
+  static Packed packed(const std::vector<bf16>& w, Size size, WeightFormat format) {
+    return packed_parts(w, size, format, {0, size.n});
   }
   // Packed piece by piece: rows [ends[i], ends[i + 1]).
-  static DeviceArray<std::byte> packed_parts(const std::vector<bf16>& w, Size size,
-                                             const std::vector<int64_t>& ends,
-                                             bool gate_up = false) {
-    DeviceArray<std::byte> result(packed_bytes(size.n, size.k));
+  static Packed packed_parts(const std::vector<bf16>& w, Size size, WeightFormat format,
+                             const std::vector<int64_t>& ends, bool gate_up = false) {
+    Packed result = {DeviceArray<std::byte>(packed_bytes(size.n, size.k, format)), format};
     for (size_t i = 0; i + 1 < ends.size(); ++i) {
       if (ends[i] == ends[i + 1]) continue;
-      const DeviceArray<bf16> piece(
-          std::vector<bf16>(w.begin() + ends[i] * size.k, w.begin() + ends[i + 1] * size.k));
-      pack(piece.data(), ends[i + 1] - ends[i], ends[i], size.n, size.k, gate_up, result.data(),
-           nullptr);
+      const int64_t rows = ends[i + 1] - ends[i];
+      const auto piece = rows_of(w, ends[i], ends[i + 1], size.k);
+      if (format == WeightFormat::int8) {
+        const Int8Rows quantized = quantize(piece, {rows, size.k});
+        const DeviceArray<int8_t> values(quantized.values);
+        const DeviceArray<float> scales(quantized.scales);
+        pack_int8(values.data(), scales.data(), rows, ends[i], size.n, size.k, gate_up,
+                  result.data.data(), nullptr);
+        check_cuda(cudaDeviceSynchronize(), "pack_int8");
+      } else {
+        const DeviceArray<bf16> source(piece);
+        pack(source.data(), rows, ends[i], size.n, size.k, gate_up, result.data.data(), nullptr);
+        check_cuda(cudaDeviceSynchronize(), "pack");
+      }
     }
-    check_cuda(cudaDeviceSynchronize(), "pack");
     return result;
   }
 
-  static std::vector<float> run(const std::vector<bf16>& x, const DeviceArray<std::byte>& w,
+  static Int8Rows quantize(std::vector<bf16> rows, Size size) {
+    return quantize_rows(TensorView(rows.data(), DType::bf16, {size.n, size.k}));
+  }
+
+  static std::vector<float> run(const std::vector<bf16>& x, const Packed& w,
                                 const std::vector<float>& bias, Size size, LinearTile tile) {
     const int64_t rows = static_cast<int64_t>(x.size()) / size.k;
     const DeviceArray<bf16> device_x(x);
     const DeviceArray<float> device_bias(bias);
     // NaN: what is not written shows, and what was there before is not used.
     const DeviceArray<float> y(std::vector<float>(rows * size.n + 1, std::nanf("")));
-    linear(device_x.data(), w.data(), bias.empty() ? nullptr : device_bias.data(), y.data(), rows,
-           size.n, size.k, tile, nullptr);
+    linear(device_x.data(), w.data.data(), bias.empty() ? nullptr : device_bias.data(), y.data(),
+           rows, size.n, size.k, w.format, tile, nullptr);
     std::vector<float> values = y.values();
     EXPECT_TRUE(std::isnan(values.back())) << "written beyond the end";
     values.pop_back();
@@ -56,16 +76,15 @@ class CudaLinearTest : public KernelTest {
   }
 
   // With its activation, by one kernel …
-  static std::vector<bf16> run_activated(const std::vector<bf16>& x,
-                                         const DeviceArray<std::byte>& w,
+  static std::vector<bf16> run_activated(const std::vector<bf16>& x, const Packed& w,
                                          const std::vector<float>& bias, Activation activation,
                                          Size size, LinearTile tile) {
     const int64_t rows = static_cast<int64_t>(x.size()) / size.k;
     const DeviceArray<bf16> device_x(x);
     const DeviceArray<float> device_bias(bias);
     return written(rows * size.n / num_inputs(activation), [&](bf16* y) {
-      linear_activated(device_x.data(), w.data(), bias.empty() ? nullptr : device_bias.data(),
-                       activation, y, rows, size.n, size.k, tile, nullptr);
+      linear_activated(device_x.data(), w.data.data(), bias.empty() ? nullptr : device_bias.data(),
+                       activation, y, rows, size.n, size.k, w.format, tile, nullptr);
     });
   }
 
@@ -102,13 +121,16 @@ class CudaLinearTest : public KernelTest {
   }
 };
 
+class CudaLinearFormats : public CudaLinearTest,
+                          public testing::WithParamInterface<WeightFormat> {};
+
 // Each row alone in the smallest tile; then in batches that fill every tile, leave it nearly empty
 // and need several; and in another order.
-TEST_F(CudaLinearTest, EveryTileGivesARowTheSameBits) {
+TEST_P(CudaLinearFormats, EveryTileGivesARowTheSameBits) {
   constexpr int64_t kRows = 131;
   for (Size size : kSizes) {
     const auto x = random_bf16(kRows * size.k);
-    const auto w = packed(random_bf16(size.n * size.k), size);
+    const auto w = packed(random_bf16(size.n * size.k), size, GetParam());
     const auto bias = random_f32(size.n);
     std::vector<float> expected;
     for (int64_t r = 0; r < kRows; ++r) {
@@ -128,11 +150,11 @@ TEST_F(CudaLinearTest, EveryTileGivesARowTheSameBits) {
   }
 }
 
-TEST_F(CudaLinearTest, ARowsPlaceDoesNotShow) {
+TEST_P(CudaLinearFormats, ARowsPlaceDoesNotShow) {
   const Size size = {50, 200};
   constexpr int64_t kRows = 70;
   const auto x = random_bf16(kRows * size.k);
-  const auto w = packed(random_bf16(size.n * size.k), size);
+  const auto w = packed(random_bf16(size.n * size.k), size, GetParam());
   std::vector<int64_t> order(kRows);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random_);
@@ -153,7 +175,7 @@ TEST_F(CudaLinearTest, ARowsPlaceDoesNotShow) {
 
 // In every tile what a plain product and its activation give, whatever the width: eights of gates
 // and ups share a panel.
-TEST_F(CudaLinearTest, AnActivatedProductIsTheProductAndThenItsActivation) {
+TEST_P(CudaLinearFormats, AnActivatedProductIsTheProductAndThenItsActivation) {
   constexpr int64_t kRows = 130;
   struct Shape {
     int64_t width, k;
@@ -164,10 +186,10 @@ TEST_F(CudaLinearTest, AnActivatedProductIsTheProductAndThenItsActivation) {
       const auto x = random_bf16(kRows * k);
       const auto w = random_bf16(size.n * k);
       const bool gated = activation == Activation::swiglu;
-      const auto plain = packed(w, size);
+      const auto plain = packed(w, size, GetParam());
       // In pieces that end within a panel, within the gate and across it and the up.
-      const auto fused =
-          packed_parts(w, size, {0, (width + 1) / 2, size.n - width / 3, size.n}, gated);
+      const auto fused = packed_parts(w, size, GetParam(),
+                                      {0, (width + 1) / 2, size.n - width / 3, size.n}, gated);
       for (const auto& bias : {std::vector<float>(), random_f32(size.n)}) {
         const auto products = run(x, plain, bias, size, kLinearTiles[0]);
         const auto expected = activated(products, activation, kRows);
@@ -200,10 +222,10 @@ TEST_F(CudaLinearTest, EveryTileIsChosenSomewhere) {
   EXPECT_EQ(chosen.size(), std::size(kLinearTiles));
 }
 
-TEST_F(CudaLinearTest, ZerosGiveZerosAndNanStaysInItsRow) {
+TEST_P(CudaLinearFormats, ZerosGiveZerosAndNanStaysInItsRow) {
   const Size size = {33, 65};
   constexpr int64_t kRows = 40;
-  const auto w = packed(random_bf16(size.n * size.k), size);
+  const auto w = packed(random_bf16(size.n * size.k), size, GetParam());
   auto x = random_bf16(kRows * size.k);
   x[4 * size.k + 64] = to_bf16(std::nanf(""));
   for (LinearTile tile : kLinearTiles) {
@@ -213,10 +235,64 @@ TEST_F(CudaLinearTest, ZerosGiveZerosAndNanStaysInItsRow) {
   }
 }
 
-TEST_F(CudaLinearTest, PiecesPackLikeTheWhole) {
+TEST_P(CudaLinearFormats, PiecesPackLikeTheWhole) {
   const Size size = {37, 71};
   const auto w = random_bf16(size.n * size.k);
-  EXPECT_TRUE(same_bits(packed_parts(w, size, {0, 5, 6, 37}).values(), packed(w, size).values()));
+  EXPECT_TRUE(same_bits(packed_parts(w, size, GetParam(), {0, 5, 6, 37}).data.values(),
+                        packed(w, size, GetParam()).data.values()));
+}
+
+std::string name_of(const testing::TestParamInfo<WeightFormat>& info) {
+  return info.param == WeightFormat::int8 ? "int8" : "bf16";
+}
+INSTANTIATE_TEST_SUITE_P(, CudaLinearFormats,
+                         testing::Values(WeightFormat::bf16, WeightFormat::int8), name_of);
+
+// Of numbers that are bf16 as well; the scale and the bias are rounded one after the other.
+TEST_F(CudaLinearTest, AnInt8ProductIsThatOfItsNumbersTimesTheScale) {
+  constexpr int64_t kRows = 37;
+  for (Size size : kSizes) {
+    const auto x = random_bf16(kRows * size.k);
+    const auto w = random_bf16(size.n * size.k);
+    const Int8Rows quantized = quantize(w, size);
+    std::vector<bf16> numbers;
+    for (int8_t value : quantized.values) numbers.push_back(to_bf16(value));
+    auto expected = run(x, packed(numbers, size, WeightFormat::bf16), {}, size, kLinearTiles[0]);
+    const auto bias = random_f32(size.n);
+    for (int64_t i = 0; i < kRows * size.n; ++i) {
+      const float scaled = expected[i] * quantized.scales[i % size.n];
+      expected[i] = scaled + bias[i % size.n];
+    }
+    const auto int8 = packed(w, size, WeightFormat::int8);
+    for (LinearTile tile : kLinearTiles) {
+      EXPECT_TRUE(same_bits(run(x, int8, bias, size, tile), expected))
+          << size.n << " x " << size.k << " in tiles of " << tile.rows << " x " << tile.outputs;
+    }
+  }
+}
+
+// Every number that a byte can be, and each in every place of a step.
+TEST_F(CudaLinearTest, EveryByteIsItsNumber) {
+  const Size size = {256, 32};
+  std::vector<int8_t> values(size.n * size.k);
+  for (int64_t i = 0; i < size.n * size.k; ++i) {
+    values[i] = static_cast<int8_t>(i / size.k + i % size.k * 7);
+  }
+  const DeviceArray<int8_t> source(values);
+  const DeviceArray<float> scales(std::vector<float>(size.n, 0.5f));
+  const Packed w = {DeviceArray<std::byte>(packed_bytes(size.n, size.k, WeightFormat::int8)),
+                    WeightFormat::int8};
+  pack_int8(source.data(), scales.data(), size.n, 0, size.n, size.k, false, w.data.data(), nullptr);
+  std::vector<bf16> x(size.k * size.k);  // the unit matrix
+  for (int64_t i = 0; i < size.k; ++i) x[i * size.k + i] = to_bf16(1.0f);
+  for (LinearTile tile : kLinearTiles) {
+    const auto y = run(x, w, {}, size, tile);
+    for (int64_t i = 0; i < size.k; ++i) {
+      for (int64_t o = 0; o < size.n; ++o) {
+        ASSERT_EQ(y[i * size.n + o], 0.5f * values[o * size.k + i]) << o << ", " << i;
+      }
+    }
+  }
 }
 
 TEST_F(CudaLinearTest, EmbedReadsRowsBack) {
@@ -227,8 +303,8 @@ TEST_F(CudaLinearTest, EmbedReadsRowsBack) {
     const std::vector<int32_t> tokens = {100, 136, 99, 137, 117, 0};
     const DeviceArray<int32_t> device_tokens(tokens);
     const DeviceArray<float> y(std::vector<float>(tokens.size() * k, std::nanf("")));
-    embed(packed(table, size).data(), device_tokens.data(), first_token, y.data(), tokens.size(),
-          size.n, k, nullptr);
+    embed(packed(table, size, WeightFormat::bf16).data.data(), device_tokens.data(), first_token,
+          y.data(), tokens.size(), size.n, k, nullptr);
     const auto values = y.values();
     for (size_t r = 0; r < tokens.size(); ++r) {
       const int64_t row = tokens[r] - first_token;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "backend/quantize.h"
 #include "bench/op_cases.h"
 #include "kernels/distribution.h"
 #include "kernels/math.h"
@@ -58,6 +59,39 @@ class OperationsTest : public KernelTest, public testing::WithParamInterface<Nam
     return std::accumulate(extents.begin(), extents.end(), int64_t{1}, std::multiplies<>());
   }
 
+  // A product of these weights; of int8, those that they are after quantize_rows.
+  void expect_product(const LinearCase& c, std::vector<bf16> w, WeightFormat format) {
+    const auto x = random_bf16(c.rows * c.k);
+    const auto bias = random_f32(c.n);
+    const TensorView part(w.data(), DType::bf16, {c.n, c.k});
+    const PackedWeight packed = backend_->pack({&part, 1}, format);
+    EXPECT_EQ(packed.format, format);
+    const TensorView y = empty_f32({c.rows, c.n});
+    backend_->linear(packed, upload(x, {c.rows, c.k}), upload(bias, {c.n}), y, stream_);
+    const auto got = values<float>(y);
+    const bool int8 = format == WeightFormat::int8;
+    const Int8Rows quantized = int8 ? quantize_rows(part) : Int8Rows();
+    const int64_t roundings = c.k + (int8 ? 19 : 18);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      for (int64_t o = 0; o < c.n; o += 1 + c.n / 1024) {
+        double exact = bias[o];
+        double norm = std::abs(bias[o]);
+        for (int64_t i = 0; i < c.k; ++i) {
+          const int64_t at = o * c.k + i;
+          const double weight =
+              int8 ? double{quantized.scales[o]} * quantized.values[at] : to_float(w[at]);
+          const double term = to_float(x[r * c.k + i]) * weight;
+          exact += term;
+          norm += std::abs(term);
+        }
+        ASSERT_NEAR(got[r * c.n + o], exact, roundings * kRoundTerm * norm)
+            << c.rows << " x " << c.n << " x " << c.k << ", row " << r << ", output " << o;
+      }
+    }
+  }
+
+  void expect_activated(WeightFormat format);
+
   std::unique_ptr<Backend> backend_;
   Stream stream_;
   std::vector<Buffer> buffers_;
@@ -66,26 +100,39 @@ class OperationsTest : public KernelTest, public testing::WithParamInterface<Nam
 // Each of k products, the parts that they are summed in, and the bias are rounded.
 TEST_P(OperationsTest, Linear) {
   for (const LinearCase& c : kLinearCases) {
-    const auto x = random_bf16(c.rows * c.k);
-    const auto w = random_bf16(c.n * c.k);
-    const auto bias = random_f32(c.n);
-    std::vector<bf16> stored = w;
-    const TensorView part(stored.data(), DType::bf16, {c.n, c.k});
-    const PackedWeight packed = backend_->pack({&part, 1});
-    const TensorView y = empty_f32({c.rows, c.n});
-    backend_->linear(packed, upload(x, {c.rows, c.k}), upload(bias, {c.n}), y, stream_);
+    expect_product(c, random_bf16(c.n * c.k), WeightFormat::bf16);
+  }
+}
+
+// So is the sum with its scale. Rows of unlike sizes have unlike scales.
+TEST_P(OperationsTest, LinearInt8) {
+  for (const LinearCase& c : kLinearCases) {
+    auto w = random_bf16(c.n * c.k);
+    for (int64_t i = 0; i < c.n * c.k; ++i) {
+      w[i] = to_bf16(std::ldexp(to_float(w[i]), static_cast<int>(i / c.k % 7) - 3));
+    }
+    expect_product(c, w, WeightFormat::int8);
+  }
+}
+
+// Zeros have a scale of 0, what is not finite one of NaN; both are their own output's alone.
+TEST_P(OperationsTest, LinearInt8OfRowsWithoutAScale) {
+  constexpr int64_t kOutputs = 40, kWidth = 70;
+  auto w = random_bf16(kOutputs * kWidth);
+  std::fill_n(w.begin() + 3 * kWidth, kWidth, bf16{});
+  w[17 * kWidth + 69] = to_bf16(std::nanf(""));
+  w[18 * kWidth] = to_bf16(-INFINITY);
+  const TensorView part(w.data(), DType::bf16, {kOutputs, kWidth});
+  const PackedWeight packed = backend_->pack({&part, 1}, WeightFormat::int8);
+  for (const int64_t rows : {1, 9, 70}) {
+    const TensorView y = empty_f32({rows, kOutputs});
+    backend_->linear(packed, upload(random_bf16(rows * kWidth), {rows, kWidth}), {}, y, stream_);
     const auto got = values<float>(y);
-    for (int64_t r = 0; r < c.rows; ++r) {
-      for (int64_t o = 0; o < c.n; o += 1 + c.n / 1024) {
-        double exact = bias[o];
-        double norm = std::abs(bias[o]);
-        for (int64_t i = 0; i < c.k; ++i) {
-          const double term = double{to_float(x[r * c.k + i])} * to_float(w[o * c.k + i]);
-          exact += term;
-          norm += std::abs(term);
-        }
-        ASSERT_NEAR(got[r * c.n + o], exact, (c.k + 18) * kRoundTerm * norm)
-            << c.rows << " x " << c.n << " x " << c.k << ", row " << r << ", output " << o;
+    for (int64_t i = 0; i < rows * kOutputs; ++i) {
+      const int64_t output = i % kOutputs;
+      ASSERT_EQ(std::isnan(got[i]), output == 17 || output == 18) << rows << " rows, " << i;
+      if (output == 3) {
+        ASSERT_EQ(got[i], 0.0f) << rows << " rows, " << i;
       }
     }
   }
@@ -147,7 +194,7 @@ TEST_P(OperationsTest, NormsOfASum) {
 
 // The bits of math.h's activation, of the product's own bits. How close they are to exact is in
 // tests/kernels/elementwise_test.cc.
-TEST_P(OperationsTest, LinearActivated) {
+void OperationsTest::expect_activated(WeightFormat format) {
   for (const LinearCase& c : kLinearCases) {
     if (c.n > 4096) continue;  // an LM head
     const auto w = random_bf16(2 * c.n * c.k, 4.0f / std::sqrt(static_cast<float>(c.k)));
@@ -161,8 +208,10 @@ TEST_P(OperationsTest, LinearActivated) {
       const TensorView parts[] = {rows.rows(0, n / 3), rows.rows(n / 3, n)};
       const TensorView bias_of_it = bias.rows(0, n);
       const TensorView product = empty_f32({c.rows, n}), y = empty_bf16({c.rows, c.n});
-      backend_->linear(backend_->pack(parts), x, bias_of_it, product, stream_);
-      const PackedWeight weight = gated ? backend_->pack_gate_up(parts) : backend_->pack(parts);
+      const PackedWeight plain = backend_->pack(parts, format);
+      backend_->linear(plain, x, bias_of_it, product, stream_);
+      const PackedWeight weight =
+          gated ? backend_->pack_gate_up(parts, format) : backend_->pack(parts, format);
       backend_->reserve_activation(c.rows, n);
       backend_->linear_activated(weight, x, bias_of_it, activation, y, stream_);
       const auto products = values<float>(product);
@@ -182,6 +231,10 @@ TEST_P(OperationsTest, LinearActivated) {
   }
 }
 
+TEST_P(OperationsTest, LinearActivated) { expect_activated(WeightFormat::bf16); }
+
+TEST_P(OperationsTest, LinearActivatedInt8) { expect_activated(WeightFormat::int8); }
+
 TEST_P(OperationsTest, GatherAndEmbedAreExact) {
   for (const RowCase& c : kRowCases) {
     auto table = random_bf16(c.rows * c.width);
@@ -198,7 +251,7 @@ TEST_P(OperationsTest, GatherAndEmbedAreExact) {
     tokens[count - 2] = 99;
     tokens[count - 1] = static_cast<int32_t>(100 + c.rows);
     const TensorView part(table.data(), DType::bf16, {c.rows, c.width});
-    const PackedWeight packed = backend_->pack({&part, 1});
+    const PackedWeight packed = backend_->pack({&part, 1}, WeightFormat::bf16);
     const TensorView embedded = empty_f32({count, c.width});
     backend_->embed(packed, upload(tokens, {count}), 100, embedded, stream_);
     const auto got_embedded = values<float>(embedded);
@@ -216,18 +269,19 @@ TEST_P(OperationsTest, ExpandLogitsIsExact) {
   for (const RowCase& c : kRowCases) {
     const int64_t vocab_size = 2 * c.width + 3;
     const auto x = random_f32(c.rows * c.width);
-    std::vector<int32_t> head_rows(vocab_size, -1);
-    for (int32_t i = 0; i < c.width; ++i) head_rows[2 * i + i % 2] = i;
-    const TensorView y = empty_f32({c.rows, vocab_size});
-    backend_->expand_logits(upload(x, {c.rows, c.width}), upload(head_rows, {vocab_size}), y,
-                            stream_);
-    const auto got = values<float>(y);
-    for (int64_t r = 0; r < c.rows; ++r) {
-      for (int64_t v = 0; v < vocab_size; ++v) {
-        const int32_t row = head_rows[v];
-        ASSERT_EQ(got[r * vocab_size + v], row < 0 ? kUnscoredLogit : x[r * c.width + row])
-            << c.rows << " x " << c.width << ", row " << r << ", token " << v;
+    std::vector<int32_t> tokens;
+    for (int32_t i = 0; i < c.width; ++i) tokens.push_back(2 * i + i % 2);
+    for (const int64_t num_tokens : {c.width, c.width / 2}) {  // columns behind them are nobody's
+      tokens.resize(num_tokens);
+      std::vector<float> expected(c.rows * vocab_size, kUnscoredLogit);
+      for (int64_t i = 0; i < c.rows * num_tokens; ++i) {
+        const int64_t r = i / num_tokens, column = i % num_tokens;
+        expected[r * vocab_size + tokens[column]] = x[r * c.width + column];
       }
+      const TensorView y = empty_f32({c.rows, vocab_size});
+      backend_->expand_logits(upload(x, {c.rows, c.width}), upload(tokens, {num_tokens}), y,
+                              stream_);
+      EXPECT_TRUE(same_bits(values<float>(y), expected)) << c.rows << " x " << c.width;
     }
   }
 }
