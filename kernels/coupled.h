@@ -34,15 +34,6 @@ OUTRIDER_HOST_DEVICE inline Runner first_of(const Runner& a, const Runner& b) {
   return log_f64(neg_log1p_f64(u)) - pace;
 }
 
-// Never later, for a few instructions: E > u >= 2^n. 2^-40 is more than both logarithms err.
-[[gnu::always_inline]] OUTRIDER_HOST_DEVICE inline double coupled_time_bound(double u,
-                                                                             double pace) {
-  constexpr uint64_t kTwo52 = 0x4330000000000000u;
-  const double n = __builtin_bit_cast(double, (__builtin_bit_cast(uint64_t, u) >> 52) | kTwo52) -
-                   (0x1p52 + 1023.0);
-  return (n * 0.693147180559945309 - 0x1p-40) - pace;
-}
-
 // A row that keeps every token of its shard.
 OUTRIDER_HOST_DEVICE inline RaceRow coupled_shard(const float* logits, int32_t first_token,
                                                   int32_t size, float temperature) {

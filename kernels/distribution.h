@@ -142,7 +142,8 @@ OUTRIDER_HOST_DEVICE Prefix find_prefix(const Summaries& all, const RowDistribut
   }
 }
 
-// min_p, then top_k, then top_p of what they left. `row` has the mass of the whole row in `sum`.
+// min_p, then top_k, then top_p of what they left. Where top_p asks for it, `row` has the mass of
+// the whole row in `sum`.
 template <typename Tokens>
 OUTRIDER_HOST_DEVICE RowDistribution filter(const Tokens& tokens, int64_t vocab_size,
                                             RowDistribution row, const Processors& processors) {
@@ -174,7 +175,7 @@ OUTRIDER_HOST_DEVICE RowDistribution filter(const Tokens& tokens, int64_t vocab_
 
 // One row over all ranks, in rank order: the same bits on every rank. Where the row is filtered and
 // the union of the candidates does not hold what min_p, top_k and top_p keep, it is left
-// unresolved, with `sum` the mass of the whole row. The union is exact down to the best of the last
+// unresolved, with `sum` the mass of the whole row where that is needed. The union is exact down to the best of the last
 // offers of those ranks that have more tokens than they offered.
 template <typename Summaries>
 OUTRIDER_HOST_DEVICE RowDistribution combine_row(const Summaries& all,

@@ -30,6 +30,11 @@ struct Processors {
   float lenience = 1.0f;  // of the accept test, (0, 1]; 1: exact; always so where coupled
 
   OUTRIDER_HOST_DEVICE bool has_min_p() const { return min_p_reach >= 0.0f; }
+  // Whether anybody looks at the sum of exponentials over the row's tokens: rejection compares
+  // probabilities, and top_p is a share of it. A coupled race knows logits alone.
+  OUTRIDER_HOST_DEVICE bool needs_sum() const {
+    return mode == VerifyMode::rejection || (mode == VerifyMode::coupled && top_p < 1.0f);
+  }
   bool filtered() const {
     return mode != VerifyMode::greedy && (top_k > 0 || top_p < 1.0f || has_min_p());
   }
@@ -69,11 +74,11 @@ struct VerifyRow {
 
 // Exchange A: one rank's view of one row of target logits.
 struct ShardSummary {
-  double sum_exp;     // sum over the shard of exp((logit - max) / temperature); 0 for greedy rows
-  Runner runner;      // the first of the shard's race, where the row asks for it
-  float max;          // largest logit of the shard
-  int32_t argmax;     // smallest token with it
-  float draft_logit;  // logit of the drafted token where this shard owns it, else -infinity
+  double sum_exp;          // sum over the shard of exp((logit - max) / temperature); 0: not needed
+  Runner runner;           // the first of the shard's race, where the row asks for it
+  float max;               // largest logit of the shard
+  int32_t argmax;          // smallest token with it
+  float draft_logit;       // logit of the drafted token where this shard owns it, else -infinity
   int32_t num_candidates;  // how many of the kCandidates are filled
   int32_t non_finite;      // 1 where the shard holds a NaN or an infinity
   int32_t shard_size;      // tokens of this shard
@@ -115,7 +120,8 @@ struct SummaryMessages {
 // A row's processed distribution over the whole vocabulary, known to every rank after exchange A.
 // Token v with logit l is kept iff l > cut_logit, or l == cut_logit and v <= cut_token;
 // p(v) = kept ? exp((l - max) / temperature) / sum : 0.
-// A greedy row keeps its arg max alone. A row with a NaN or an infinity keeps nothing.
+// A greedy row keeps its arg max alone. A row with a NaN or an infinity keeps nothing. The sum
+// of a coupled row that needs none is 0, unless a filter made one.
 struct RowDistribution {
   double sum;
   float max;

@@ -123,7 +123,9 @@ constexpr int64_t kBlock = 1024;  // tokens: what a pass looks at before it deci
   const bool owned = summary.draft_token >= 0 && 0 <= drafted && drafted < n;
   summary.draft_logit = owned ? logits[drafted] : -kInfinity;
   if (row.processors.mode == VerifyMode::greedy || summary.non_finite != 0) return;
-  summary.sum_exp = sum_of_exp(logits, n, summary.max, row.processors.temperature);
+  if (row.processors.needs_sum()) {
+    summary.sum_exp = sum_of_exp(logits, n, summary.max, row.processors.temperature);
+  }
   if (row.candidates_slot >= 0) {
     summary.num_candidates = select_candidates(
         logits, n, first_token, candidates + int64_t{row.candidates_slot} * kCandidates);

@@ -1,5 +1,5 @@
 // The kernels that *_lanes.cc and *_pairs.cc define for each instruction set; elementwise.h and
-// attention.h say what they compute, and choose among them.
+// attention.h say what they compute, and choose among them, as sample.cc does among philox_block.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,8 @@
   void gelu_tanh(const float* x, bf16* y, int64_t size);                                         \
   void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages, \
                       bf16* v_pages, RowPointers map, int64_t rows, AttentionShape shape);       \
+  void philox_block(const uint32_t* counter, uint32_t key_low, uint32_t key_high,                \
+                    uint32_t* words);                                                            \
   }
 
 #define OUTRIDER_DECLARE_PAIRS_KERNELS(isa)                                            \
@@ -26,6 +28,11 @@
   }
 
 namespace outrider::cpu {
+
+// philox_block: words[4 c … 4 c + 3] = philox4x32 (core/philox.h) of {counter[0] + c, counter[1],
+// counter[2], counter[3]}, for kPhiloxBlock calls. counter: [4]. Bound: compute, two products, two
+// shifts and four xors of a round.
+constexpr int kPhiloxBlock = 64;
 
 OUTRIDER_DECLARE_LANES_KERNELS(scalar)
 OUTRIDER_DECLARE_LANES_KERNELS(avx2)

@@ -1,50 +1,33 @@
 #include "kernels/cpu/sample.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "kernels/cpu/distribution.h"
+#include "kernels/cpu/lanes_kernels.h"
 #include "kernels/math_f64.h"
 
 namespace outrider::cpu {
 
 namespace {
 
-constexpr int kGroups = 64;  // Philox calls of a block, four tokens each
-constexpr int kBlock = 4 * kGroups;
+constexpr int kBlock = 4 * kPhiloxBlock;  // tokens: a word each
 constexpr double kNever = kNobody.time;
 
+using PhiloxBlock = decltype(scalar::philox_block);
+
+PhiloxBlock* philox_of(Isa isa) {
+  return isa == Isa::scalar ? scalar::philox_block
+         : isa == Isa::avx2 ? avx2::philox_block
+                            : avx512::philox_block;
+}
+
 // words[i] = random_word(key, offset, purpose, first_token + i); first_token is a multiple of 4.
-// The rounds go over arrays, one lane a call, so that each is a vector loop.
-[[gnu::always_inline]] inline void random_block(const RandomKey& key, int offset, Purpose purpose,
-                                                uint32_t first_token, uint32_t* words) {
+[[gnu::always_inline]] inline void random_block(PhiloxBlock* philox, const RandomKey& key,
+                                                int offset, Purpose purpose, uint32_t first_token,
+                                                uint32_t* words) {
   const auto counter = philox_counter(key, offset, purpose, first_token);
-  PhiloxKey round_key = philox_key(key);
-  uint32_t c0[kGroups], c1[kGroups], c2[kGroups], c3[kGroups];
-  for (uint32_t g = 0; g < kGroups; ++g) {
-    c0[g] = counter[0] + g;
-    c1[g] = counter[1];
-    c2[g] = counter[2];
-    c3[g] = counter[3];
-  }
-  for (int round = 0; round < 10; ++round) {
-    for (int g = 0; g < kGroups; ++g) {
-      const uint64_t a = uint64_t{0xD2511F53u} * c0[g];
-      const uint64_t b = uint64_t{0xCD9E8D57u} * c2[g];
-      c0[g] = static_cast<uint32_t>(b >> 32) ^ c1[g] ^ round_key.low;
-      c1[g] = static_cast<uint32_t>(b);
-      c2[g] = static_cast<uint32_t>(a >> 32) ^ c3[g] ^ round_key.high;
-      c3[g] = static_cast<uint32_t>(a);
-    }
-    round_key.low += 0x9E3779B9u;
-    round_key.high += 0xBB67AE85u;
-  }
-  for (int g = 0; g < kGroups; ++g) {
-    words[4 * g] = c0[g];
-    words[4 * g + 1] = c1[g];
-    words[4 * g + 2] = c2[g];
-    words[4 * g + 3] = c3[g];
-  }
+  const PhiloxKey halves = philox_key(key);
+  philox(counter.data(), halves.low, halves.high, words);
 }
 
 [[gnu::always_inline]] inline void weights(const RaceRow& row, int32_t begin, int32_t count,
@@ -103,27 +86,36 @@ constexpr double kNever = kNobody.time;
   return static_cast<int32_t>(std::find(time, time + count, smallest) - time);
 }
 
+// Whether one of the tokens, of pace (logit - max) * per, may have log E - pace below `limit`. Few
+// blocks have one: the others need no logarithm, and no weights.
+[[gnu::always_inline]] inline bool can_win(const float* logits, int32_t count,
+                                           const uint32_t* words, float max, float per,
+                                           float limit) {
+  int32_t can = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    can |= arrival_bound(words[i], (logits[i] - max) * per) < limit ? 1 : 0;
+  }
+  return can != 0;
+}
+
 [[gnu::always_inline]] inline RaceResult race_body(const RaceRow& row, const RandomKey& key,
-                                                   int offset, Purpose purpose) {
+                                                   int offset, Purpose purpose,
+                                                   PhiloxBlock* philox) {
   RaceResult best{.time = kNever, .overlap = 0.0, .shift = 0.0, .token = -1, .logit = 0.0f};
+  const auto per = static_cast<float>(per_temperature(row.p.temperature));
+  float limit = kInfinity;
   const int32_t skipped = row.first_token % 4;  // blocks of random words start at multiples of 4
   for (int32_t block = -skipped; block < row.size; block += kBlock) {
     const int32_t begin = std::max(block, 0);
     const int32_t count = std::min(block + kBlock, row.size) - begin;
-    double w[kBlock], time[kBlock];
-    weights(row, begin, count, w);
-
-    uint32_t words[kBlock];
+    uint32_t of_block[kBlock];
     const auto first_word = static_cast<uint32_t>(row.first_token + block);
-    random_block(key, offset, purpose, first_word, words);
-    double u[kBlock];
-    uniforms(key, offset, purpose, row.first_token + begin, words + (begin - block), count, u);
-    // E = -log(1 - u) > u: most blocks have nobody who can still win, and need no logarithm.
-    int64_t can_win = 0;
-    for (int32_t i = 0; i < count; ++i) {
-      can_win |= u[i] * (1.0 - 0x1p-40) < best.time * w[i] ? 1 : 0;
-    }
-    if (can_win == 0) continue;
+    random_block(philox, key, offset, purpose, first_word, of_block);
+    const uint32_t* const words = of_block + (begin - block);
+    if (!can_win(row.p_logits + begin, count, words, row.p.max, per, limit)) continue;
+    double w[kBlock], u[kBlock], time[kBlock];
+    weights(row, begin, count, w);
+    uniforms(key, offset, purpose, row.first_token + begin, words, count, u);
     // Tokens of weight 0 never arrive: E > 0.
     for (int32_t i = 0; i < count; ++i) time[i] = neg_log1p_f64(u[i]) / w[i];
     const int32_t i = first_arrival(time, count, best.time);
@@ -131,15 +123,19 @@ constexpr double kNever = kNobody.time;
     best.time = time[i];
     best.token = row.first_token + begin + i;
     best.logit = row.p_logits[begin + i];
+    // E / w < time only where log E - pace < log(time / sum): w <= e^pace / sum.
+    limit = static_cast<float>(log_f64(best.time / row.p.sum));
   }
   return best;
 }
 
 OUTRIDER_MULTIVERSION(RaceResult, race,
-                      (const RaceRow& row, const RandomKey& key, int offset, Purpose purpose),
-                      (row, key, offset, purpose));
+                      (const RaceRow& row, const RandomKey& key, int offset, Purpose purpose,
+                       PhiloxBlock* philox),
+                      (row, key, offset, purpose, philox));
 
-[[gnu::always_inline]] inline Runner coupled_race_body(const RaceRow& row, const RandomKey& key) {
+[[gnu::always_inline]] inline Runner coupled_race_body(const RaceRow& row, const RandomKey& key,
+                                                       PhiloxBlock* philox) {
   const double per = per_temperature(row.p.temperature);
   Runner best = kNobody;
   const int32_t skipped = row.first_token % 4;
@@ -147,18 +143,16 @@ OUTRIDER_MULTIVERSION(RaceResult, race,
     const int32_t begin = std::max(block, 0);
     const int32_t count = std::min(block + kBlock, row.size) - begin;
     const float* const logits = row.p_logits + begin;
-    uint32_t words[kBlock];
-    random_block(key, 0, Purpose::coupled, static_cast<uint32_t>(row.first_token + block), words);
-    double u[kBlock], pace[kBlock], time[kBlock];
-    uniforms(key, 0, Purpose::coupled, row.first_token + begin, words + (begin - block), count, u);
-    for (int32_t i = 0; i < count; ++i) pace[i] = logits[i] * per;
-    int64_t can_win = 0;  // most blocks have nobody who can
+    uint32_t of_block[kBlock];
+    const auto first_word = static_cast<uint32_t>(row.first_token + block);
+    random_block(philox, key, 0, Purpose::coupled, first_word, of_block);
+    const uint32_t* const words = of_block + (begin - block);
+    const auto limit = static_cast<float>(best.time);
+    if (!can_win(logits, count, words, 0.0f, static_cast<float>(per), limit)) continue;
+    double u[kBlock], time[kBlock];
+    uniforms(key, 0, Purpose::coupled, row.first_token + begin, words, count, u);
     for (int32_t i = 0; i < count; ++i) {
-      can_win |= coupled_time_bound(u[i], pace[i]) < best.time ? 1 : 0;
-    }
-    if (can_win == 0) continue;
-    for (int32_t i = 0; i < count; ++i) {
-      const double arrival = coupled_time(u[i], pace[i]);
+      const double arrival = coupled_time(u[i], logits[i] * per);
       time[i] = is_kept(row.p, logits[i], row.first_token + begin + i) ? arrival : kNever;
     }
     const int32_t i = first_arrival(time, count, best.time);
@@ -167,7 +161,9 @@ OUTRIDER_MULTIVERSION(RaceResult, race,
   return best;
 }
 
-OUTRIDER_MULTIVERSION(Runner, coupled_race, (const RaceRow& row, const RandomKey& key), (row, key));
+OUTRIDER_MULTIVERSION(Runner, coupled_race,
+                      (const RaceRow& row, const RandomKey& key, PhiloxBlock* philox),
+                      (row, key, philox));
 
 }  // namespace
 
@@ -178,11 +174,11 @@ void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w) {
 }
 
 RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa) {
-  return OUTRIDER_DISPATCH(isa, race, (row, key, offset, purpose));
+  return OUTRIDER_DISPATCH(isa, race, (row, key, offset, purpose, philox_of(isa)));
 }
 
 Runner coupled_race(const RaceRow& row, const RandomKey& key, Isa isa) {
-  return OUTRIDER_DISPATCH(isa, coupled_race, (row, key));
+  return OUTRIDER_DISPATCH(isa, coupled_race, (row, key, philox_of(isa)));
 }
 
 RaceRow draft_row(const float* logits, int64_t vocab_size, const RowDistribution& q) {

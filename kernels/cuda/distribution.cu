@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kChunkThreads, 8)
                    ShardSummary* summaries) {
   const VerifyRow& row = rows[blockIdx.y];
   const RowToSummarise shard{logits + row.logits_row * shard_size, static_cast<int32_t>(shard_size),
-                             first_token, row.processors.mode, row.processors.temperature};
+                             first_token, row.processors.needs_sum(), row.processors.temperature};
   const bool races = row.races != 0;
   wait_for_earlier_kernels();
   ChunkSummary* const of_row = chunks + int64_t{blockIdx.y} * gridDim.x;

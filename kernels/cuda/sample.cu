@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kChunkThreads, 8)
                      int32_t* drafted) {
   const DraftRow& draft = drafts[blockIdx.y];
   const RowToSummarise row{logits + blockIdx.y * vocab_size, static_cast<int32_t>(vocab_size), 0,
-                           draft.processors.mode, draft.processors.temperature};
+                           draft.processors.needs_sum(), draft.processors.temperature};
   wait_for_earlier_kernels();
   ChunkSummary* const of_row = chunks + int64_t{blockIdx.y} * gridDim.x;
   const ChunkSummary mine = summarise_chunk(row, nullptr);

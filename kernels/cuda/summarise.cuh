@@ -30,7 +30,7 @@ struct RowToSummarise {
   const float* logits;  // [size]
   int32_t size;
   int32_t first_token;
-  VerifyMode mode;
+  bool needs_sum;
   float temperature;
 };
 
@@ -63,7 +63,7 @@ __device__ inline ChunkSummary summarise_chunk(const RowToSummarise& row, const 
   best = block_max(best);
   if (non_finite) return {std::numeric_limits<double>::quiet_NaN(), best, kNobody};
   double sum = 0.0;
-  if (row.mode != VerifyMode::greedy) {
+  if (row.needs_sum) {
     const float max = logit_of_rank(best);
 #pragma unroll
     for (int g = 0; g < kGroupsAThread; ++g) {
@@ -97,7 +97,7 @@ __device__ inline ShardSummary merge_chunks(const RowToSummarise& row, bool race
   best = block_max(best);
   const float max = best != 0 ? logit_of_rank(best) : -kInfinity;
   double sum = 0.0;
-  if (row.mode != VerifyMode::greedy && !non_finite) {
+  if (row.needs_sum && !non_finite) {
     for (int64_t c = threadIdx.x; c < count; c += blockDim.x) {
       if (chunks[c].best == 0) continue;  // no token of the shard
       const double below = static_cast<double>(logit_of_rank(chunks[c].best)) - max;

@@ -86,6 +86,21 @@ bool same_bits(const RowDistribution& a, const RowDistribution& b) {
   return std::memcmp(&a, &b, offsetof(RowDistribution, resolved) + sizeof a.resolved) == 0;
 }
 
+TEST(VerifySummary, SumsOnlyWhereProbabilitiesAreLookedAt) {
+  const std::vector<float> row(5, 1.0f);
+  std::vector<Candidate> candidates(kCandidates);
+  const auto sum_of = [&](VerifyMode mode, float top_p) {
+    Processors processors = sampled(0.7f, 3, top_p);
+    processors.mode = mode;
+    return summarise(row, 0, 0, processors, candidates.data(), select_isa()).sum_exp;
+  };
+  EXPECT_EQ(sum_of(VerifyMode::rejection, 1.0f), 5.0);
+  EXPECT_EQ(sum_of(VerifyMode::rejection, 0.9f), 5.0);
+  EXPECT_EQ(sum_of(VerifyMode::coupled, 0.9f), 5.0);
+  EXPECT_EQ(sum_of(VerifyMode::coupled, 1.0f), 0.0);
+  EXPECT_EQ(sum_of(VerifyMode::greedy, 0.9f), 0.0);
+}
+
 TEST(VerifySummary, AgreesWithPlainLoopsOnEveryInstructionSet) {
   const Processors processors = sampled(0.7f, 5, 1.0f);
   for (const int n : {1, 2, 15, 16, 17, 128, 129, 1023, 1025, 9000, 70000}) {

@@ -22,7 +22,7 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int kK = 3;  // tokens drafted for a sequence
-constexpr int kSequences = 13;
+constexpr int kSequences = 14;
 constexpr int kRows = kSequences * (kK + 1);
 constexpr float kNaNf = std::numeric_limits<float>::quiet_NaN();
 
@@ -53,6 +53,7 @@ const Processors kProcessors[kSequences] = {{},
                                             coupled(0.8f, 0, 1.0f),
                                             coupled(1.2f, 40, 0.9f, 4.0f),
                                             coupled(1.0f, 0, 0.95f),
+                                            coupled(1.0f, 300, 1.0f),
                                             sampled(1.0f, 0, 1.0f, -1.0f, 0.5f),
                                             {.lenience = 0.3f}};
 
