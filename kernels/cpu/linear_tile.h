@@ -69,15 +69,17 @@ struct Prefetch {
 };
 
 // The processor's own prefetch stops at 4 KiB pages and starts anew for each panel. A tile that is
-// alone fetches this far ahead, and over its panels' end into those that come next.
+// alone fetches so far ahead (this far, where its kernel does not say another), and over its
+// panels' end into those that come next.
 constexpr int64_t kPrefetchPairs = 128;
 
 // The first-level cache can hold too few requests to cover memory's latency, so lines go to the
-// second level first, and from there to the first, 16 pairs ahead.
-template <int64_t kBytes = kPairBytes>
+// second level first, and from there to the first, so far ahead.
+constexpr int64_t kNearPairs = 16;
+template <int64_t kBytes = kPairBytes, int64_t kNear = kNearPairs>
 [[gnu::always_inline]] inline void fetch(const std::byte* pair, const std::byte* next) {
   __builtin_prefetch(next, 0, 2);
-  __builtin_prefetch(pair + 16 * kBytes);
+  __builtin_prefetch(pair + kNear * kBytes);
 }
 
 // Tiles that share panels are slower than memory: each fetches its part of the next such panels,
