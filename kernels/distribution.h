@@ -175,8 +175,8 @@ OUTRIDER_HOST_DEVICE RowDistribution filter(const Tokens& tokens, int64_t vocab_
 
 // One row over all ranks, in rank order: the same bits on every rank. Where the row is filtered and
 // the union of the candidates does not hold what min_p, top_k and top_p keep, it is left
-// unresolved, with `sum` the mass of the whole row where that is needed. The union is exact down to the best of the last
-// offers of those ranks that have more tokens than they offered.
+// unresolved (`sum`: the mass of the whole row, if needed). The union is exact down to the best of
+// the last offers of those ranks that have more tokens than they offered.
 template <typename Summaries>
 OUTRIDER_HOST_DEVICE RowDistribution combine_row(const Summaries& all,
                                                  const Processors& processors) {

@@ -13,9 +13,9 @@ namespace outrider::cpu {
 // What this rank knows of each row of target logits; for rows with a candidates_slot, also the best
 // kCandidates (logit, token) in order of (logit descending, token ascending); for rows that ask for
 // it, the first of the shard's coupled race.
-// Bound: rows * shard_size * 4 bytes, read once for greedy rows, from cache once more where a sum
-// is needed and twice more for candidates; a race is compute. The sum: 16 fp64 lanes, lane i adds elements i,
-// i + 16, …; lanes are added in a fixed tree. Twin: ../cuda/distribution.cu.
+// Bound: rows * shard_size * 4 bytes, read once, from cache once more for a sum, where one is
+// needed, and twice more for candidates; a race is compute. The sum: 16 fp64 lanes, lane i adds
+// elements i, i + 16, …; lanes are added in a fixed tree. Twin: ../cuda/distribution.cu.
 void verify_summary(const float* logits,  // [logits_rows, shard_size]
                     int64_t shard_size,
                     int32_t first_token,      // token of a row's first logit

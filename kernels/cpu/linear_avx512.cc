@@ -1,23 +1,26 @@
 // linear on AVX-512: vdpbf16ps as two fmas, the weights widened to fp32.
 #include "kernels/cpu/linear_avx512.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace outrider::cpu {
 namespace {
 
-// How many pairs ahead a panel's weights are fetched, to the second-level cache and to the first.
-struct Ahead {
+// How many pairs ahead a tile that is alone fetches its weights, to the second-level cache and to
+// the first.
+struct FetchAhead {
   int64_t far, near;
 };
-constexpr Ahead kFarAhead{kPrefetchPairs, kNearPairs};
+constexpr FetchAhead kFetchFar{kPrefetchPairs, kNearPairs};
 
 // By a mask and a shift.
 struct Bf16Weights {
   static constexpr int64_t kBytes = kPairBytes;
-  // An Intel core has most from memory where it reads many panels side by side and fetches little
-  // ahead of each (seen on Emerald Rapids, where four rows of three panels, fetched 128 pairs
-  // ahead, took 1.2 times as long). At most 32 registers hold sums.
+  // As an Intel core wants it, which has most from memory where many panels are read side by side
+  // and little is fetched ahead of each: on Emerald Rapids four rows of three panels, fetched 128
+  // pairs ahead, took 1.2 times as long. Some of the sums then wait on the stack, beside memory
+  // unseen.
   static constexpr int panels(int rows) {
     return rows <= 3    ? 8
            : rows <= 5  ? 6
@@ -27,8 +30,8 @@ struct Bf16Weights {
            : rows <= 14 ? 2
                         : 1;
   }
-  static constexpr Ahead ahead(int panels) {
-    return panels >= 3 ? Ahead{24, 4} : panels == 2 ? Ahead{48, 8} : kFarAhead;
+  static constexpr FetchAhead fetch_ahead(int panels) {
+    return panels >= 3 ? FetchAhead{24, 4} : panels == 2 ? FetchAhead{48, 8} : kFetchFar;
   }
   OUTRIDER_AVX512 static void widen(const std::byte* pair, __m512& odd, __m512& even) {
     const __m512i both = _mm512_loadu_si512(pair);
@@ -42,7 +45,7 @@ struct Bf16Weights {
 struct Int8Weights {
   static constexpr int64_t kBytes = kInt8PairBytes;
   static constexpr int panels(int rows) { return rows <= 8 ? 3 : rows <= 12 ? 2 : 1; }
-  static constexpr Ahead ahead(int) { return kFarAhead; }
+  static constexpr FetchAhead fetch_ahead(int) { return kFetchFar; }
   OUTRIDER_AVX512 static __m512 widen(const std::byte* of_16) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(of_16));
     return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
@@ -83,17 +86,18 @@ OUTRIDER_AVX512 void add_pairs(const LinearTile& tile, const std::byte* w, int64
   }
 }
 
+// Tiles of many rows share their panels (run_tiles in linear.cc), those of few are alone.
 template <class Weights, int R, int P, int64_t kStride>
 OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
   constexpr int64_t kBytes = Weights::kBytes;
   __m512 sums[R][P];
   load_sums<R, P>(tile, panel, sums);
   const std::byte* w = tile.w + panel * tile.w_stride;
-  if (tile.count > 1) {
+  if constexpr (kStride == kManyRowsStride) {
     add_pairs<Weights, R, P, kStride, kNearPairs>(tile, w, 0, tile.num_pairs,
                                                   shared_prefetch<kBytes>(tile, w), sums);
   } else {
-    constexpr Ahead kAhead = Weights::ahead(P);
+    constexpr FetchAhead kAhead = Weights::fetch_ahead(P);
     const int64_t last = tile.num_pairs > kAhead.far ? tile.num_pairs - kAhead.far : 0;
     const std::byte* ahead = w + kAhead.far * kBytes;
     const std::byte* ahead_of_next = ahead + P * tile.w_stride - tile.num_pairs * kBytes;
@@ -109,7 +113,7 @@ constexpr int kGroupPanels = 2;  // that tiles which share panels get at a time
 template <class Weights, int R, int64_t kStride>
 __attribute__((target("avx512f"))) void run(const LinearTile& tile) {
   constexpr int kAlone = Weights::panels(R);
-  constexpr int P = kStride == kManyRowsStride && kAlone > kGroupPanels ? kGroupPanels : kAlone;
+  constexpr int P = kStride == kManyRowsStride ? std::min(kAlone, kGroupPanels) : kAlone;
   int64_t panel = 0;
   for (; panel + P <= tile.num_panels; panel += P) add_panels<Weights, R, P, kStride>(tile, panel);
   for (; panel < tile.num_panels; ++panel) add_panels<Weights, R, 1, kStride>(tile, panel);

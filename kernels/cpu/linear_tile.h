@@ -69,12 +69,12 @@ struct Prefetch {
 };
 
 // The processor's own prefetch stops at 4 KiB pages and starts anew for each panel. A tile that is
-// alone fetches so far ahead (this far, where its kernel does not say another), and over its
-// panels' end into those that come next.
+// alone fetches ahead, this far unless its kernel says otherwise, and over its panels' end into
+// those that come next.
 constexpr int64_t kPrefetchPairs = 128;
 
 // The first-level cache can hold too few requests to cover memory's latency, so lines go to the
-// second level first, and from there to the first, so far ahead.
+// second level first, and from there to the first, this far ahead unless a kernel says otherwise.
 constexpr int64_t kNearPairs = 16;
 template <int64_t kBytes = kPairBytes, int64_t kNear = kNearPairs>
 [[gnu::always_inline]] inline void fetch(const std::byte* pair, const std::byte* next) {

@@ -17,9 +17,9 @@ namespace outrider::cpu {
 // log E - pace or less, for a token with this first word, in a few instructions of fp32, by which
 // the races pass over what cannot win. E > u >= 2^-31 (word / 2), halved since signed numbers are
 // what AVX2 converts; and log2 of a float is at least what its bits say, read as a fixed-point
-// number. Finite for every finite logit over a temperature, though that may overflow. The slack is
-// more than is rounded: of |pace| its own two, one in the weight, one in each difference here and
-// one in what this is compared with (6 * 2^-24 in all); beside that 1.3e-5.
+// number. Finite for a pace of -infinity, too, which an unscored logit has over a temperature below
+// 1/4. The slack is more than is rounded: of |pace| its own two, one in the weight, one in each
+// difference here and one in what this is compared with (6 * 2^-24 in all); beside that 1.3e-5.
 [[gnu::always_inline]] inline float arrival_bound(uint32_t word, float pace) {
   const auto half = static_cast<float>(static_cast<int32_t>(word >> 1));
   const float log2 = static_cast<float>(__builtin_bit_cast(int32_t, half)) * 0x1p-23f;
