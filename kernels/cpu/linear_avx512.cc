@@ -8,7 +8,7 @@ namespace outrider::cpu {
 namespace {
 
 // How many pairs ahead a tile that is alone fetches its weights, to the second-level cache and to
-// the first.
+// the first; straight to the first where near is 0.
 struct FetchAhead {
   int64_t far, near;
 };
@@ -20,9 +20,11 @@ struct Bf16Weights {
   // As an Intel core wants it, which has most from memory where many panels are read side by side
   // and little is fetched ahead of each: on Emerald Rapids four rows of three panels, fetched 128
   // pairs ahead, took 1.2 times as long. Some of the sums then wait on the stack, beside memory
-  // unseen.
+  // unseen. Of one row or two each line is fetched once: twice, to both caches, took one row 1.1
+  // times as long.
   static constexpr int panels(int rows) {
-    return rows <= 3    ? 8
+    return rows <= 2    ? 12
+           : rows == 3  ? 8
            : rows <= 5  ? 6
            : rows == 6  ? 5
            : rows <= 8  ? 4
@@ -30,8 +32,10 @@ struct Bf16Weights {
            : rows <= 14 ? 2
                         : 1;
   }
-  static constexpr FetchAhead fetch_ahead(int panels) {
-    return panels >= 3 ? FetchAhead{24, 4} : panels == 2 ? FetchAhead{48, 8} : kFetchFar;
+  static constexpr FetchAhead fetch_ahead(int rows, int panels) {
+    return panels == 1   ? kFetchFar
+           : panels == 2 ? FetchAhead{48, 8}
+                         : FetchAhead{24, rows <= 2 ? 0 : 4};
   }
   OUTRIDER_AVX512 static void widen(const std::byte* pair, __m512& odd, __m512& even) {
     const __m512i both = _mm512_loadu_si512(pair);
@@ -45,7 +49,7 @@ struct Bf16Weights {
 struct Int8Weights {
   static constexpr int64_t kBytes = kInt8PairBytes;
   static constexpr int panels(int rows) { return rows <= 8 ? 3 : rows <= 12 ? 2 : 1; }
-  static constexpr FetchAhead fetch_ahead(int) { return kFetchFar; }
+  static constexpr FetchAhead fetch_ahead(int, int) { return kFetchFar; }
   OUTRIDER_AVX512 static __m512 widen(const std::byte* of_16) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(of_16));
     return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
@@ -97,7 +101,7 @@ OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
     add_pairs<Weights, R, P, kStride, kNearPairs>(tile, w, 0, tile.num_pairs,
                                                   shared_prefetch<kBytes>(tile, w), sums);
   } else {
-    constexpr FetchAhead kAhead = Weights::fetch_ahead(P);
+    constexpr FetchAhead kAhead = Weights::fetch_ahead(R, P);
     const int64_t last = tile.num_pairs > kAhead.far ? tile.num_pairs - kAhead.far : 0;
     const std::byte* ahead = w + kAhead.far * kBytes;
     const std::byte* ahead_of_next = ahead + P * tile.w_stride - tile.num_pairs * kBytes;
@@ -110,13 +114,26 @@ OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
 
 constexpr int kGroupPanels = 2;  // that tiles which share panels get at a time
 
+// count panels side by side, at most P.
+template <class Weights, int R, int P, int64_t kStride>
+OUTRIDER_AVX512 void add_group(const LinearTile& tile, int64_t panel, int64_t count) {
+  if (count == P) {
+    add_panels<Weights, R, P, kStride>(tile, panel);
+  } else if constexpr (P > 1) {
+    add_group<Weights, R, P - 1, kStride>(tile, panel, count);
+  }
+}
+
+// Groups of about equal size, rather than full ones and panels left over.
 template <class Weights, int R, int64_t kStride>
 __attribute__((target("avx512f"))) void run(const LinearTile& tile) {
   constexpr int kAlone = Weights::panels(R);
   constexpr int P = kStride == kManyRowsStride ? std::min(kAlone, kGroupPanels) : kAlone;
-  int64_t panel = 0;
-  for (; panel + P <= tile.num_panels; panel += P) add_panels<Weights, R, P, kStride>(tile, panel);
-  for (; panel < tile.num_panels; ++panel) add_panels<Weights, R, 1, kStride>(tile, panel);
+  const int64_t num_groups = (tile.num_panels + P - 1) / P;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const int64_t panel = tile.num_panels * g / num_groups;
+    add_group<Weights, R, P, kStride>(tile, panel, tile.num_panels * (g + 1) / num_groups - panel);
+  }
 }
 
 template <class Weights, int... kRowsLess1>

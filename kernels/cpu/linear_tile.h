@@ -74,12 +74,13 @@ struct Prefetch {
 constexpr int64_t kPrefetchPairs = 128;
 
 // The first-level cache can hold too few requests to cover memory's latency, so lines go to the
-// second level first, and from there to the first, this far ahead unless a kernel says otherwise.
+// second level first, and from there to the first, this far ahead unless a kernel says otherwise:
+// 0 is straight to the first.
 constexpr int64_t kNearPairs = 16;
 template <int64_t kBytes = kPairBytes, int64_t kNear = kNearPairs>
 [[gnu::always_inline]] inline void fetch(const std::byte* pair, const std::byte* next) {
-  __builtin_prefetch(next, 0, 2);
-  __builtin_prefetch(pair + kNear * kBytes);
+  __builtin_prefetch(next, 0, kNear > 0 ? 2 : 3);
+  if constexpr (kNear > 0) __builtin_prefetch(pair + kNear * kBytes);
 }
 
 // Tiles that share panels are slower than memory: each fetches its part of the next such panels,
