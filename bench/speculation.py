@@ -55,7 +55,7 @@ class Arm:
     """Answers to requests that differ in their prompt alone."""
 
     def __init__(self):
-        self.decode_ms = self.tokens = 0
+        self.decode_ms = 0
         self.num_behind = 0  # tokens behind the first step's, which may have drafted
         self.alpha_sum = self.num_verified = self.cost_sum = self.num_drafted = 0
         self.token_ms, self.steps, self.predicted, self.shift = [], collections.Counter(), [], []
@@ -75,7 +75,6 @@ class Arm:
         for size, begin, end in zip(sizes[1:], times, times[1:]):
             self.token_ms += [1000 * (end - begin) / size] * size
         self.decode_ms += complete.timings.decode_ms
-        self.tokens += complete.completion_tokens - 1
         num_behind = complete.completion_tokens - sizes[0]
         self.num_behind += num_behind
         self.answers_ms.append(complete.timings.decode_ms / num_behind)
@@ -99,7 +98,7 @@ class Arm:
         return self.cost_sum / self.num_drafted if self.num_drafted else 0
 
     def tokens_a_step(self):
-        return self.tokens / self.steps.total()
+        return self.num_behind / self.steps.total()
 
     def predicted_speedup(self):
         """Over all answers, which are of as many tokens: of their times."""
