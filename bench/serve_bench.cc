@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <memory>
@@ -236,7 +237,9 @@ void add_turn(Arm& arm, std::span<const Step> turn, int64_t sequences) {
     if (turn[i].record.num_decoding != sequences) continue;
     if (!std::exchange(prompts_fed, true)) continue;
     arm.steps.push_back(parts_of(turn[i], turn[i + 1]));
-    arm.seconds += sum(arm.steps.back());
+    const double step_seconds = seconds(turn[i + 1].record.begin - turn[i].record.begin);
+    CHECK(std::abs(sum(arm.steps.back()) - step_seconds) < 1e-9);
+    arm.seconds += step_seconds;
     arm.tokens += turn[i].record.num_tokens;
     arm.drafted += turn[i].record.num_drafted;
   }

@@ -34,17 +34,28 @@ class SyntheticPair(unittest.TestCase):
         first = len(PROMPT) - 1
         self.assertEqual(answer['token_ids'], said[first:first + MAX_TOKENS].tolist())
         # Each step, that of the prompt too, keeps what agrees, up to K, and adds a token.
-        place = drafted = accepted = 0
+        place = drafted = accepted = steps = speculative = 0
+        tried, right = [0] * K, [0] * K
         while place < MAX_TOKENS:
             k = min(K, MAX_TOKENS - place - 1)
             kept = 0
             while kept < k and said[first + place + kept] == guessed[first + place + kept]:
                 kept += 1
             drafted, accepted, place = drafted + k, accepted + kept, place + kept + 1
+            steps, speculative = steps + 1, speculative + (k > 0)
+            for i in range(k):
+                tried[i], right[i] = tried[i] + 1, right[i] + (i < kept)
         speculation = answer['speculation']
         self.assertEqual(speculation['num_draft_tokens'], drafted)
         self.assertEqual(speculation['num_accepted_draft_tokens'], accepted)
         self.assertTrue(0 < accepted < drafted)
+        self.assertEqual(speculation['num_spec_steps'], speculative)
+        self.assertAlmostEqual(speculation['mean_acceptance_length'], MAX_TOKENS / steps)
+        self.assertAlmostEqual(speculation['draft_acceptance_rate'], accepted / drafted)
+        self.assertEqual(len(speculation['acceptance_by_position']), K)
+        for share, r, t in zip(speculation['acceptance_by_position'], right, tried):
+            self.assertAlmostEqual(share, r / t)
+        self.assertGreater(right[1], 0)
 
 
 if __name__ == '__main__':

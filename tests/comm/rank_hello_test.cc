@@ -13,6 +13,7 @@ RankHello hello(const std::string& host) {
           .version = "0.1.0",
           .instruction_set = "avx512_bf16",
           .device = "cpu",
+          .nccl_version = "2.28.3",
           .checkpoint_hash = "5678abcd",
           .tokens_hash = "12 none",
           .draft_hash = "",
@@ -47,8 +48,8 @@ TEST(RankHello, NamesRankFieldAndBothValues) {
 
 TEST(RankHello, ComparesEveryFieldButTheHost) {
   for (auto field : {&RankHello::version, &RankHello::instruction_set, &RankHello::device,
-                     &RankHello::checkpoint_hash, &RankHello::tokens_hash, &RankHello::draft_hash,
-                     &RankHello::settings_hash}) {
+                     &RankHello::nccl_version, &RankHello::checkpoint_hash, &RankHello::tokens_hash,
+                     &RankHello::draft_hash, &RankHello::settings_hash}) {
     std::vector<RankHello> hellos = {hello("a"), hello("a")};
     hellos[1].*field = "other";
     EXPECT_THAT(comparison_error(hellos), ::testing::HasSubstr("other"));

@@ -41,6 +41,24 @@ TEST(ReportingCommunicator, TellsWhomItWasGivenLater) {
   EXPECT_EQ(progress.report().collectives, 1u);
 }
 
+TEST(ReportingCommunicator, SharesAndFailsAsTheOneInside) {
+  class Failing : public Communicator {
+   public:
+    int rank() const override { return 0; }
+    int size() const override { return 1; }
+    bool is_near() const override { return true; }
+    void all_reduce_sum(TensorView, Stream&) override {}
+    void all_gather(TensorView, TensorView, Stream&) override {}
+    void broadcast(TensorView, int, Stream&) override {}
+    bool share(std::span<std::byte>) override { return true; }
+    std::string failure() const override { return "a link is down"; }
+  };
+  Failing inner;
+  ReportingCommunicator comm(inner);
+  EXPECT_TRUE(comm.share({}));
+  EXPECT_EQ(comm.failure(), "a link is down");
+}
+
 // So that the others, who wait, can be told from the one that they wait for.
 TEST(ReportingCommunicator, TellsBeforeItWaits) {
   const auto group = make_thread_communicators(2);

@@ -1,4 +1,5 @@
-// What ranks compare: the digest of a rank's state, and the fingerprint of its numerics.
+// What ranks compare: the digest of a rank's state, and the fingerprint of its numerics; what an
+// executor measures at its start, and a scheduler goes by.
 #include "engine/executor.h"
 
 #include <gtest/gtest.h>
@@ -13,6 +14,7 @@
 
 #include "comm/self_communicator.h"
 #include "comm/thread_communicator.h"
+#include "engine/engine.h"
 #include "kernels/cpu/isa.h"
 #include "testing/checkpoints.h"
 #include "testing/every_drafter.h"
@@ -65,6 +67,19 @@ TEST(Executor, TheDigestOfTheStateFollowsTokensAndCaches) {
   EXPECT_NE(a->state_digest(), fresh);
   EXPECT_EQ(a->state_digest(), b->state_digest());
   EXPECT_NE(a->state_digest(), c->state_digest());
+  // The same tokens in another page, and with one less of them in the cache.
+  StepPlan elsewhere = first_plan({5, 6, 7, 8}, DrafterKind::none), less = elsewhere;
+  One here(options()), there(options()), behind(options());
+  here->execute(elsewhere.serialise());
+  elsewhere.target_pages[0].pages = {1};
+  there->execute(elsewhere.serialise());
+  EXPECT_NE(there->state_digest(), here->state_digest());
+  less.work[0] = {.slot = 0, .decode = 0, .prefill_end = 2};
+  behind->execute(less.serialise());
+  One further(options());
+  less.work[0].prefill_end = 3;
+  further->execute(less.serialise());
+  EXPECT_NE(further->state_digest(), behind->state_digest());
 }
 
 // Costs are measured at positions that the model has, though its pages reach further.
@@ -74,6 +89,28 @@ TEST(Executor, TakesAnyLongestContext) {
     short_options.max_positions = max_positions;
     EXPECT_TRUE(One(short_options)->tables().target.known()) << max_positions;
   }
+}
+
+TEST(Executor, TheSchedulersLimitsAreItsOptionsAndPrices) {
+  EngineOptions asked = options();
+  asked.max_sequences = 5;
+  asked.max_rows = 40;
+  asked.prefill_chunk = 30;
+  asked.prefill_beside = 20;
+  asked.prefix_cache = false;
+  One one(asked);
+  const SchedulerLimits limits = scheduler_limits(*one);
+  EXPECT_EQ(limits.num_slots, 5);
+  EXPECT_EQ(limits.num_pages, one->num_pages());
+  EXPECT_EQ(limits.num_draft_pages, one->num_draft_pages());
+  EXPECT_EQ(limits.max_rows, 40);
+  EXPECT_EQ(limits.prefill_chunk, 30);
+  EXPECT_EQ(limits.prefill_beside, 20);
+  EXPECT_FALSE(limits.prefix_cache);
+  EXPECT_EQ(limits.costs.decode_ms(4), one->tables().target.decode_ms(4));
+  // What docs/ARCHITECTURE.md promises whoever decodes beside a prompt.
+  EXPECT_EQ(limits.prefill_slowdown, 1.4);
+  EXPECT_EQ(limits.prefill_ms, 1);
 }
 
 // However few sequences there are.
@@ -209,6 +246,11 @@ TEST(Executor, TheFingerprintNamesModelDraftAndRanks) {
   EXPECT_EQ(a->numerics_fingerprint(), same->numerics_fingerprint());
   EXPECT_NE(a->numerics_fingerprint(), b->numerics_fingerprint());
   EXPECT_NE(b->numerics_fingerprint(), c->numerics_fingerprint());
+  run_thread_ranks(2, [&](Communicator& communicator) {
+    const auto backend = make_cpu_backend();
+    const Executor of_two(options(), *backend, communicator);
+    EXPECT_NE(of_two.numerics_fingerprint(), a->numerics_fingerprint());
+  });
 }
 
 // Prompts of other tokens, and answers that end elsewhere, are other answers.

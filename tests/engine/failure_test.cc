@@ -198,15 +198,16 @@ TEST(Disagreement, FailsEveryRequestBeforeAnythingOfTheStepIsTold) {
 // One start of the job after the other.
 class Job {
  public:
-  explicit Job(int64_t max_sequences = 64) : max_sequences_(max_sequences) {}
+  explicit Job(EngineOptions options = {.model = test_checkpoint("tiny")})
+      : options_(std::move(options)) {}
 
-  // Runs requests until `fail_after` chunks were told, then fails; 0: until all have ended.
+  // Runs requests until `fail_after` chunks were told, then fails; 0: until all have ended, or the
+  // engine has by itself.
   std::vector<CollectedAnswer> start(const std::vector<Request>& requests, size_t fail_after) {
     std::vector<CollectedAnswer> answers(requests.size());
     const auto backend = make_cpu_backend();
     const auto self = make_self_communicator();
-    Executor executor({.model = test_checkpoint("tiny"), .max_sequences = max_sequences_}, *backend,
-                      *self);
+    Executor executor(options_, *backend, *self);
     Quarantine quarantine(*table_);
     Engine engine(executor, nullptr, {}, &quarantine);
     std::atomic<int> left = static_cast<int>(requests.size());
@@ -214,13 +215,15 @@ class Job {
       engine.submit(requests[i],
                     std::make_shared<FailingSink>(answers[i], engine, left, fail_after));
     }
+    died_ = false;
     try {
       engine.run();
     } catch (const Error&) {
-      EXPECT_GT(fail_after, 0u);
+      died_ = true;
     }
     return answers;
   }
+  bool died() const { return died_; }
 
  private:
   class FailingSink : public RequestSink {
@@ -241,7 +244,8 @@ class Job {
     size_t fail_after_;
   };
 
-  const int64_t max_sequences_;
+  const EngineOptions options_;
+  bool died_ = false;
   std::unique_ptr<QuarantineTable> table_ = std::make_unique<QuarantineTable>();
 };
 
@@ -258,6 +262,7 @@ TEST(Quarantine, ARequestThatRanWheneverTheJobDiedIsRefused) {
   again.emitted = {1, 2, 3};
   again.request_id = "another";
   const auto answers = job.start({bad, again, other}, 0);
+  EXPECT_FALSE(job.died());
   for (const int i : {0, 1}) {
     EXPECT_EQ(answers[i].status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(answers[i].status.message(),
@@ -276,12 +281,30 @@ TEST(Quarantine, WhoWasAnsweredInBetweenIsNotToBlame) {
 }
 
 TEST(Quarantine, WhoOnlyWaitedIsNotToBlame) {
-  Job job(1);
+  Job job({.model = test_checkpoint("tiny"), .max_sequences = 1});
   const std::vector<Request> requests = {request(1, 1000), request(2)};
   for (int death = 0; death < 2; ++death) job.start(requests, 1);
   const auto answers = job.start(requests, 0);
+  EXPECT_FALSE(job.died());
   EXPECT_EQ(answers[0].status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(answers[1].token_ids.size(), 20u);
+}
+
+// They had failed before the job died of them.
+TEST(Quarantine, RequestsWhoseNansEndTheJobAreRefused) {
+  const PoisonedCheckpoint model(test_checkpoint("tiny-odd"), kPoison);
+  Job job({.model = model.path()});
+  const std::vector<Request> requests = {poisoned(1), poisoned(2), poisoned(3), request(4)};
+  for (int death = 0; death < 2; ++death) {
+    job.start({requests.begin(), requests.begin() + 3}, 0);
+    EXPECT_TRUE(job.died());
+  }
+  const auto answers = job.start(requests, 0);
+  EXPECT_FALSE(job.died());
+  for (const int i : {0, 1, 2}) {
+    EXPECT_EQ(answers[i].status.code(), absl::StatusCode::kFailedPrecondition) << i;
+  }
+  EXPECT_EQ(answers[3].token_ids.size(), 20u);
 }
 
 }  // namespace

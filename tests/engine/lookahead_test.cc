@@ -85,6 +85,33 @@ TEST(EngineLookahead, RequestsThatNameNoDrafterCopyAndDraw) {
   }
 }
 
+// Whoever names a drafter, be it the server, gets no other's drafts; nor does a request that asks
+// for a K of its own.
+TEST(EngineLookahead, NothingIsCopiedWhereADrafterIsNamedOrKIsExact) {
+  EngineOptions options{.model = test_checkpoint("tiny"),
+                        .draft_head = test_checkpoint("tiny-head"),
+                        .lookahead = *parse_lookahead("adaptive")};
+  Request request = policy_request(0, "");
+  request.sampling.max_tokens = 300;
+  request.speculation.drafter.reset();
+  const auto copied = [&] {
+    const auto answer = run_requests(options, 1, {request})[0];
+    EXPECT_GT(answer.completion->speculation.num_draft_tokens, 0);
+    EXPECT_EQ(answer.completion->speculation.drafter, DrafterKind::head);
+    return answer.completion->speculation.num_copied_draft_tokens;
+  };
+  EXPECT_GT(copied(), 0);
+  const Request plain = request;
+  request.speculation.drafter = "head";
+  EXPECT_EQ(copied(), 0);
+  request = plain;
+  options.drafter = DrafterKind::head;
+  EXPECT_EQ(copied(), 0);
+  options.drafter.reset();
+  request.speculation.num_speculative_tokens = 3;
+  EXPECT_EQ(copied(), 0);
+}
+
 // One at a time, so that steps are alike: a drafter that is right is used, one that is not is not.
 TEST(EngineLookahead, ADrafterThatGuessesNothingIsPutAside) {
   Request request = policy_request(1, "random");

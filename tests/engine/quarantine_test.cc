@@ -133,11 +133,16 @@ TEST(RequestDigest, IsThatOfTheSameRequestAskedAgain) {
   EXPECT_TRUE(differs([](Request& r) { r.prompt = {1, 2}; }));
   EXPECT_TRUE(differs([](Request& r) { r.prompt.push_back(0); }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.temperature = 0.5; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.top_p = 0.5; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.top_k = 5; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.seed = 0; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.max_tokens = 4; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.n = 2; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.stop = {"ab"}; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.stop_token_ids = {7}; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.ignore_eos = true; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.logprobs = 0; }));
+  EXPECT_TRUE(differs([](Request& r) { r.sampling.prompt_logprobs = 0; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.min_p = 0.1f; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.repetition_penalty = 2; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.presence_penalty = 1; }));
@@ -145,7 +150,15 @@ TEST(RequestDigest, IsThatOfTheSameRequestAskedAgain) {
   EXPECT_TRUE(differs([](Request& r) { r.sampling.min_tokens = 1; }));
   EXPECT_TRUE(differs([](Request& r) { r.sampling.logit_bias = {{5, 1.0f}}; }));
   EXPECT_TRUE(differs([](Request& r) { r.speculation.off = true; }));
+  EXPECT_TRUE(differs([](Request& r) { r.speculation.mode = VerifyMode::coupled; }));
+  EXPECT_TRUE(differs([](Request& r) { r.speculation.lenience = 0.5f; }));
   EXPECT_TRUE(differs([](Request& r) { r.speculation.drafter = "random"; }));
+  EXPECT_TRUE(differs([](Request& r) { r.speculation.num_speculative_tokens = 2; }));
+  EXPECT_TRUE(differs([](Request& r) { r.speculation.tpot_slo_ms = 20; }));
+  Request biased = request, more = request;
+  biased.sampling.logit_bias = {{5, 1.0f}};
+  more.sampling.logit_bias = {{5, 2.0f}};
+  EXPECT_FALSE(quarantine.digest_of(biased) == quarantine.digest_of(more));
   QuarantineTable elsewhere{};
   EXPECT_FALSE(Quarantine(elsewhere).digest_of(request) == digest);  // it says nothing by itself
 }

@@ -146,6 +146,18 @@ class Kill(Case):
             self.ends_well(job)
             self.assertFalse([file for file in files if Path(file).parent.exists()])
 
+    def test_an_mpirun_that_hangs_behind_a_loss_is_replaced(self):
+        stub = self.stub_mpirun(f'{shutil.which("mpirun")} "$@"\nexec sleep 1000\n')
+        with Job(env=stub) as job:
+            expected = answer_of(job)[1]
+            os.kill(job.ranks()[0], signal.SIGKILL)
+            start = time.monotonic()
+            job.log.wait_for('starting it again')
+            self.assertLess(time.monotonic() - start, 8)  # not as long as an orderly end may take
+            self.assertEqual(answer_of(job)[1], expected)
+            job.process.send_signal(signal.SIGTERM)
+            self.ends_well(job)
+
     def test_what_a_killed_launcher_leaves_is_swept_by_the_next(self):
         with Job() as job, Job() as other:
             directory, = {Path(file).parent for file in self.shared_memory(job)}
@@ -334,6 +346,20 @@ class Drain(Case):
             self.assertIn(f'{UNAVAILABLE} the server is shutting down',
                           [what for _, what in load.events('failed')])
             self.ends_well(job)
+
+    def test_a_third_signal_kills_what_does_not_end(self):
+        with Job() as job:
+            answer_of(job)
+            ranks = job.ranks()
+            for pid in ranks.values():
+                os.kill(pid, signal.SIGSTOP)
+            start = time.monotonic()
+            for _ in range(3):
+                job.process.send_signal(signal.SIGTERM)
+                time.sleep(0.2)  # so that they are three
+            self.assertEqual(job.wait(), 128 + signal.SIGKILL)
+            self.assertLess(time.monotonic() - start, 8)  # two would take ten seconds
+            self.assertEqual(job.ranks(), {})
 
     def test_the_limit_ends_it(self):
         with Job(serve=['--drain-seconds', '0']) as job, Load(job, STREAMS, MAX_TOKENS) as load:

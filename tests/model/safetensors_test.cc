@@ -212,13 +212,13 @@ TEST(SafetensorsFile, SurvivesEveryChangedByte) {
 
 const std::string kPartA = file_of(json{{"a", entry("BF16", {2}, 0, 4)}}.dump(), "abcd");
 const std::string kPartB = file_of(json{{"b", entry("BF16", {1}, 0, 2)}}.dump(), "ef");
+const std::string kIndex = R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})";
 
 TEST(Checkpoint, JoinsTheFilesOfAnIndex) {
   const TemporaryDirectory directory;
   directory.write("one.safetensors", kPartA);
   directory.write("two.safetensors", kPartB);
-  directory.write("model.safetensors.index.json",
-                  R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})");
+  directory.write("model.safetensors.index.json", kIndex);
   const Checkpoint checkpoint(directory.path());
   ASSERT_NE(checkpoint.find("a"), nullptr);
   ASSERT_NE(checkpoint.find("b"), nullptr);
@@ -476,6 +476,24 @@ TEST(CheckpointHash, IsOfTheContentsAlone) {
   std::string changed = kPartA;
   changed.back() ^= 1;
   EXPECT_NE(make(second, "{}", changed), hash);
+}
+
+TEST(CheckpointHash, IsOfEveryPartOfTheWeights) {
+  const TemporaryDirectory directory;
+  directory.write("config.json", "{}");
+  directory.write("model.safetensors.index.json", kIndex);
+  const auto hash_of = [&](std::string one, std::string two) {
+    directory.write("one.safetensors", one);
+    directory.write("two.safetensors", two);
+    return checkpoint_hash(directory.path());
+  };
+  const auto changed = [](std::string part) {
+    part.back() ^= 1;
+    return part;
+  };
+  const std::string hash = hash_of(kPartA, kPartB);
+  EXPECT_NE(hash_of(changed(kPartA), kPartB), hash);
+  EXPECT_NE(hash_of(kPartA, changed(kPartB)), hash);
 }
 
 }  // namespace

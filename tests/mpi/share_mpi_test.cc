@@ -1,8 +1,6 @@
 // Memory that ranks share instead of keeping a copy each.
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include <cstdint>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include "core/buffer.h"
 #include "core/error.h"
 #include "tests/mpi/mpi_world.h"
+#include "tests/mpi/no_room.h"
 
 namespace outrider {
 namespace {
@@ -81,14 +80,10 @@ TEST(Share, LeavesEachItsCopyWhereThereIsNoRoom) {
   const auto communicator = testing::mpi_world().make_communicator();
   const Buffer buffer = allocate_host(2 * kHugePage);
   std::memset(buffer.data(), 7, buffer.bytes());
-  const auto handler = signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit small = {kHugePage, before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  EXPECT_FALSE(communicator->share(bytes_of(buffer)));
-  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  signal(SIGXFSZ, handler);
+  {
+    const testing::NoRoom no_room(kHugePage);
+    EXPECT_FALSE(communicator->share(bytes_of(buffer)));
+  }
   EXPECT_EQ(permissions_at(buffer.data()), "rw-p");
   EXPECT_EQ(bytes_of(buffer).back(), std::byte{7});
 }

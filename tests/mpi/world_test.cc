@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "tests/comm/communicator_checks.h"
 #include "tests/mpi/mpi_world.h"
+#include "tests/mpi/no_room.h"
 
 namespace outrider {
 namespace {
@@ -53,6 +54,17 @@ TEST(World, CommunicatorDoesWhatEveryCommunicatorMust) {
   testing::check_sum_order(*comm);
   testing::check_all_gather(*comm);
   testing::check_broadcast(*comm);
+}
+
+// As ranks of several hosts do it.
+TEST(World, CommunicatorAddsInRankOrderWithoutSharedMemory) {
+  const auto comm = [] {
+    const testing::NoRoom no_room(1);
+    return mpi_world().make_communicator();
+  }();
+  EXPECT_FALSE(comm->is_near());
+  testing::check_sums(*comm);
+  testing::check_sum_order(*comm);
 }
 
 TEST(World, RanksMeetOnTheControlChannel) {

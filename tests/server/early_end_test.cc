@@ -224,6 +224,34 @@ TEST(EarlyEnd, OfAnAnswerThatNobodyCollectsIsACancel) {
   EXPECT_EQ(lazy.finish().status.error_code(), StatusCode::CANCELLED);
 }
 
+// It ends before its tokens do, since they are more than is kept for whoever does not read; then
+// the call is given up as well.
+TEST(EarlyEnd, OfAnAnswerThatGrowsTooLargeUnreadIsACancel) {
+  ServerOptions options;
+  options.calls.collect_timeout = milliseconds(100);
+  RunningServer server(options);
+  OpenCall lazy(server.port(), large("Unread"), std::chrono::minutes(5));
+  while (tokens_made(server) == 0) std::this_thread::yield();
+  server.wait_until_idle();
+  EXPECT_LT(tokens_made(server), kEndlessTokens);
+  EXPECT_TRUE(server.server().wait_for_calls(std::chrono::seconds(20)));
+  EXPECT_EQ(lazy.finish().status.error_code(), StatusCode::CANCELLED);
+}
+
+// More in all than may be unread at a time.
+TEST(EarlyEnd, IsNoneForALargeAnswerThatIsRead) {
+  ServerOptions options;
+  options.calls.max_undelivered_bytes = 5 << 20;
+  RunningServer server(options);
+  OpenCall call(server.port(), large("Read"), std::chrono::minutes(5));
+  int64_t bytes = 0;
+  for (v1::GenerateResponse response; call.stream->Read(&response);) {
+    bytes += static_cast<int64_t>(response.ByteSizeLong());
+  }
+  EXPECT_TRUE(call.stream->Finish().ok());
+  EXPECT_GT(bytes, options.calls.max_undelivered_bytes);
+}
+
 // It takes three times as long as whoever reads nothing has.
 TEST(EarlyEnd, IsNoneWhileTheClientReads) {
   RunningServer server(patient(milliseconds(1000)));

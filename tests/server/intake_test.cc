@@ -39,15 +39,46 @@ TEST(Intake, RefusesAtOnceWhatIsTooManyTokensToWait) {
 
 // Prompts of the most bytes that are read at all, all one word, which no step may need: they are
 // longer than the model allows.
+constexpr int kPrompts = 64;
+constexpr int kBytes = 2048 * 64 * 4;  // positions, bytes of a token, normalisation
+v1::GenerateRequest long_prompt() { return greedy(std::string(kBytes, 'a'), 5); }
+
+ServerOptions with_room_for_all() {
+  ServerOptions options;
+  options.max_waiting_tokens = int64_t{1} << 30;
+  return options;
+}
+
+// What waits to be tokenised counts, though no engine knows of it yet.
+TEST(Intake, RefusesAtOnceWhatIsTooMuchBeforeTheEngine) {
+  ServerOptions few_answers = with_room_for_all(), few_tokens;
+  few_answers.max_waiting_requests = 4;
+  few_tokens.max_waiting_tokens = kBytes;  // of three such prompts, at 4 bytes a token
+  for (const auto& [options, why] : {std::pair{few_answers, "answers, of 4 that may, are waiting"},
+                                     std::pair{few_tokens, "tokens would wait"}}) {
+    RunningServer server(options);
+    std::deque<OpenCall> calls;
+    for (int i = 0; i < kPrompts; ++i) calls.emplace_back(server.port(), long_prompt());
+    int refused = 0;
+    for (OpenCall& call : calls) {
+      const grpc::Status status = call.finish().status;
+      if (status.error_code() == StatusCode::INVALID_ARGUMENT) continue;
+      EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+      EXPECT_NE(status.error_message().find(why), std::string::npos) << status.error_message();
+      ++refused;
+    }
+    EXPECT_GT(refused, 0) << why;
+    EXPECT_LT(refused, kPrompts) << why;
+    EXPECT_EQ(server.engine().stats().num_requests_failed, 0);
+  }
+}
+
 class IntakeUnderLoad : public ::testing::Test {
  protected:
-  static constexpr int kPrompts = 64;
-
-  IntakeUnderLoad() : server_(options()) {}
+  IntakeUnderLoad() : server_(with_room_for_all()) {}
 
   void send_long_prompts() {
-    v1::GenerateRequest request = greedy(std::string(kBytes, 'a'), 5);
-    for (int i = 0; i < kPrompts; ++i) calls_.emplace_back(server_.port(), request);
+    for (int i = 0; i < kPrompts; ++i) calls_.emplace_back(server_.port(), long_prompt());
   }
   // How many of them have ended.
   int num_ended() {
@@ -71,14 +102,6 @@ class IntakeUnderLoad : public ::testing::Test {
   RunningServer server_;
 
  private:
-  static constexpr int kBytes = 2048 * 64 * 4;  // positions, bytes of a token, normalisation
-
-  static ServerOptions options() {
-    ServerOptions options;
-    options.max_waiting_tokens = int64_t{1} << 30;
-    return options;
-  }
-
   std::deque<OpenCall> calls_;
 };
 

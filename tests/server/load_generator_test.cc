@@ -54,7 +54,20 @@ LoadResult run(const ScriptedServer& server, LoadPlan plan) {
 }
 
 TEST(LoadGenerator, RecordsWhatCame) {
-  ScriptedServer server;
+  Script script;
+  script.complete.set_finish_reason(v1::FINISH_REASON_STOP);
+  script.complete.set_prompt_tokens(11);
+  script.complete.set_cached_tokens(12);
+  script.complete.mutable_timings()->set_queue_ms(13);
+  script.complete.mutable_timings()->set_prefill_ms(14);
+  v1::SpeculationStats& speculation = *script.complete.mutable_speculation();
+  speculation.set_num_spec_steps(15);
+  speculation.set_num_draft_tokens(16);
+  speculation.set_num_accepted_draft_tokens(17);
+  speculation.set_mean_acceptance_length(1.8);
+  speculation.set_mode("coupled");
+  speculation.set_drafter("head");
+  ScriptedServer server([&](int64_t) { return script; });
   const LoadResult result = run(server, open_loop(1000, kForever, 20, 1));
   ASSERT_EQ(result.records.size(), 20u);
   for (size_t i = 0; i < result.records.size(); ++i) {
@@ -69,6 +82,16 @@ TEST(LoadGenerator, RecordsWhatCame) {
     EXPECT_LE(record.sent_s, record.chunks[0].at_s);
     EXPECT_LE(record.chunks[0].at_s, record.chunks[1].at_s);
     EXPECT_LE(record.chunks[1].at_s, record.end_s);
+    EXPECT_TRUE(record.stopped);
+    EXPECT_EQ(record.prompt_tokens, 11);
+    EXPECT_EQ(record.cached_tokens, 12);
+    EXPECT_EQ(record.queue_ms, 13);
+    EXPECT_EQ(record.num_spec_steps, 15);
+    EXPECT_EQ(record.num_draft_tokens, 16);
+    EXPECT_EQ(record.num_accepted_draft_tokens, 17);
+    EXPECT_EQ(record.mean_acceptance_length, 1.8);
+    EXPECT_EQ(record.mode, "coupled");
+    EXPECT_EQ(record.drafter, "head");
   }
   EXPECT_FALSE(result.gave_up);
   EXPECT_FALSE(result.interrupted);
@@ -230,6 +253,20 @@ TEST(LoadGenerator, GivesUpWhereEverythingFails) {
     for (const RequestRecord& record : result.records) {
       EXPECT_EQ(record.status, "INVALID_ARGUMENT");
     }
+  }
+}
+
+// A server that refuses at once is not asked again at once.
+TEST(LoadGenerator, AUserWhomTheServerRefusesWaits) {
+  ScriptedServer server([](int64_t index) {
+    return index == 2 ? Script()
+                      : Script{.chunks = {}, .status = {grpc::StatusCode::RESOURCE_EXHAUSTED, ""}};
+  });
+  const LoadResult result = run(server, closed_loop(1, kForever, 5));
+  ASSERT_EQ(result.records.size(), 5u);
+  for (size_t i = 1; i < result.records.size(); ++i) {
+    const double pause = result.records[i].due_s - result.records[i - 1].end_s;
+    EXPECT_NEAR(pause, result.records[i - 1].ok() ? 0 : 0.1, 1e-9) << i;
   }
 }
 

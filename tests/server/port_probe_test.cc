@@ -2,12 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "server/address.h"
 #include "server/server_harness.h"
@@ -81,6 +85,29 @@ TEST(PortProbe, APortThatNobodyServesIsToldOnce) {
   for (int i = 0; i < 1000 && told == 0; ++i) std::this_thread::sleep_for(milliseconds(10));
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_EQ(told, 1);
+  int probes = 0;
+  for (pollfd waiting{listener.get(), POLLIN, 0}; poll(&waiting, 1, 0) > 0; ++probes) {
+    ASSERT_TRUE(FileDescriptor(accept(listener.get(), nullptr, nullptr)).valid());
+  }
+  EXPECT_EQ(probes, 3);  // one or two that take long say nothing
+}
+
+// Two probes of three find nobody, but never three in a row.
+TEST(PortProbe, AServerThatAnswersNowAndThenIsAlive) {
+  std::string address;
+  const FileDescriptor listener = listen_on("127.0.0.1", &address);
+  const int port = std::stoi(address.substr(address.rfind(':') + 1));
+  std::atomic<int> told = 0;
+  const PortProbe probe(own_addresses("0.0.0.0", port), [&told] { ++told; },
+                        {.between = milliseconds(1), .answer = milliseconds(400)});
+  std::vector<FileDescriptor> unanswered;
+  for (int i = 0; i < 12; ++i) {
+    pollfd waiting{listener.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&waiting, 1, 10'000), 1);
+    FileDescriptor connection(accept(listener.get(), nullptr, nullptr));
+    if (i % 3 != 2) unanswered.push_back(std::move(connection));  // else it is closed at once
+  }
+  EXPECT_EQ(told, 0);
 }
 
 }  // namespace

@@ -21,11 +21,13 @@ namespace outrider {
 
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
-// What a call answers: chunks of tokens, a complete that counts them, a status.
+// What a call answers: chunks of tokens, a complete that counts them (and tells what else it is
+// to), a status.
 struct Script {
   std::vector<std::vector<int32_t>> chunks = {{1}, {2, 3}};
   grpc::Status status = grpc::Status::OK;
   int64_t completion_tokens = 3;  // negative: no complete
+  v1::Complete complete = {};
 };
 
 class ScriptedCall final : public grpc::ServerWriteReactor<v1::GenerateResponse> {
@@ -37,7 +39,9 @@ class ScriptedCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
       chunk->mutable_token_ids()->Add(tokens.begin(), tokens.end());
     }
     if (script.completion_tokens >= 0 && script.status.ok()) {
-      messages_.emplace_back().mutable_complete()->set_completion_tokens(script.completion_tokens);
+      auto* complete = messages_.emplace_back().mutable_complete();
+      *complete = script.complete;
+      complete->set_completion_tokens(script.completion_tokens);
     }
     status_ = script.status;
     next();

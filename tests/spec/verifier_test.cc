@@ -214,7 +214,9 @@ void expect_distribution(const std::vector<double>& expected, const std::vector<
   }
   if (rest_expected < 1e-4) {
     EXPECT_EQ(rest_count, 0.0) << what << ": tokens that cannot be";
-  } else if (rest_expected >= 1.0) {
+  } else if (rest_expected < 1.0) {
+    EXPECT_LE(rest_count, 10.0) << what << ": tokens that can hardly be";
+  } else {
     add(rest_expected, rest_count);
   }
   EXPECT_LT(g, critical_value(cells - 1)) << what << ", " << cells << " cells";
@@ -355,12 +357,13 @@ INSTANTIATE_TEST_SUITE_P(Processors, Statistics,
 TEST(Verifier, LogprobsAreThoseOfTheWholeRow) {
   constexpr int kVocab = 700, kTop = 20;
   std::mt19937 random(4);
-  const std::vector<float> row = random_row(random, kVocab, 3.0f);
+  std::vector<float> row = random_row(random, kVocab, 3.0f);
+  for (float& logit : row) logit = std::round(2 * logit) / 2;  // ties, within ranks and across
   double sum = 0;
   for (const float logit : row) sum += std::exp(static_cast<double>(logit));
   std::vector<int32_t> order(kVocab);
   std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
   for (const int ranks : {1, 2, 3}) {
     run_thread_ranks(ranks, [&](Communicator& communicator) {
       Rank rank(communicator, kVocab, 1);

@@ -1,0 +1,65 @@
+// What delivery tells of an answer's time.
+#include "engine/delivery.h"
+
+#include <gtest/gtest.h>
+
+#include "model/tokenizer.h"
+#include "testing/checkpoints.h"
+
+namespace outrider {
+namespace {
+
+using std::chrono::milliseconds;
+
+class Kept : public RequestSink {
+ public:
+  void on_chunk(Chunk) override {}
+  void on_complete(Completion told) override { completion = std::move(told); }
+  void on_error(absl::Status status) override { FAIL() << status; }
+  bool cancelled() const override { return false; }
+  std::optional<Completion> completion;
+};
+
+// Received at 0 ms and started at 10; the first of 5 tokens at 30, the others at 50 and 70; then
+// cancelled at 100.
+Completion told(double tpot_slo_ms) {
+  const Tokenizer tokenizer = Tokenizer::load(test_checkpoint("tiny"));
+  const EngineClock::time_point zero{};
+  const auto sink = std::make_shared<Kept>();
+  const auto request = std::make_shared<RequestProgress>();
+  request->sink = sink;
+  const auto answer = std::make_shared<Answer>(request, OutputStream(tokenizer, {}));
+  answer->received = zero;
+  answer->started = zero + milliseconds(10);
+  answer->completion.speculation.tpot_slo_ms = tpot_slo_ms;
+  std::vector<Delivered> items;
+  for (const auto& [at, tokens] : std::initializer_list<std::pair<int, std::vector<int32_t>>>{
+           {30, {5}}, {50, {6, 7}}, {70, {8, 9}}}) {
+    items.push_back({.answer = answer, .at = zero + milliseconds(at), .tokens = tokens});
+  }
+  items.push_back({.answer = answer, .at = zero + milliseconds(100), .cancelled = true});
+  Delivery delivery;
+  delivery.push(items);
+  delivery.drain();
+  return sink->completion.value();
+}
+
+TEST(Delivery, TellsWhenEachPartOfAnAnswerWas) {
+  const Completion completion = told(0);
+  EXPECT_EQ(completion.completion_tokens, 5);
+  EXPECT_EQ(completion.timings.queue_ms, 10);
+  EXPECT_EQ(completion.timings.prefill_ms, 20);
+  EXPECT_EQ(completion.timings.ttft_ms, 30);
+  EXPECT_EQ(completion.timings.decode_ms, 40);
+  EXPECT_EQ(completion.timings.total_ms, 100);
+}
+
+// Of the time from token to token: four of them here, 10 ms each.
+TEST(Delivery, AnObjectiveIsMissedByTheMeanFromTokenToToken) {
+  EXPECT_FALSE(told(0).speculation.tpot_slo_missed);
+  EXPECT_TRUE(told(9).speculation.tpot_slo_missed);
+  EXPECT_FALSE(told(11).speculation.tpot_slo_missed);
+}
+
+}  // namespace
+}  // namespace outrider
