@@ -8,12 +8,14 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 SOURCE = Path(sys.argv.pop(1))
 sys.path.append(str(SOURCE / 'bench'))
 
 from page import check_page, replace, table  # noqa: E402
 from paired import first_difference, ratio  # noqa: E402
+from peer_answers import ADAPTIVE, PLAIN, Answer, times_table  # noqa: E402
 
 
 class Ratio(unittest.TestCase):
@@ -33,6 +35,51 @@ class Ratio(unittest.TestCase):
         mean, low, high = ratio([3, 300], [1, 100])
         self.assertAlmostEqual(mean, 3)
         self.assertAlmostEqual(low, high)
+
+
+class Scripted:
+    """A program that answers in pieces, at these seconds behind the question."""
+
+    def __init__(self, clock, pieces):
+        self.clock, self.pieces = clock, pieces
+
+    def answer(self, prompt, count, put):
+        asked = self.clock.return_value
+        for at, tokens in self.pieces:
+            self.clock.return_value = asked + at
+            put(tokens)
+
+
+class Times(unittest.TestCase):
+    def setUp(self):
+        patch = mock.patch('time.perf_counter', return_value=100.0)
+        self.clock = patch.start()
+        self.addCleanup(patch.stop)
+
+    def answer(self, *pieces):
+        return Answer(Scripted(self.clock, pieces), [1], sum(len(tokens) for _, tokens in pieces))
+
+    def test_a_tokens_time_is_that_of_those_behind_the_first_piece(self):
+        answer = self.answer((0.5, [1, 2]), (0.75, [3]), (1.0, [4, 5, 6]))
+        self.assertEqual(answer.tokens, [1, 2, 3, 4, 5, 6])
+        self.assertEqual(answer.ttft_ms, 500)
+        self.assertEqual(answer.token_ms, 125)
+
+    def test_an_answer_of_too_few_tokens_ends_it(self):
+        with self.assertRaises(SystemExit):
+            Answer(Scripted(self.clock, [(0.5, [1])]), [1], 2)
+
+    def test_ratios_say_how_much_longer_others_take(self):
+        def answers(first, token):  # two prompts, of three rounds each
+            rounds = [self.answer((first, [1]), (first + slow * token, [2]))
+                      for slow in (1, 1, 50)]
+            return [rounds, rounds]
+        lines = times_table({PLAIN: answers(0.25, 0.25), ADAPTIVE: answers(0.25, 0.125),
+                             'other': answers(0.5, 0.5)}).splitlines()
+        cells = {line.split(' | ')[0].strip('| '): line.split(' | ')[1:] for line in lines}
+        self.assertEqual(cells['other'][:3], ['500.00', '2.00 (2.00, 2.00)', '4.00 (4.00, 4.00)'])
+        self.assertEqual(cells[ADAPTIVE][:2], ['125.00', '0.50 (0.50, 0.50)'])
+        self.assertEqual(cells['other'][3:], ['500', '2.00 (2.00, 2.00) |'])
 
 
 class FirstDifference(unittest.TestCase):
