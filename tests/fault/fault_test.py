@@ -356,7 +356,7 @@ class Drain(Case):
             start = time.monotonic()
             for _ in range(3):
                 job.process.send_signal(signal.SIGTERM)
-                time.sleep(0.2)  # so that they are three
+                time.sleep(1)  # so that they are three
             self.assertEqual(job.wait(), 128 + signal.SIGKILL)
             self.assertLess(time.monotonic() - start, 8)  # two would take ten seconds
             self.assertEqual(job.ranks(), {})

@@ -59,7 +59,6 @@ TEST(LoadGenerator, RecordsWhatCame) {
   script.complete.set_prompt_tokens(11);
   script.complete.set_cached_tokens(12);
   script.complete.mutable_timings()->set_queue_ms(13);
-  script.complete.mutable_timings()->set_prefill_ms(14);
   v1::SpeculationStats& speculation = *script.complete.mutable_speculation();
   speculation.set_num_spec_steps(15);
   speculation.set_num_draft_tokens(16);

@@ -81,7 +81,7 @@ TEST(PortProbe, APortThatNobodyServesIsToldOnce) {
   const int port = std::stoi(address.substr(address.rfind(':') + 1));
   std::atomic<int> told = 0;
   const PortProbe probe(own_addresses("0.0.0.0", port), [&told] { ++told; },
-                        {.between = milliseconds(1), .answer = milliseconds(20)});
+                        {.between = milliseconds(1), .answer = milliseconds(200)});
   for (int i = 0; i < 1000 && told == 0; ++i) std::this_thread::sleep_for(milliseconds(10));
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_EQ(told, 1);
