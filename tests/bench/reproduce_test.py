@@ -341,27 +341,22 @@ class Cpu(unittest.TestCase):
             cpu.bench(asked, isa, *flags, '--rows', '17')
 
 
-class ScriptedAnswer:
-    """Chunks of so many tokens each, the first of them from the step that ended the prompt."""
-
-    def __init__(self, sizes, decode_ms, steps_by_lookahead):
-        self.messages = [pb.GenerateResponse(chunk=pb.Chunk(token_ids=range(size)))
-                         for size in sizes]
-        self.messages.append(pb.GenerateResponse(complete=pb.Complete(
-            completion_tokens=sum(sizes), timings=pb.Timings(decode_ms=decode_ms),
-            speculation=pb.SpeculationStats(steps_by_lookahead=steps_by_lookahead,
-                                            predicted_speedup=1))))
-
-    def Generate(self, _):
-        return iter(self.messages)
+def answering(sizes, decode_ms, steps_by_lookahead):
+    """A stub whose answer has chunks of so many tokens, the first from the prompt's last step."""
+    messages = [pb.GenerateResponse(chunk=pb.Chunk(token_ids=range(size))) for size in sizes]
+    messages.append(pb.GenerateResponse(complete=pb.Complete(
+        completion_tokens=sum(sizes), timings=pb.Timings(decode_ms=decode_ms),
+        speculation=pb.SpeculationStats(steps_by_lookahead=steps_by_lookahead,
+                                        predicted_speedup=1))))
+    return mock.Mock(Generate=lambda _: iter(messages))
 
 
 class Answers(unittest.TestCase):
     def test_what_the_prompts_step_gave_is_no_decoding(self):
         arm = Arm()
         # 4 tokens with the prompt's step, then 3 steps of 2 drafted tokens, then one of none.
-        arm.ask(ScriptedAnswer([4, 3, 2, 3, 1], 45, [1, 0, 3]), 'a', None)
-        arm.ask(ScriptedAnswer([1, 1, 1], 30, [2]), 'b', None)
+        arm.ask(answering([4, 3, 2, 3, 1], 45, [1, 0, 3]), 'a', None)
+        arm.ask(answering([1, 1, 1], 30, [2]), 'b', None)
         self.assertEqual(arm.ms(), 75 / 11)
         self.assertEqual(list(arm.ms_by_prompt()), [5, 15])
         self.assertEqual(arm.tokens_a_step(), 11 / 6)

@@ -74,37 +74,39 @@ TEST(PortProbe, AServerAnswersOverTls) {
   expect_alive(server.port());
 }
 
-// The kernel makes the connections, and nobody takes them.
-TEST(PortProbe, APortThatNobodyServesIsToldOnce) {
+// The kernel makes the connections, and nobody takes them but who accepts here.
+struct UnservedPort {
   std::string address;
-  const FileDescriptor listener = listen_on("127.0.0.1", &address);
-  const int port = std::stoi(address.substr(address.rfind(':') + 1));
+  FileDescriptor listener = listen_on("127.0.0.1", &address);
+  int port = std::stoi(address.substr(address.rfind(':') + 1));
+};
+
+TEST(PortProbe, APortThatNobodyServesIsToldOnce) {
+  const UnservedPort unserved;
   std::atomic<int> told = 0;
-  const PortProbe probe(own_addresses("0.0.0.0", port), [&told] { ++told; },
+  const PortProbe probe(own_addresses("0.0.0.0", unserved.port), [&told] { ++told; },
                         {.between = milliseconds(1), .answer = milliseconds(200)});
   for (int i = 0; i < 1000 && told == 0; ++i) std::this_thread::sleep_for(milliseconds(10));
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_EQ(told, 1);
   int probes = 0;
-  for (pollfd waiting{listener.get(), POLLIN, 0}; poll(&waiting, 1, 0) > 0; ++probes) {
-    ASSERT_TRUE(FileDescriptor(accept(listener.get(), nullptr, nullptr)).valid());
+  for (pollfd waiting{unserved.listener.get(), POLLIN, 0}; poll(&waiting, 1, 0) > 0; ++probes) {
+    ASSERT_TRUE(FileDescriptor(accept(unserved.listener.get(), nullptr, nullptr)).valid());
   }
   EXPECT_EQ(probes, 3);  // one or two that take long say nothing
 }
 
 // Two probes of three find nobody, but never three in a row.
 TEST(PortProbe, AServerThatAnswersNowAndThenIsAlive) {
-  std::string address;
-  const FileDescriptor listener = listen_on("127.0.0.1", &address);
-  const int port = std::stoi(address.substr(address.rfind(':') + 1));
+  const UnservedPort unserved;
   std::atomic<int> told = 0;
-  const PortProbe probe(own_addresses("0.0.0.0", port), [&told] { ++told; },
+  const PortProbe probe(own_addresses("0.0.0.0", unserved.port), [&told] { ++told; },
                         {.between = milliseconds(1), .answer = milliseconds(400)});
   std::vector<FileDescriptor> unanswered;
   for (int i = 0; i < 12; ++i) {
-    pollfd waiting{listener.get(), POLLIN, 0};
+    pollfd waiting{unserved.listener.get(), POLLIN, 0};
     ASSERT_EQ(poll(&waiting, 1, 10'000), 1);
-    FileDescriptor connection(accept(listener.get(), nullptr, nullptr));
+    FileDescriptor connection(accept(unserved.listener.get(), nullptr, nullptr));
     if (i % 3 != 2) unanswered.push_back(std::move(connection));  // else it is closed at once
   }
   EXPECT_EQ(told, 0);
