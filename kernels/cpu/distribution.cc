@@ -72,13 +72,14 @@ constexpr int64_t kBlock = 1024;  // tokens: what a pass looks at before it deci
                                                         Candidate* candidates) {
   constexpr int kMaxChunks = 512;
   constexpr int kBuffered = 4 * kCandidates;
+  constexpr int64_t kLanes = 16;  // looked at together: most have none
   const int64_t chunk = std::max<int64_t>(64, (n + kMaxChunks - 1) / kMaxChunks);
   int32_t chunk_max[kMaxChunks], sorted[kMaxChunks];
   int num_chunks = 0;
   for (int64_t begin = 0; begin < n; begin += chunk) {
     chunk_max[num_chunks++] = largest_key(logits + begin, std::min(chunk, n - begin));
   }
-  int64_t threshold = INT64_MIN;  // keys below it are not among the best
+  int32_t threshold = INT32_MIN;  // keys below it are not among the best
   if (num_chunks >= kCandidates) {
     std::copy_n(chunk_max, num_chunks, sorted);
     std::nth_element(sorted, sorted + kCandidates - 1, sorted + num_chunks, std::greater<>());
@@ -89,16 +90,20 @@ constexpr int64_t kBlock = 1024;  // tokens: what a pass looks at before it deci
   for (int c = 0; c < num_chunks; ++c) {
     if (chunk_max[c] < threshold) continue;
     const int64_t end = std::min(n, (c + 1) * chunk);
-    for (int64_t i = c * chunk; i < end; ++i) {
-      const int32_t key = order_key(logits[i]);
-      if (key < threshold) continue;
-      buffer[count++] = rank_of(key, i);
-      if (count < kBuffered) continue;
-      std::nth_element(buffer, buffer + kCandidates - 1, buffer + count, std::greater<>());
-      count = kCandidates;
-      // Later tokens are larger: with an equal logit they come behind.
-      const auto last = static_cast<uint32_t>(buffer[kCandidates - 1] >> 32);
-      threshold = int64_t{static_cast<int32_t>(last ^ 0x80000000u)} + 1;
+    for (int64_t begin = c * chunk; begin < end; begin += kLanes) {
+      const int64_t lanes = std::min(kLanes, end - begin);
+      if (largest_key(logits + begin, lanes) < threshold) continue;
+      for (int64_t i = begin; i < begin + lanes; ++i) {
+        const int32_t key = order_key(logits[i]);
+        if (key < threshold) continue;
+        buffer[count++] = rank_of(key, i);
+        if (count < kBuffered) continue;
+        std::nth_element(buffer, buffer + kCandidates - 1, buffer + count, std::greater<>());
+        count = kCandidates;
+        // Later tokens are larger: with an equal logit they come behind.
+        const auto last = static_cast<uint32_t>(buffer[kCandidates - 1] >> 32);
+        threshold = static_cast<int32_t>(last ^ 0x80000000u) + 1;
+      }
     }
   }
   const int taken = std::min(count, kCandidates);

@@ -86,6 +86,15 @@ PhiloxBlock* philox_of(Isa isa) {
   return static_cast<int32_t>(std::find(time, time + count, smallest) - time);
 }
 
+// Whether one of the tokens may be kept by the row's cut. The others never arrive, and few blocks
+// of a filtered row have one.
+[[gnu::always_inline]] inline bool may_keep(const float* logits, int32_t count,
+                                            const RowDistribution& row) {
+  int32_t may = 0;
+  for (int32_t i = 0; i < count; ++i) may |= logits[i] >= row.cut_logit ? 1 : 0;
+  return may != 0;
+}
+
 // Whether one of the tokens, of pace (logit - max) * per, may have log E - pace below `limit`. Few
 // blocks have one: the others need no logarithm, and no weights.
 [[gnu::always_inline]] inline bool can_win(const float* logits, int32_t count,
@@ -108,6 +117,7 @@ PhiloxBlock* philox_of(Isa isa) {
   for (int32_t block = -skipped; block < row.size; block += kBlock) {
     const int32_t begin = std::max(block, 0);
     const int32_t count = std::min(block + kBlock, row.size) - begin;
+    if (!may_keep(row.p_logits + begin, count, row.p)) continue;
     uint32_t of_block[kBlock];
     const auto first_word = static_cast<uint32_t>(row.first_token + block);
     random_block(philox, key, offset, purpose, first_word, of_block);
@@ -143,6 +153,7 @@ OUTRIDER_MULTIVERSION(RaceResult, race,
     const int32_t begin = std::max(block, 0);
     const int32_t count = std::min(block + kBlock, row.size) - begin;
     const float* const logits = row.p_logits + begin;
+    if (!may_keep(logits, count, row.p)) continue;
     uint32_t of_block[kBlock];
     const auto first_word = static_cast<uint32_t>(row.first_token + block);
     random_block(philox, key, 0, Purpose::coupled, first_word, of_block);

@@ -34,8 +34,8 @@ void race_weights(const RaceRow& row, int32_t begin, int32_t count, double* w);
 // The smallest time, then the smallest token; time is +infinity where no token has weight. Leaves
 // `overlap` 0. Twins: weighted_first (../cuda/race.cuh), of a draft's own row, and race_chunk
 // (../cuda/verify.cu), of the target's.
-// Bound: compute, ~50 instructions for 16 tokens with AVX-512, half of them Philox's. No sums, so
-// no order.
+// Bound: compute, ~50 instructions for 16 tokens with AVX-512, half of them Philox's, where the row
+// keeps one of 256 tokens around them; elsewhere it is read. No sums, so no order.
 RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose purpose, Isa isa);
 
 // The first of a coupled row's race over the tokens that row.p keeps (its temperature and cut are
