@@ -1,7 +1,8 @@
 """Text for distilling a draft: drawn from the target itself, in shards that are kept on disk.
 
 A shard is a batch of sequences of one length. Each begins with a prompt and goes on with what the
-target samples; where an answer ends, the user asks something else, so that no position is wasted.
+target samples; where an answer ends, or is long enough, the user asks something else, so that no
+position is wasted.
 In some conversations the target writes what the user says, too: a template of chats begins with it.
 All sequences of a shard stand at the same position, so neither cache nor attention needs a mask.
 """
@@ -9,6 +10,7 @@ All sequences of a shard stand at the same position, so neither cache nor attent
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import jinja2
@@ -17,6 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from distill_llama import Cache, Llama, RecipeError
+from distill_measures import copied
 from distill_prompts import KINDS, Prompt, PromptSource
 
 # Temperatures that a sequence is drawn at, and their shares. 0: greedy.
@@ -26,6 +29,9 @@ TEMPERATURE_SHARES = (0.4, 0.2, 0.4)
 # How it is drawn where the user speaks, and how long that may be.
 QUESTION_TEMPERATURE = 0.8
 MAX_QUESTION_TOKENS = 80
+
+# How long an answer may be, drawn for each: what begins answers differs more than what goes on.
+ANSWER_TOKENS = (32, 160)
 
 SAID = "\0"  # stands for what somebody says in a rendered chat
 
@@ -37,6 +43,7 @@ class Renderer:
         self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
         self.eos_token = config["eos_token"]
+        self.eos_id = self.tokenizer.token_to_id(self.eos_token)
         template = config.get("chat_template")
         self.template = None if template is None else jinja2.Template(template)
         generation = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
@@ -62,6 +69,13 @@ class Renderer:
             return self.encode(self.chat(("user", SAID)).split(SAID)[0] + begun)
         whole = self.chat(("user", ""), ("assistant", SAID), ("user", SAID))
         return self.encode(whole.split(SAID)[1].removeprefix(self.eos_token) + begun)
+
+    def words(self) -> list[str]:
+        """Tokens of the vocabulary that are a word in lower case behind a space, of five letters or
+        more."""
+        tokens = sorted(self.tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+        return [match[1] for token, _ in tokens
+                if (match := re.fullmatch("[Ġ▁]([a-z]{5,})", token))]
 
     def behind_question(self) -> list[int]:
         """From the end of the user's words to the beginning of the answer, an EOS first."""
@@ -101,14 +115,15 @@ def draw(logits: torch.Tensor, best: torch.Tensor, temperatures: torch.Tensor,
 @torch.inference_mode()
 def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows: int, length: int,
              keep_hidden: bool) -> dict[str, np.ndarray]:
-    """A shard: tokens [rows, length], generated (which of them the target drew as answers), kind and
-    temperature [rows]; with keep_hidden, the target's final states as bits of bf16 [rows, length,
-    hidden], the log of the sum of exponentials of its logits and their arg max [rows, length]."""
+    """A shard: tokens [rows, length], generated (which of them the target drew as answers), copied
+    (distill_measures.py), kind and temperature [rows]; with keep_hidden, the target's final states as
+    bits of bf16 [rows, length, hidden], the log of the sum of exponentials of its logits and their
+    arg max [rows, length]."""
     device = target.embed_tokens.device
     number = int.from_bytes(hashlib.sha256(f"{seed} {held_out}".encode()).digest()[:7], "little")
     rng = np.random.default_rng(number)
     generator = torch.Generator(device).manual_seed(number)
-    source = PromptSource(seed, held_out, own=renderer.template is not None)
+    source = PromptSource(seed, held_out, renderer.words(), own=renderer.template is not None)
     forced = np.full((rows, length), -1, np.int64)  # tokens that are given
     kinds = np.empty(rows, np.uint8)
     for row in range(rows):
@@ -128,7 +143,9 @@ def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows:
     tokens, generated = shard["tokens"], shard["generated"]
     tokens[:, 0] = forced[:, 0]
     asking = kinds == KINDS.index("own")  # rows where the user speaks in the target's words
-    asked = np.zeros(rows, np.int64)  # how many tokens of them
+    said = np.zeros(rows, np.int64)  # how many tokens since the other spoke
+    least, most = ANSWER_TOKENS
+    limit = np.where(asking, MAX_QUESTION_TOKENS, rng.integers(least, most + 1, rows))
     cache = Cache(target.shape, rows, target.embed_tokens)
     for i in range(length):
         hidden = target(torch.from_numpy(tokens[:, i:i + 1]).to(device), cache, i)[:, 0]
@@ -147,19 +164,21 @@ def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows:
         free = forced[:, i + 1] < 0
         generated[:, i + 1] = free & ~asking
         tokens[:, i + 1] = np.where(free, drawn, forced[:, i + 1])
-        asked = np.where(free & asking, asked + 1, 0)
+        said = np.where(free, said + 1, 0)
         ended = free & np.isin(drawn, renderer.eos_ids)
-        for row in np.flatnonzero(ended | (asked == MAX_QUESTION_TOKENS)):
+        for row in np.flatnonzero(ended | (said == limit)):
             if asking[row]:
-                ids = renderer.behind_question()[1 if ended[row] else 0:]
-                asking[row] = False
+                ids = renderer.behind_question()[1:]
             elif KINDS[kinds[row]] == "own":
                 ids = renderer.before_question(source.own(), first=False)
-                asking[row] = True
             else:
                 ids = renderer.follow_up(source.follow_up(KINDS[kinds[row]]))
-            ids = ids[:length - i - 2]
+            eos, said[row] = [] if ended[row] else [renderer.eos_id], 0
+            asking[row] = KINDS[kinds[row]] == "own" and not asking[row]
+            limit[row] = MAX_QUESTION_TOKENS if asking[row] else rng.integers(least, most + 1)
+            ids = (eos + ids)[:length - i - 2]
             forced[row, i + 2:i + 2 + len(ids)] = ids
+    shard["copied"] = copied(tokens)
     return shard
 
 

@@ -15,8 +15,10 @@ distribution at temperature 1 and q the draft's: the sum is the probability that
 accepts a draft there. The log's lines are JSON; `alpha_greedy` is the share of positions of greedy
 text where the draft's arg max is the target's, `alpha_sampled` the mean of the sum of min(p, q)
 over text at temperature 1, both over positions that the target generated from held-out prompts.
-A head is taught to go on from its own guesses, too: the lines give its first token's acceptance, and
-`alpha_by_depth` that of each token in a row of --depth, where those before it were right.
+A head is taught to go on from its own guesses, too: the lines give its first token's acceptance,
+and `alpha_by_depth` that of each token in a row of --depth, where those before it were right.
+`alpha_new` is both over all but the tokens that follow the four before them as they did the last
+time, which training leaves out, too.
 """
 
 import argparse
@@ -38,7 +40,8 @@ from complete_draft import DraftError, complete
 from distill_data import Batches, Renderer, Shards, frequent_tokens, generate
 from distill_head import WEIGHTS, DraftHead, load_head, save_head
 from distill_llama import Llama, RecipeError, load_target, save_trained
-from distill_measures import expected_speedup, lookup_acceptance, shares
+from distill_measures import Comparison, compare_logits, expected_speedup, lookup_acceptance, shares
+from distill_optimizers import learning_rate, make_optimizers
 from distill_prompts import KINDS, SHARES
 
 CHECKPOINT_SECONDS = 60
@@ -98,6 +101,11 @@ def run_generate(arguments: argparse.Namespace) -> None:
                             "tokens_per_second": size / seconds})
 
 
+def of_next(marks: torch.Tensor) -> torch.Tensor:
+    """Marks of tokens [rows, positions], each at the position before its token."""
+    return torch.cat((marks[:, 1:], torch.zeros_like(marks[:, :1])), 1)
+
+
 class Trainer:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -117,9 +125,10 @@ class Trainer:
         self.draft.to(arguments.device)
         self.draft_forward = torch.compile(self.draft) if arguments.compile else self.draft
         self.target_forward = torch.compile(self.target) if arguments.compile else self.target
-        self.optimizer = torch.optim.AdamW(
-            [p for p in self.draft.parameters() if p.requires_grad], lr=arguments.learning_rate,
-            betas=(0.9, 0.95), weight_decay=0.01, fused=arguments.device == "cuda")
+        # The fused one reads and writes a position's logits twice, not twenty times.
+        self.compare_logits = (torch.compile(compare_logits, dynamic=True) if arguments.compile
+                               else compare_logits)
+        self.optimizers = make_optimizers(self.draft, arguments.device)
         self.step = 0
         self.started_from = None  # what the head's weights were
         if arguments.start_from is not None:
@@ -138,7 +147,8 @@ class Trainer:
                                   f"another --work")
             self.started_from = found
             self.draft.load_state_dict(state["draft"], strict=False)  # what is shared is not there
-            self.optimizer.load_state_dict(state["optimizer"])
+            for optimizer, its_state in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(its_state)
             self.step = state["step"]
 
     @property
@@ -200,7 +210,8 @@ class Trainer:
     def save(self) -> None:
         state = {"draft": {name: tensor for name, tensor in self.draft.state_dict().items()
                            if name != "embed_tokens"},  # shared with the target
-                 "optimizer": self.optimizer.state_dict(), "step": self.step,
+                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                 "step": self.step,
                  "layers": self.arguments.layers, "started_from": self.started_from}
         write_whole(self.path, lambda temporary: torch.save(state, temporary))
 
@@ -223,29 +234,20 @@ class Trainer:
         return hidden, torch.cat(sums), torch.cat(best)
 
     def positions(self, batches: Batches, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens of the sequences, and behind which of them the target drew the next one."""
-        generated = batches.column("generated", numbers)
-        wanted = torch.zeros_like(generated)
-        wanted[:, :-1] = generated[:, 1:]
+        """Tokens of the sequences, and behind which of them the target drew the next one; for
+        training, such as are not copied."""
+        wanted = of_next(batches.column("generated", numbers))
+        if batches is self.train:
+            wanted &= ~of_next(batches.column("copied", numbers))
         return batches.column("tokens", numbers), wanted
 
     def compare(self, draft_hidden: torch.Tensor, hidden: torch.Tensor,
-                log_sum_exp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """KL(p || q) and sum of min(p, q) [n], and the draft's logits [n, head_rows]."""
-        target_logits = F.linear(hidden, self.target_head).float()
-        log_p = target_logits - log_sum_exp[:, None]
-        logits = self.draft.logits(draft_hidden)
-        log_q = logits.log_softmax(-1)
-        p = log_p.exp()
-        overlap = torch.minimum(p, log_q.exp()).sum(-1)
-        return (p * (log_p - log_q)).sum(-1), overlap, logits
-
-    def learning_rate(self) -> float:
-        """Warm-up, then half a cosine down to a twentieth."""
-        done = self.step / self.num_steps()
-        warm = min(1.0, (self.step + 1) / max(1.0, 0.02 * self.num_steps()))
-        shape = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-        return self.arguments.learning_rate * warm * shape
+                log_sum_exp: torch.Tensor) -> tuple[torch.Tensor, Comparison]:
+        """The draft's logits at n positions [n, head_rows], and what they are worth."""
+        logits = F.linear(draft_hidden, self.draft.lm_head.to(self.target.dtype))
+        target_logits = F.linear(hidden, self.target_head)
+        return logits, self.compare_logits(logits.detach(), target_logits, log_sum_exp,
+                                           self.arguments.tv_weight)
 
     def num_steps(self) -> int:
         return max(1, self.arguments.train_tokens // (self.arguments.batch * self.train.length))
@@ -266,32 +268,32 @@ class Trainer:
         hidden, gradients = hidden[wanted], []
         for depth, (states, which) in enumerate(predictions):
             # Logits are many: backward through them part by part, then once through the layers.
-            leaf = states.detach().requires_grad_()
+            leaf, weight = states.detach().requires_grad_(), DEPTH_DISCOUNT**depth / len(states)
             for part in range(0, len(leaf), self.loss_rows):
                 rows = slice(part, part + self.loss_rows)
-                divergence, overlap, _ = self.compare(leaf[rows], hidden[which][rows],
-                                                      log_sum_exp[which][rows])
-                loss = (divergence + self.arguments.tv_weight * (1 - overlap)).sum() / len(leaf)
-                loss = loss * DEPTH_DISCOUNT**depth
-                loss.backward()
-                total += loss.detach()
+                logits, compared = self.compare(leaf[rows], hidden[which][rows],
+                                                log_sum_exp[which][rows])
+                logits.backward(compared.gradient * weight)
+                total += compared.loss.sum() * weight
             gradients.append(leaf.grad)
         torch.autograd.backward([states for states, _ in predictions], gradients)
         torch.nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        rate = learning_rate(self.arguments.learning_rate, self.step, self.num_steps())
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return total
 
     @torch.no_grad()
     def evaluate(self) -> dict:
-        """Held-out acceptance of the first token, over all and by kind of prompt, and of each depth
-        in turn."""
+        """Held-out acceptance of the first token, over all and by kind of prompt, without copied
+        tokens, and of each depth in turn."""
         depths = self.arguments.depth if self.arguments.kind == "head" else 1
-        sums = np.zeros((2, depths, len(KINDS)))  # greedy, sampled
-        counts = np.zeros((2, depths, len(KINDS)))
+        sums = np.zeros((2, depths, 2, len(KINDS)))  # greedy, sampled; not copied, copied
+        counts = np.zeros(sums.shape)
         temperature = np.concatenate([s["temperature"] for s in self.held_out.shards])
         kind = np.concatenate([s["kind"] for s in self.held_out.shards])
         for mode, wanted_temperature in enumerate((0.0, 1.0)):
@@ -303,25 +305,30 @@ class Trainer:
                 predictions = self.predict(tokens, wanted, hidden)
                 hidden, best = hidden[wanted], self.row_of_token[best]
                 kinds = torch.from_numpy(kind[numbers].astype(np.int64)).to(wanted.device)
-                kinds = kinds[:, None].expand_as(wanted)[wanted]
+                copies = of_next(self.held_out.column("copied", numbers))
+                groups = (kinds[:, None] + len(KINDS) * copies)[wanted]
                 for depth, (states, which) in enumerate(predictions):
                     accepted = []
                     for part in range(0, len(states), self.loss_rows):
                         rows = slice(part, part + self.loss_rows)
-                        _, overlap, logits = self.compare(states[rows], hidden[which][rows],
-                                                          log_sum_exp[which][rows])
+                        logits, compared = self.compare(states[rows], hidden[which][rows],
+                                                        log_sum_exp[which][rows])
+                        overlap = compared.overlap
                         if mode == 0:
                             overlap = (logits.argmax(-1) == best[which][rows]).float()
                         accepted.append(overlap)
-                    of_kind = kinds[which].cpu().numpy()
-                    sums[mode, depth] += np.bincount(of_kind, torch.cat(accepted).cpu().numpy(),
-                                                     len(KINDS))
-                    counts[mode, depth] += np.bincount(of_kind, minlength=len(KINDS))
+                    group, size = groups[which].cpu().numpy(), counts[mode, depth].size
+                    weights = torch.cat(accepted).cpu().numpy()
+                    sums[mode, depth] += np.bincount(group, weights, size).reshape(2, -1)
+                    counts[mode, depth] += np.bincount(group, minlength=size).reshape(2, -1)
         names = ("alpha_greedy", "alpha_sampled")
-        result = {name: shares(sums[mode, 0], counts[mode, 0]) for mode, name in enumerate(names)}
+        result = {name: shares(sums[mode, 0].sum(0), counts[mode, 0].sum(0))
+                  for mode, name in enumerate(names)}
+        result["alpha_new"] = {name: shares(sums[mode, 0, 0], counts[mode, 0, 0])["all"]
+                               for mode, name in enumerate(names)}
         if depths > 1:
             result["alpha_by_depth"] = {
-                name: [shares(sums[mode, depth], counts[mode, depth])["all"]
+                name: [shares(sums[mode, depth].sum(0), counts[mode, depth].sum(0))["all"]
                        for depth in range(depths)] for mode, name in enumerate(names)}
         return result
 
@@ -452,7 +459,7 @@ def parse() -> argparse.Namespace:
     command.add_argument("--evaluate-every", type=at_least(1), default=200, metavar="STEPS")
     command.add_argument("--cost", type=float, help="c: time of a draft pass over that of a target "
                          "pass (default: parameters read by one over the other's)")
-    command.add_argument("--compile", action="store_true", help="torch.compile both models")
+    command.add_argument("--compile", action="store_true", help="torch.compile both models and the loss")
     command = commands.add_parser("export", parents=[training], help="write the draft's checkpoint")
     command.set_defaults(run=run_export, compile=False)
     command.add_argument("--output", type=Path, required=True, metavar="DIR")

@@ -51,10 +51,6 @@ class DraftHead(nn.Module):
         x = x + linear(gated, self.down_proj)
         return rms_norm(x, self.norm, self.epsilon).to(self.dtype)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """f32 [..., head_rows]"""
-        return F.linear(states, self.lm_head).float()
-
     def read_each_pass(self) -> int:
         """Parameters that a pass over one row reads."""
         return sum(p.numel() for p in self.parameters()) + self.lm_head.numel()

@@ -1,11 +1,12 @@
 """Prompts for distilling a draft: chat, code, summaries and plain prose, without end, and
 conversations in which the target writes the user's part, too ("own": at most its first words come
-from here).
+from here, or from the vocabulary).
 
-Every other text is put together from the lists below, which were written for this file (and have its
-licence), but for the signatures and docstrings of Python's own standard library (PSF licence), read
-where the interpreter has them. Each list is cut in two: held-out prompts are made of every eighth
-entry and of every eighth module, training prompts of the others, so no topic is in both.
+Every other text is put together from the lists below, which were written for this file (and have
+its licence), but for the signatures and docstrings of Python's own standard library (PSF licence),
+read where the interpreter has them. Each list is cut in two: held-out prompts are made of every
+eighth entry, module and word, training prompts of the others, so no topic is in both, but for
+inflections of a word.
 """
 
 import ast
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 KINDS = ("chat", "code", "summary", "plain", "own")
-SHARES = (0.15, 0.1, 0.07, 0.08, 0.6)  # of KINDS, among the prompts
+SHARES = (0.1, 0.1, 0.05, 0.05, 0.7)  # of KINDS, among the prompts
 HELD_OUT_EVERY = 8
 
 TOPICS = """volcanoes|growing tomatoes|learning the guitar|black holes|the water cycle|bees
@@ -140,8 +141,8 @@ subprocess symtable tabnanny tarfile tempfile textwrap threading timeit token to
 traceback typing uuid warnings wave weakref webbrowser zipapp"""
 
 
-# More than half of what the user says in the target's words begins like this, so that there are
-# texts to sum up or to mend, and code to explain, other than those above.
+# Half of what the user says in the target's words begins like this, an empty one with nothing, so
+# that there are texts to sum up or to mend, and code to explain, other than those above.
 OWN_STARTS = r"""||||||||||||||||||||||||||How|What|Why|Can you|Tell me|Explain|I|My|Plan|Suggest|Give me
 Write|Write a Python function that|Write a|Write a story|Write a short email|In SQL,|Is it
 Summarize the following text:\n\n|Summarize in one sentence:|Here is an article:\n\n
@@ -150,6 +151,17 @@ Correct the mistakes in this text:\n\n|Rewrite this paragraph in the past tense:
 Make this email more polite:\n\n|Translate this sentence|Repeat this text, but
 What does this code do?\n\n```python\n|Find the error in this code:\n\n```python\n
 Rename the variables in this function:\n\n```python\n|Add comments to this code:\n\n```"""
+
+# The other half begins like this, with a word of the target's vocabulary, so that what is asked for
+# does not end where these lists do. Where the vocabulary has no words, all is of OWN_STARTS.
+WORD_STARTS = """What is {word}|How do I {word}|Explain {word}|Tell me about {word}|Why is {word}
+I need {word}|My {word}|Give me a list of {word}|Write a story about {word}|Can you {word}
+Write an email about {word}|What does {word} mean|How does {word}|When was {word}|Who {word}
+What are the {word}|I want to {word}|Is {word}|Compare {word} and|Describe {word}|Help me {word}
+Write a poem about {word}|Give me tips on {word}|Use the word {word} in|Write a paragraph on {word}
+What is the difference between {word} and|Translate {word}|Which {word}|Our {word}|How many {word}
+Write a function that {word}|Write a program for {word}|Where can I find {word}|Suggest {word}
+I was thinking about {word}|Summarize the history of {word}|What happens if {word}|Design {word}"""
 
 
 class Prompt(NamedTuple):
@@ -192,14 +204,18 @@ def library_functions(held_out: bool) -> list[str]:
 class PromptSource:
     """Draws prompts; what it draws depends on the seed, the side of the cut and the interpreter."""
 
-    def __init__(self, seed: str, held_out: bool, own: bool = True) -> None:
-        """own: whether there are conversations that the target writes both sides of."""
+    def __init__(self, seed: str, held_out: bool, words: list[str], own: bool = True) -> None:
+        """words: of the vocabulary; own: whether there are conversations that the target writes
+        both sides of."""
         self.shares = [share if own or kind != "own" else 0 for kind, share in zip(KINDS, SHARES)]
         self.random = random.Random(f"{seed} {held_out}")
         self.topics = entries(TOPICS, held_out)
         self.objects = entries(OBJECTS, held_out)
         self.places = entries(PLACES, held_out)
         self.events = entries(EVENTS, held_out)
+        others = {word for text in (TOPICS, OBJECTS, PLACES, EVENTS)
+                  for entry in entries(text, not held_out) for word in entry.split()}
+        self.words = [word for word in part_of(words, held_out) if word not in others]
         self.functions = library_functions(held_out)
 
     def draw(self) -> Prompt:
@@ -239,6 +255,9 @@ class PromptSource:
 
     def own(self) -> str:
         """How the target is to begin what the user says."""
+        if self.words and self.random.random() < 0.5:
+            word = self.random.choice(self.words)
+            return self.random.choice(entries(WORD_STARTS)).format(word=word)
         return self.random.choice(entries(OWN_STARTS))
 
     def fill(self, templates: str) -> str:

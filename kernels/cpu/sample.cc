@@ -113,11 +113,12 @@ PhiloxBlock* philox_of(Isa isa) {
   RaceResult best{.time = kNever, .overlap = 0.0, .shift = 0.0, .token = -1, .logit = 0.0f};
   const auto per = static_cast<float>(per_temperature(row.p.temperature));
   float limit = kInfinity;
+  const bool filtered = row.p.cut_logit > -kInfinity;
   const int32_t skipped = row.first_token % 4;  // blocks of random words start at multiples of 4
   for (int32_t block = -skipped; block < row.size; block += kBlock) {
     const int32_t begin = std::max(block, 0);
     const int32_t count = std::min(block + kBlock, row.size) - begin;
-    if (!may_keep(row.p_logits + begin, count, row.p)) continue;
+    if (filtered && !may_keep(row.p_logits + begin, count, row.p)) continue;
     uint32_t of_block[kBlock];
     const auto first_word = static_cast<uint32_t>(row.first_token + block);
     random_block(philox, key, offset, purpose, first_word, of_block);
@@ -148,12 +149,13 @@ OUTRIDER_MULTIVERSION(RaceResult, race,
                                                        PhiloxBlock* philox) {
   const double per = per_temperature(row.p.temperature);
   Runner best = kNobody;
+  const bool filtered = row.p.cut_logit > -kInfinity;
   const int32_t skipped = row.first_token % 4;
   for (int32_t block = -skipped; block < row.size; block += kBlock) {
     const int32_t begin = std::max(block, 0);
     const int32_t count = std::min(block + kBlock, row.size) - begin;
     const float* const logits = row.p_logits + begin;
-    if (!may_keep(logits, count, row.p)) continue;
+    if (filtered && !may_keep(logits, count, row.p)) continue;
     uint32_t of_block[kBlock];
     const auto first_word = static_cast<uint32_t>(row.first_token + block);
     random_block(philox, key, 0, Purpose::coupled, first_word, of_block);

@@ -72,7 +72,7 @@ TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{%
 OWN_ROWS = """
 import json, sys, torch
 from pathlib import Path
-from distill_data import MAX_QUESTION_TOKENS, Renderer, generate
+from distill_data import ANSWER_TOKENS, MAX_QUESTION_TOKENS, Renderer, generate
 from distill_llama import load_target
 from distill_prompts import KINDS, OWN_STARTS, entries
 target = Path(sys.argv[1])
@@ -87,7 +87,72 @@ print(json.dumps({'tokens': shard['tokens'][rows].tolist(),
                   'behind': renderer.behind_question(), 'eos': renderer.eos_ids,
                   'between': renderer.before_question('', first=False),
                   'begun': [renderer.encode(begun) for begun in entries(OWN_STARTS)],
-                  'most': MAX_QUESTION_TOKENS}))
+                  'most': MAX_QUESTION_TOKENS, 'shortest': ANSWER_TOKENS[0],
+                  'longest': ANSWER_TOKENS[1]}))
+"""
+
+
+# The gradient of a position's loss, as it is and compiled, against automatic differentiation of its
+# definition.
+GRADIENT = """
+import torch
+from distill_measures import compare_logits
+torch.manual_seed(1)
+logits, target = torch.randn(7, 50, requires_grad=True), torch.randn(7, 50)
+log_sum_exp = torch.cat((target, torch.randn(7, 9)), 1).logsumexp(-1)
+p, q = (target - log_sum_exp[:, None]).exp(), logits.softmax(-1)
+overlap = torch.minimum(p, q).sum(-1)
+loss = (p * (p.log() - q.log())).sum(-1) + 0.7 * (1 - overlap)
+loss.sum().backward()
+for compare in (compare_logits, torch.compile(compare_logits, dynamic=True)):
+    compared = compare(logits.detach(), target, log_sum_exp, 0.7)
+    torch.testing.assert_close(compared.overlap, overlap.detach())
+    torch.testing.assert_close(compared.loss, loss.detach())
+    torch.testing.assert_close(compared.gradient, logits.grad)
+assert logits.grad.abs().max() > 0.1
+"""
+
+# With a vocabulary that has words.
+WORDS = """
+import sys
+from pathlib import Path
+from tokenizers import Tokenizer, models
+from distill_data import Renderer
+renderer = Renderer(Path(sys.argv[1]))
+vocabulary = {'\u0120seven': 2, '\u0120Seven': 0, '\u0120four': 1, 'seven': 3, '\u2581eight': 4,
+              '\u0120eight2': 5, '\u0120seventh': 6}
+renderer.tokenizer = Tokenizer(models.BPE(vocabulary, []))
+assert renderer.words() == ['seven', 'eight', 'seventh'], renderer.words()
+"""
+
+# Training sees answers but for what they copy.
+POSITIONS = """
+import numpy as np, torch
+from distill_data import Batches
+from distill_draft import Trainer
+trainer = Trainer.__new__(Trainer)
+shard = {'tokens': np.arange(6)[None], 'generated': np.array([[0, 0, 1, 1, 0, 1]], bool),
+         'copied': np.array([[0, 1, 0, 1, 0, 0]], bool)}
+trainer.train, trainer.held_out = Batches([shard], 'cpu'), Batches([shard], 'cpu')
+def wanted(batches):
+    return trainer.positions(batches, np.array([0]))[1].int().tolist()
+assert wanted(trainer.train) == [[0, 1, 0, 0, 1, 0]], wanted(trainer.train)
+assert wanted(trainer.held_out) == [[0, 1, 1, 0, 1, 0]], wanted(trainer.held_out)
+"""
+
+# Writes a shard all of which, or nothing of which, is copied.
+MARK = """
+import sys, numpy as np
+shard = dict(np.load(sys.argv[1]))
+np.savez(sys.argv[2], **shard | {'copied': getattr(np, sys.argv[3])(shard['tokens'].shape, bool)})
+"""
+
+# Which tokens follow four that they have followed before, the last time.
+COPIED = """
+import numpy as np
+from distill_measures import copied
+tokens = np.array([[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 7, 1, 2, 3, 4, 5]])
+assert np.flatnonzero(copied(tokens)).tolist() == [9], copied(tokens)
 """
 
 
@@ -117,6 +182,22 @@ class DistillDraft(unittest.TestCase):
                 a, c = line[alpha]['all'], begin['c']
                 self.assertAlmostEqual(expected['speedup'], max(
                     sum(a ** i for i in range(k + 1)) / (1 + c * k) for k in range(16)), places=2)
+
+    def test_parts(self):
+        for code in (GRADIENT, POSITIONS, WORDS, COPIED):
+            subprocess.run([PYTHON, '-c', code, CHECKPOINT], cwd=SOURCE / 'tools', check=True)
+
+    def test_what_is_copied_is_told_apart(self):
+        for share in ('zeros', 'ones'):
+            work = self.root / f'copied_{share}'
+            work.mkdir()
+            (work / 'train-00000.npz').symlink_to(self.whole / 'train-00000.npz')
+            subprocess.run([PYTHON, '-c', MARK, self.whole / 'held_out-00000.npz',
+                            work / 'held_out-00000.npz', share], check=True)
+            line = run('train', work, *TRAIN, '--train-tokens', '1')[-1]
+            for alpha in ('alpha_greedy', 'alpha_sampled'):
+                self.assertEqual(line['alpha_new'][alpha],
+                                 line[alpha]['all'] if share == 'zeros' else None)
 
     def test_several_draw_text_for_one_run(self):
         """Shards by their numbers are the same, whoever draws them."""
@@ -240,7 +321,8 @@ class DistillDraft(unittest.TestCase):
 
     def test_the_target_asks_itself(self):
         """Behind the template's words, and sometimes the user's first, it speaks for the user, so
-        long and no longer, then for itself; what the user says is no answer."""
+        long and no longer, then for itself, no longer than wanted either; what the user says is no
+        answer, nor is the end of one that was cut."""
         target = self.root / 'with_template'
         target.mkdir()
         for file in CHECKPOINT.iterdir():
@@ -252,7 +334,7 @@ class DistillDraft(unittest.TestCase):
         said = json.loads(subprocess.run([PYTHON, '-c', OWN_ROWS, target], cwd=SOURCE / 'tools',
                                          check=True, capture_output=True, text=True).stdout)
         self.assertGreater(len(said['tokens']), 2)
-        starts = set()
+        starts, cut = set(), 0
         most = max(map(len, said['begun'])) + said['most']
         for tokens, answers in zip(said['tokens'], said['answers']):
             at, before = 0, said['before']
@@ -267,20 +349,18 @@ class DistillDraft(unittest.TestCase):
                 self.assertEqual(tokens[end:end + len(said['behind'])], said['behind'])
                 first = end + len(said['behind'])
                 self.assertFalse(any(answers[at:first]))
-                at = next((i for i in range(first, len(tokens)) if tokens[i] in said['eos']),
-                          len(tokens) - 1) + 1
-                self.assertTrue(all(answers[first:at]))
+                end = next((i for i in range(first, len(tokens)) if tokens[i] in said['eos']),
+                           len(tokens))
+                self.assertTrue(all(answers[first:end]))
+                self.assertLessEqual(end - first, said['longest'])
+                if end < len(tokens) and not answers[end]:  # cut there
+                    self.assertGreaterEqual(end - first, said['shortest'])
+                    cut += 1
+                at = end + 1
                 before = said['between']
         self.assertGreater(len(starts), 2)
         self.assertIn((), starts)
-
-    def test_held_out_prompts_are_apart(self):
-        code = ('from distill_prompts import PromptSource as P\n'
-                'a, b = P("0", False), P("0", True)\n'
-                'for lists in ("topics", "objects", "places", "events", "functions"):\n'
-                '    assert not set(getattr(a, lists)) & set(getattr(b, lists)), lists\n'
-                '    assert len(getattr(b, lists)) > 1, lists\n')
-        subprocess.run([PYTHON, '-c', code], cwd=SOURCE / 'tools', check=True)
+        self.assertGreater(cut, 2)
 
     def test_the_server_takes_the_draft(self):
         draft = self.root / 'draft'

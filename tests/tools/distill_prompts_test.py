@@ -14,18 +14,19 @@ sys.path.append(str(SOURCE / 'tools'))
 from distill_prompts import MODULES, PromptSource, part_of  # noqa: E402
 
 DRAWN = 20_000
-WORDS = 8  # in a row that two texts have in common by more than chance
+RUN = 8  # words in a row that two texts have in common by more than chance
+VOCABULARY = [f'word{i}' for i in range(100)]
 
 
 def runs(text):
     words = text.lower().split()
-    return {tuple(words[i:i + WORDS]) for i in range(len(words) - WORDS + 1)}
+    return {tuple(words[i:i + RUN]) for i in range(len(words) - RUN + 1)}
 
 
 class Prompts(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        source = PromptSource('test', held_out=False)
+        source = PromptSource('test', False, VOCABULARY)
         cls.texts = {source.draw().text for _ in range(DRAWN)}
         cls.trained_on = set().union(*map(runs, cls.texts))
 
@@ -40,7 +41,7 @@ class Prompts(unittest.TestCase):
 
     def test_the_target_asks_itself_only_where_it_may(self):
         for own in (True, False):
-            source = PromptSource('test', held_out=False, own=own)
+            source = PromptSource('test', False, VOCABULARY, own=own)
             self.assertEqual('own' in {source.draw().kind for _ in range(100)}, own)
 
     def test_runs_would_be_found(self):
@@ -48,9 +49,9 @@ class Prompts(unittest.TestCase):
         self.assertNotEqual(runs('Somebody said: ' + drawn) & self.trained_on, set())
 
     def test_held_out_prompts_are_others(self):
-        train, held_out = (PromptSource('test', held_out=side) for side in (False, True))
+        train, held_out = (PromptSource('test', side, VOCABULARY) for side in (False, True))
         parts = {part: (getattr(train, part), getattr(held_out, part))
-                 for part in ('topics', 'objects', 'places', 'events')}
+                 for part in ('topics', 'objects', 'places', 'events', 'words', 'functions')}
         parts['modules'] = tuple(part_of(MODULES.split(), side) for side in (False, True))
         for part, (ours, theirs) in parts.items():
             with self.subTest(part=part):
