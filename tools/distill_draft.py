@@ -459,7 +459,8 @@ def parse() -> argparse.Namespace:
     command.add_argument("--evaluate-every", type=at_least(1), default=200, metavar="STEPS")
     command.add_argument("--cost", type=float, help="c: time of a draft pass over that of a target "
                          "pass (default: parameters read by one over the other's)")
-    command.add_argument("--compile", action="store_true", help="torch.compile both models and the loss")
+    command.add_argument("--compile", action="store_true",
+                         help="torch.compile both models and the loss")
     command = commands.add_parser("export", parents=[training], help="write the draft's checkpoint")
     command.set_defaults(run=run_export, compile=False)
     command.add_argument("--output", type=Path, required=True, metavar="DIR")

@@ -11,11 +11,12 @@ from pathlib import Path
 SOURCE = Path(sys.argv.pop())
 sys.path.append(str(SOURCE / 'tools'))
 
-from distill_prompts import MODULES, PromptSource, part_of  # noqa: E402
+from distill_prompts import MODULES, TOPICS, PromptSource, entries, part_of  # noqa: E402
 
 DRAWN = 20_000
 RUN = 8  # words in a row that two texts have in common by more than chance
-VOCABULARY = [f'word{i}' for i in range(100)]
+# Each topic's words, too: on either side of the cut, whichever side the topic is on.
+VOCABULARY = [f'word{i}' for i in range(100)] + ' '.join(entries(TOPICS)).split()
 
 
 def runs(text):
@@ -57,6 +58,14 @@ class Prompts(unittest.TestCase):
             with self.subTest(part=part):
                 self.assertTrue(theirs)
                 self.assertEqual(set(ours) & set(theirs), set())
+                if part not in ('modules', 'functions', 'words'):
+                    self.assertEqual(set(train.words) & set(' '.join(theirs).split()), set())
+                    self.assertEqual(set(held_out.words) & set(' '.join(ours).split()), set())
+
+    def test_half_of_the_questions_begin_with_a_word(self):
+        source = PromptSource('test', False, [f'word{i}' for i in range(100)])
+        drawn = [source.own() for _ in range(1000)]
+        self.assertAlmostEqual(sum('word' in begun for begun in drawn) / 1000, 0.5, delta=0.1)
 
 
 if __name__ == '__main__':
