@@ -66,8 +66,10 @@ class DecodeBench {
       model->cache().deal_pages(stream_);
       drafter_ = std::move(model);
     } else if (options.draft_head) {
-      drafter_ = std::make_unique<HeadDrafter>(*options.draft_head, options.model, backend_,
-                                               communicator, 1);
+      auto head = std::make_unique<HeadDrafter>(*options.draft_head, options.model, backend_,
+                                                communicator, 1);
+      target_.keep_states(head->head().config().aux_layers);
+      drafter_ = std::move(head);
     }
     cache_.deal_pages(stream_);
     std::mt19937 random(1);
@@ -129,11 +131,12 @@ class DecodeBench {
   double all_reduce(int64_t rows) {
     return time(0, several_ranks(), [&] { enqueue_sum(rows); });
   }
-  // One drafted token, on a warm cache where there is one.
+  // One drafted token, on a warm cache where there is one; a head has made of the target's states
+  // what it makes of them once a step.
   double draft_step() {
     const DraftContext context{.slot = 0, .tokens = std::span(tokens_).first(context_)};
     drafter_->begin_step();
-    drafter_->take_state(0, context_, target_.final_states(1, 1), stream_);
+    drafter_->take_state(0, context_, target_.states(1, 1), stream_);
     const uint64_t key =
         drafter_->prepare({&context, 1}, draft_logits_.view(DType::f32, {1, vocab_}), stream_);
     const double seconds = time(key, /*collective=*/false, [&] { drafter_->enqueue(stream_); });

@@ -219,6 +219,12 @@ ServingPlan make_plan(const PlanOptions& options) {
     };
     expect("hidden_size", plan.head->hidden_size, plan.model.hidden_size);
     expect("vocab_size", plan.head->vocab_size, plan.model.vocab_size);
+    const std::vector<int32_t>& aux = plan.head->aux_layers;
+    if (!aux.empty() && aux.back() >= plan.model.num_layers) {
+      throw Error(absl::StrFormat(
+          "--draft-head %s: aux_hidden_state_layers has %d; expected the model's layers, 0 to %d",
+          *options.draft_head, aux.back(), plan.model.num_layers - 1));
+    }
   }
   int64_t& max_positions = plan.options.server.max_positions;
   if (max_positions == 0) max_positions = plan.model.max_position_embeddings;

@@ -116,9 +116,9 @@ def draw(logits: torch.Tensor, best: torch.Tensor, temperatures: torch.Tensor,
 def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows: int, length: int,
              keep_hidden: bool) -> dict[str, np.ndarray]:
     """A shard: tokens [rows, length], generated (which of them the target drew as answers), copied
-    (distill_measures.py), kind and temperature [rows]; with keep_hidden, the target's final states as
-    bits of bf16 [rows, length, hidden], the log of the sum of exponentials of its logits and their
-    arg max [rows, length]."""
+    (distill_measures.py), kind and temperature [rows]; with keep_hidden, the target's final and
+    auxiliary states as bits of bf16 [rows, length, state_width], the log of the sum of exponentials
+    of its logits and their arg max [rows, length]."""
     device = target.embed_tokens.device
     number = int.from_bytes(hashlib.sha256(f"{seed} {held_out}".encode()).digest()[:7], "little")
     rng = np.random.default_rng(number)
@@ -137,7 +137,7 @@ def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows:
     shard = {"tokens": np.zeros((rows, length), np.int32), "kind": kinds,
              "generated": np.zeros((rows, length), bool), "temperature": temperature}
     if keep_hidden:
-        shard |= {"hidden": np.zeros((rows, length, target.shape.hidden_size), np.uint16),
+        shard |= {"hidden": np.zeros((rows, length, target.state_width), np.uint16),
                   "log_sum_exp": np.zeros((rows, length), np.float32),
                   "best": np.zeros((rows, length), np.int32)}
     tokens, generated = shard["tokens"], shard["generated"]

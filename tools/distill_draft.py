@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Distils what drafts for a target: a wide, shallow model (as wide as the target, a few layers, the
-target's embedding) or, with --kind head, one layer on the target's own last state. Either has an LM
-head for the target's most frequent tokens alone.
+target's embedding) or, with --kind head, one layer on the target's own last states. Either has an
+LM head for the target's most frequent tokens alone.
 
     tools/distill_draft.py generate --target DIR          # text that the target draws, in shards
     tools/distill_draft.py train --target DIR             # trains on them; logs held-out acceptance
@@ -38,8 +38,8 @@ import torch.nn.functional as F
 
 from complete_draft import DraftError, complete
 from distill_data import Batches, Renderer, Shards, frequent_tokens, generate
-from distill_head import WEIGHTS, DraftHead, load_head, save_head
-from distill_llama import Llama, RecipeError, load_target, save_trained
+from distill_head import AUX_LAYERS, WEIGHTS, DraftHead, load_head, save_head
+from distill_llama import Llama, RecipeError, aux_layers_of, load_target, save_trained
 from distill_measures import Comparison, compare_logits, expected_speedup, lookup_acceptance, shares
 from distill_optimizers import learning_rate, make_optimizers
 from distill_prompts import KINDS, SHARES
@@ -63,8 +63,9 @@ def open_work(arguments: argparse.Namespace) -> None:
         raise RecipeError(f"--target {arguments.target}: expected a folder with *.safetensors")
     arguments.work.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in weights))
+    config = json.loads((arguments.target / "config.json").read_text(encoding="utf-8"))
     settings = {"target_sha256": digest.hexdigest(), "seed": arguments.seed,
-                "shares": dict(zip(KINDS, SHARES))}
+                "shares": dict(zip(KINDS, SHARES)), AUX_LAYERS: list(aux_layers_of(config))}
     path = arguments.work / "settings.json"
     if not path.exists():
         write_whole(path, lambda temporary: temporary.write_text(json.dumps(settings)))
@@ -73,14 +74,14 @@ def open_work(arguments: argparse.Namespace) -> None:
         raise RecipeError(f"{path}: holds {found}; expected {settings}, or another --work")
 
 
-def load(arguments: argparse.Namespace, max_positions: int) -> Llama:
+def load(arguments: argparse.Namespace, max_positions: int, with_aux: bool) -> Llama:
     return load_target(arguments.target, arguments.device, getattr(torch, arguments.dtype),
-                       max_positions)
+                       max_positions, with_aux)
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
     renderer = Renderer(arguments.target)
-    target = load(arguments, arguments.length)
+    target = load(arguments, arguments.length, with_aux=arguments.keep_hidden)
     first = arguments.first_shard
     for name, numbers in (("held_out", range(0 if first else arguments.held_out_shards)),
                           ("train", range(first, first + arguments.shards))):
@@ -114,7 +115,7 @@ class Trainer:
             raise RecipeError(f"{arguments.work}: no shards; expected those of `generate`")
         self.train = Batches(train, arguments.device)
         self.held_out = Batches(held_out, arguments.device)
-        self.target = load(arguments, self.train.length)
+        self.target = load(arguments, self.train.length, with_aux=arguments.kind == "head")
         self.token_ids = self.choose_tokens(train)
         ids = torch.tensor(self.token_ids, device=arguments.device)
         self.target_head = self.target.lm_head[ids]
@@ -195,13 +196,15 @@ class Trainer:
     def predict(self, tokens: torch.Tensor, wanted: torch.Tensor,
                 hidden: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """By depth: states at those of the wanted positions that can be predicted [m, hidden], and
-        which of the wanted they are [n]. hidden: the target's [rows, positions, hidden]."""
+        which of the wanted they are [n]. hidden: what the target's `forward` returns."""
         if self.arguments.kind == "model":
             everything = torch.ones_like(wanted)[wanted]
             return [(self.draft_forward(tokens)[wanted], everything)]
-        predictions, states = [], hidden
+        predictions, states = [], self.target.final(hidden)
+        carried = self.draft.project(hidden[..., states.shape[-1]:])
         for depth in range(1, self.arguments.depth + 1):
-            states = self.draft_forward(states[:, :-1], tokens[:, depth:])
+            carried = carried[:, :-1]
+            states = self.draft_forward(states[:, :-1], carried, tokens[:, depth:])
             within = torch.zeros_like(wanted)
             within[:, depth:] = wanted[:, depth:]
             predictions.append((states[wanted[:, depth:]], within[wanted]))
@@ -218,16 +221,17 @@ class Trainer:
     @torch.no_grad()
     def taught(self, batches: Batches, numbers: np.ndarray, tokens: torch.Tensor,
                wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the target: final states [rows, positions, hidden] and, at the wanted positions, the
-        log of the sum of exponentials of all logits [n], their arg max [n]."""
+        """Of the target: what its `forward` returns and, at the wanted positions, the log of the
+        sum of exponentials of all logits [n], their arg max [n]."""
         bits = batches.column("hidden", numbers)
         if bits is not None:
+            bits = bits[..., :self.target.state_width]  # a model takes the final ones alone
             hidden = bits.view(torch.bfloat16).to(self.target.dtype)
             return (hidden, batches.column("log_sum_exp", numbers)[wanted],
                     batches.column("best", numbers)[wanted].long())
         hidden = self.target_forward(tokens)
         sums, best = [], []
-        for part in hidden[wanted].split(self.loss_rows):
+        for part in self.target.final(hidden)[wanted].split(self.loss_rows):
             logits = self.target.logits(part)
             sums.append(logits.logsumexp(-1))
             best.append(logits.argmax(-1))
@@ -265,7 +269,7 @@ class Trainer:
         tokens, wanted = self.positions(self.train, numbers)
         hidden, log_sum_exp, _ = self.taught(self.train, numbers, tokens, wanted)
         predictions, total = self.predict(tokens, wanted, hidden), 0.0
-        hidden, gradients = hidden[wanted], []
+        hidden, gradients = self.target.final(hidden)[wanted], []
         for depth, (states, which) in enumerate(predictions):
             # Logits are many: backward through them part by part, then once through the layers.
             leaf, weight = states.detach().requires_grad_(), DEPTH_DISCOUNT**depth / len(states)
@@ -303,7 +307,7 @@ class Trainer:
                 tokens, wanted = self.positions(self.held_out, numbers)
                 hidden, log_sum_exp, best = self.taught(self.held_out, numbers, tokens, wanted)
                 predictions = self.predict(tokens, wanted, hidden)
-                hidden, best = hidden[wanted], self.row_of_token[best]
+                hidden, best = self.target.final(hidden)[wanted], self.row_of_token[best]
                 kinds = torch.from_numpy(kind[numbers].astype(np.int64)).to(wanted.device)
                 copies = of_next(self.held_out.column("copied", numbers))
                 groups = (kinds[:, None] + len(KINDS) * copies)[wanted]
@@ -438,8 +442,8 @@ def parse() -> argparse.Namespace:
                          help="sequences of a shard, in one batch")
     command.add_argument("--length", type=at_least(1), default=512, help="tokens of a sequence")
     command.add_argument("--keep-hidden", action="store_true",
-                         help="keep the target's final states: more disk, and training that does "
-                         "not run the target (worth it on a CPU)")
+                         help="keep the target's final and auxiliary states: more disk, and "
+                         "training that does not run the target (worth it on a CPU)")
 
     training = argparse.ArgumentParser(add_help=False, parents=[common])
     training.add_argument("--kind", choices=("model", "head"), default="model")

@@ -124,9 +124,12 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """From tokens to what enters the LM head, and from there to logits."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, max_positions: int) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype, max_positions: int,
+                 aux_layers: tuple[int, ...] = ()) -> None:
+        """aux_layers: ascending, whose normed inputs are returned beside the final states."""
         super().__init__()
-        self.shape, self.dtype = shape, dtype
+        self.shape, self.dtype, self.aux_layers = shape, dtype, aux_layers
+        self.state_width = (1 + len(aux_layers)) * shape.hidden_size
         self.embed_tokens = nn.Parameter(torch.empty(shape.vocab_size, shape.hidden_size))
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
         self.norm = nn.Parameter(torch.empty(shape.hidden_size))
@@ -138,19 +141,28 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor, cache: Cache | None = None, start: int = 0) -> Tensor:
         """tokens: [rows, positions], with a cache [rows, 1] at position `start`.
-        Returns the normed final states, in the compute dtype [rows, positions, hidden]."""
+        Returns the normed final states and, behind each, the auxiliary ones, in the compute dtype
+        [rows, positions, state_width]."""
         x = F.embedding(tokens, self.embed_tokens).float()
         end = start + tokens.shape[1]
         cos, sin = self.cos[start:end], self.sin[start:end]
         if cache is not None:
             cache.reserve(end)
+        aux = []
         for i, layer in enumerate(self.layers):
+            if i in self.aux_layers:
+                aux.append(rms_norm(x, layer.input_layernorm, self.shape.rms_norm_eps))
             x = layer(x, cos, sin, self.dtype, None if cache is None else cache.layers[i], start)
-        return rms_norm(x, self.norm, self.shape.rms_norm_eps).to(self.dtype)
+        final = rms_norm(x, self.norm, self.shape.rms_norm_eps)
+        return torch.cat([final, *aux], -1).to(self.dtype) if aux else final.to(self.dtype)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """f32 [..., head_rows]"""
-        return F.linear(hidden, self.lm_head.to(self.dtype)).float()
+    def final(self, states: Tensor) -> Tensor:
+        """Of what `forward` returns the final states."""
+        return states[..., :self.shape.hidden_size]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """f32 [..., head_rows], of what `forward` returns"""
+        return F.linear(self.final(states), self.lm_head.to(self.dtype)).float()
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -172,7 +184,14 @@ def name_in_file(name: str) -> str:
     return f"model.{name}.weight"
 
 
-def load_target(directory: Path, device: str, dtype: torch.dtype, max_positions: int) -> Llama:
+def aux_layers_of(config: dict) -> tuple[int, ...]:
+    """Layers of the target, a third and two thirds up, whose inputs a head takes."""
+    layers = config["num_hidden_layers"]
+    return tuple(sorted({layers // 3, 2 * layers // 3}))
+
+
+def load_target(directory: Path, device: str, dtype: torch.dtype, max_positions: int,
+                with_aux: bool) -> Llama:
     """The target, its parameters in the compute dtype."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     stored = {}
@@ -180,7 +199,8 @@ def load_target(directory: Path, device: str, dtype: torch.dtype, max_positions:
         stored |= load_file(path)
     if config.get("tie_word_embeddings"):
         stored["lm_head.weight"] = stored[EMBEDDING]
-    target = Llama(Shape.of(config), dtype, max_positions)
+    target = Llama(Shape.of(config), dtype, max_positions,
+                   aux_layers_of(config) if with_aux else ())
     with torch.no_grad():
         for name, parameter in target.named_parameters():
             tensor = stored.get(name_in_file(name))

@@ -66,6 +66,7 @@ GPT2_REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head")
 HEAD_TYPE = "outrider_draft_head"
 HEAD_DEFAULTS = {"model_type": HEAD_TYPE, "rms_norm_eps": 1e-05}
 HEAD_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size")
+AUX_LAYERS = "aux_hidden_state_layers"
 # Defaults, and the fields that a shape must have, by model_type; the rest are Llamas.
 KINDS = {GPT2_TYPE: (GPT2_DEFAULTS, GPT2_REQUIRED), HEAD_TYPE: (HEAD_DEFAULTS, HEAD_REQUIRED)}
 
@@ -83,7 +84,8 @@ def load_shape(path: Path) -> tuple[dict, int, str | None]:
     for key in required:
         if not isinstance(shape.get(key), int) or shape[key] < 1:
             raise ShapeError(f"{key} is {shape.get(key)!r}; expected a positive integer")
-    for key in shape.keys() - defaults.keys() - {*required, "draft_token_ids"}:
+    optional = {"draft_token_ids"} | ({AUX_LAYERS} if kind == HEAD_TYPE else set())
+    for key in shape.keys() - defaults.keys() - {*required} - optional:
         raise ShapeError(f"{key} is not a field of a shape")
     if kind in KINDS:
         if kind == GPT2_TYPE and shape["n_embd"] % (2 * shape["n_head"]) != 0:
@@ -207,8 +209,10 @@ def gpt2_tensors(config: dict, seed: int) -> list[Tensor]:
 def head_tensors(config: dict, seed: int) -> list[Tensor]:
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
     unit = 1.0 / math.sqrt(hidden)
+    aux = len(config.get(AUX_LAYERS, ())) * hidden
     return [random_tensor(seed, name + ".weight", shape, deviation, mean)
             for name, shape, deviation, mean in (
+                *([("aux_proj", (hidden, aux), 1.0 / math.sqrt(aux), 0.0)] if aux else []),
                 ("embed_norm", (hidden,), 0.1, 1.0),
                 ("embed_proj", (hidden, hidden), unit, 0.0),
                 ("state_proj", (hidden, hidden), unit, 0.0),

@@ -113,7 +113,8 @@ class Backend {
   virtual void layer_norm(TensorView x, TensorView addend, TensorView weight, TensorView bias,
                           float epsilon, TensorView y, Stream& stream) = 0;
 
-  // Copies rows `indices` of x to y. x: bf16 [rows, hidden]; indices: i32 [m]; y: bf16 [m, hidden]
+  // Copies rows `indices` of x to y. x: bf16 [rows, width]; indices: i32 [m]; y: bf16 [m, width];
+  // either may be columns of a wider matrix
   virtual void gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) = 0;
 
   // y[r][tokens[i]] = x[r][i]; other tokens get a logit of probability 0. x: f32 [rows, m]; tokens:

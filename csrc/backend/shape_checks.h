@@ -45,6 +45,18 @@ inline void check_linear_activated(const PackedWeight& weight, TensorView x, Ten
   CHECK(has_shape(y, DType::bf16, {x.extent(0), weight.n / num_inputs(activation)}));
 }
 
+// Whether it is a matrix of such rows, each whole, however far apart.
+inline bool has_rows(TensorView view, DType dtype, int64_t rows, int64_t width) {
+  return view.dtype() == dtype && view.rank() == 2 && (rows == -1 || view.extent(0) == rows) &&
+         view.extent(1) == width && view.stride(1) == 1;
+}
+
+inline void check_gather_rows(TensorView x, TensorView indices, TensorView y) {
+  CHECK(has_shape(indices, DType::i32, {-1}));
+  CHECK(has_rows(x, DType::bf16, -1, x.extent(1)));
+  CHECK(has_rows(y, DType::bf16, indices.extent(0), x.extent(1)));
+}
+
 inline void check_expand_logits(TensorView x, TensorView tokens, TensorView y) {
   CHECK(has_shape(x, DType::f32, {-1, -1}) && has_shape(tokens, DType::i32, {-1}));
   CHECK(tokens.extent(0) <= x.extent(1) && has_shape(y, DType::f32, {x.extent(0), -1}));

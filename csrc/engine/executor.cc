@@ -122,6 +122,7 @@ Executor::Executor(EngineOptions options, Backend& backend, Communicator& commun
       slots_(options_.max_sequences),
       token_digests_(options_.max_sequences, 0) {
   check_tokenizer(options_.model, tokenizer_, target_.config());
+  target_.keep_states(drafters_.aux_layers());
   for (SequenceState& slot : slots_) slot.tokens.reserve(max_positions_ + kMaxDraftTokens + 1);
   work_.reserve(slots_.size());
   if (options_.prefill_beside == 0 || options_.lookahead.kind == LookaheadPolicy::Kind::adaptive) {

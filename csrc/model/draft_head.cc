@@ -17,6 +17,8 @@ namespace outrider {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{1} << 20;
+constexpr const char* kAuxLayersField = "aux_hidden_state_layers";
+constexpr const char* kAuxProjTensor = "aux_proj.weight";
 
 Buffer floats(Backend& backend, int64_t rows, int64_t width) {
   return backend.allocate(sizeof(float) * rows * width);
@@ -58,6 +60,11 @@ void check_tensors(const std::filesystem::path& directory, const Checkpoint& che
                    const DraftHeadConfig& config, const ModelConfig& target) {
   check_same(directory, "vocab_size", config.vocab_size, target.vocab_size);
   check_same(directory, "hidden_size", config.hidden_size, target.hidden_size);
+  if (!config.aux_layers.empty() && config.aux_layers.back() >= target.num_layers) {
+    throw Error((directory / "config.json").string() + ": " + kAuxLayersField + " has " +
+                std::to_string(config.aux_layers.back()) +
+                "; expected layers of the target, 0 to " + std::to_string(target.num_layers - 1));
+  }
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
   TensorChecker checker(checkpoint, "model_type");
   checker.expect("embed_norm.weight", {hidden}, "hidden_size");
@@ -68,6 +75,10 @@ void check_tensors(const std::filesystem::path& directory, const Checkpoint& che
   checker.expect("up_proj.weight", {ffn, hidden}, "intermediate_size, hidden_size");
   checker.expect("down_proj.weight", {hidden, ffn}, "hidden_size, intermediate_size");
   checker.expect("norm.weight", {hidden}, "hidden_size");
+  checker.needed_by(kAuxLayersField);
+  if (!config.aux_layers.empty()) {
+    checker.expect(kAuxProjTensor, {hidden, config.aux_width()}, kAuxLayersField);
+  }
   checker.finish();
 }
 
@@ -96,7 +107,11 @@ DraftHeadConfig DraftHeadConfig::load(const std::filesystem::path& directory) {
   config.hidden_size = root["hidden_size"].integer(1, kMaxHiddenSize);
   config.intermediate_size = root["intermediate_size"].integer(1, kMaxIntermediateSize);
   config.rms_norm_eps = static_cast<float>(root["rms_norm_eps"].number(1e-12, 0.1));
-  config.draft_token_ids = root["draft_token_ids"].ascending_token_ids(config.vocab_size);
+  config.draft_token_ids =
+      root["draft_token_ids"].ascending_integers(config.vocab_size, "token ids");
+  if (!root.is_null(kAuxLayersField)) {
+    config.aux_layers = root[kAuxLayersField].ascending_integers(kMaxLayers, "layers");
+  }
   if (!root.is_null("target")) config.target = root["target"].string();
   return config;
 }
@@ -162,6 +177,7 @@ DraftHead::DraftHead(const std::filesystem::path& directory,
   embed_norm_ = reader.norm("embed_norm.weight");
   embed_proj_ = reader.pack({reader.view("embed_proj.weight")});
   state_proj_ = reader.pack({reader.view("state_proj.weight")});
+  if (!config_.aux_layers.empty()) aux_proj_ = reader.pack({reader.view(kAuxProjTensor)});
   ffn_norm_ = reader.norm("ffn_norm.weight");
   norm_ = reader.norm("norm.weight");
   for (const std::span<std::byte> memory : backend.packed_memory()) communicator.share(memory);
@@ -186,10 +202,16 @@ int64_t DraftHead::weight_bytes() const {
   return bytes;
 }
 
-void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits, Stream& stream) {
+void DraftHead::project(TensorView aux, TensorView carried, Stream& stream) {
+  backend_.linear(aux_proj_, aux, {}, carried, stream);
+}
+
+void DraftHead::forward(TensorView states, TensorView carried, TensorView tokens, TensorView logits,
+                        Stream& stream) {
   const int64_t rows = tokens.extent(0);
   const int64_t hidden = config_.hidden_size;
   CHECK(rows <= max_rows_ && states.extent(0) == rows && logits.extent(0) == rows);
+  CHECK((carried.raw() == nullptr) == config_.aux_layers.empty());
   const TensorView residual = residual_.view(DType::f32, {rows, hidden});
   const TensorView partial = partial_.view(DType::f32, {rows, hidden});
   const TensorView normed = normed_.view(DType::bf16, {rows, hidden});
@@ -199,6 +221,9 @@ void DraftHead::forward(TensorView states, TensorView tokens, TensorView logits,
   backend_.embed(embedding_, tokens, 0, partial, stream);
   backend_.rms_norm(partial, {}, embed_norm_.view, config_.rms_norm_eps, normed, stream);
   backend_.linear(embed_proj_, normed, {}, residual, stream);
+  if (carried.raw() != nullptr) {  // only to add it: what is normed here is overwritten
+    backend_.rms_norm(residual, carried, ffn_norm_.view, config_.rms_norm_eps, normed, stream);
+  }
   backend_.linear(state_proj_, states, {}, partial, stream);
   backend_.rms_norm(residual, partial, ffn_norm_.view, config_.rms_norm_eps, normed, stream);
   backend_.linear_activated(gate_up_, normed, {}, Activation::swiglu, activated, stream);

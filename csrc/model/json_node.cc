@@ -56,16 +56,16 @@ int64_t JsonNode::integer(int64_t low, int64_t high) const {
   return value_->get<int64_t>();
 }
 
-std::vector<int32_t> JsonNode::ascending_token_ids(int64_t vocab_size) const {
-  if (!value_->is_array() || value_->empty()) refuse("an array of token ids");
-  std::vector<int32_t> ids;
-  for (const JsonNode& id : elements()) {
-    ids.push_back(static_cast<int32_t>(id.integer(0, vocab_size - 1)));
-    if (ids.size() > 1 && ids.back() <= ids[ids.size() - 2]) {
-      id.refuse("more than the id before it, " + std::to_string(ids[ids.size() - 2]));
+std::vector<int32_t> JsonNode::ascending_integers(int64_t end, std::string_view what) const {
+  if (!value_->is_array() || value_->empty()) refuse("an array of " + std::string(what));
+  std::vector<int32_t> values;
+  for (const JsonNode& value : elements()) {
+    values.push_back(static_cast<int32_t>(value.integer(0, end - 1)));
+    if (values.size() > 1 && values.back() <= values[values.size() - 2]) {
+      value.refuse("more than the one before it, " + std::to_string(values[values.size() - 2]));
     }
   }
-  return ids;
+  return values;
 }
 
 double JsonNode::number(double low, double high) const {

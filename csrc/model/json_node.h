@@ -28,8 +28,8 @@ class JsonNode {
   bool boolean() const;
   bool boolean_or(std::string_view key, bool fallback) const;
   int64_t integer(int64_t low, int64_t high) const;  // in [low, high]
-  // Of an array of at least one, each more than the one before and below vocab_size.
-  std::vector<int32_t> ascending_token_ids(int64_t vocab_size) const;
+  // Of an array of at least one `what`, each more than the one before and in [0, end).
+  std::vector<int32_t> ascending_integers(int64_t end, std::string_view what) const;
   double number(double low, double high) const;  // in [low, high]
   const nlohmann::json& value() const { return *value_; }
 

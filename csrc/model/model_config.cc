@@ -13,7 +13,6 @@ namespace {
 // Bounds on what a file may ask for, with those of the header. Products of any three of the sizes
 // stay far inside 64 bits, and tables that no tensor of the file backs (RoPE's) at most 1 GiB.
 constexpr size_t kMaxFileBytes = size_t{1} << 20;
-constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kMaxPositions = int64_t{1} << 20;
@@ -169,7 +168,7 @@ std::vector<int32_t> read_draft_token_ids(const JsonNode& node, const ModelConfi
   if (config.tie_word_embeddings) {
     node.refuse("none beside tie_word_embeddings: a trimmed head has an lm_head.weight of its own");
   }
-  return node.ascending_token_ids(config.vocab_size);
+  return node.ascending_integers(config.vocab_size, "token ids");
 }
 
 // Llama and Mistral.

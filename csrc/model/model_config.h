@@ -28,6 +28,7 @@ enum class Positions { rotary, learned };  // learned: a row of a table is added
 
 constexpr int64_t kMaxVocabSize = int64_t{1} << 20;  // verification sums masses in fixed point
 constexpr int64_t kMaxHiddenSize = int64_t{1} << 17;
+constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxIntermediateSize = int64_t{1} << 20;
 // Of a draft's matrices: half of bf16's bytes, and guesses that are rounded are verified like
 // others.

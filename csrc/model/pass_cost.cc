@@ -110,12 +110,20 @@ PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows, Numerics n
   for (const bool adds : {false, true, true}) {
     cost.operations += rms_norm_cost(rows, hidden, adds);
   }
+  if (!config.aux_layers.empty()) cost.operations += rms_norm_cost(rows, hidden, true);
   for (int inputs = 0; inputs < 2; ++inputs) linear(hidden, hidden);  // the token and the state
   cost.operations +=
       linear_activated_cost(rows, ffn, hidden, false, Activation::swiglu, numerics, kDraftWeights);
   linear(hidden, ffn);
   linear(scored, hidden);
   cost.operations += expand_logits_cost(rows, scored, config.vocab_size);
+  return cost;
+}
+
+PassCost aux_projection_cost(const DraftHeadConfig& config, int64_t rows, Numerics numerics) {
+  PassCost cost;
+  cost.operations +=
+      linear_cost(rows, config.hidden_size, config.aux_width(), false, numerics, kDraftWeights);
   return cost;
 }
 
@@ -145,7 +153,8 @@ int64_t cuda_weight_bytes(const DraftHeadConfig& config) {
   const int64_t hidden = config.hidden_size, ffn = config.intermediate_size;
   const auto scored = static_cast<int64_t>(config.draft_token_ids.size());
   const auto packed = [](int64_t n, int64_t k) { return cuda_packed_bytes(n, k, kDraftWeights); };
-  return cuda_packed_bytes(config.vocab_size, hidden) + 2 * packed(hidden, hidden) +
+  const int64_t aux = config.aux_layers.empty() ? 0 : packed(hidden, config.aux_width());
+  return cuda_packed_bytes(config.vocab_size, hidden) + 2 * packed(hidden, hidden) + aux +
          packed(2 * ffn, hidden) + packed(hidden, ffn) + packed(scored, hidden) +
          3 * hidden * kBf16;
 }

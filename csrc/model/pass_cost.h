@@ -32,6 +32,8 @@ PassCost pass_cost(const ModelConfig& config, const Shard& shard, const PassShap
 // Of DraftHead::forward.
 PassCost draft_head_cost(const DraftHeadConfig& config, int64_t rows,
                          Numerics numerics = Numerics::exact);
+// Of DraftHead::project, with auxiliary layers.
+PassCost aux_projection_cost(const DraftHeadConfig& config, int64_t rows, Numerics numerics);
 
 // Bytes that a rank holds of a model on a GPU, packed.
 int64_t cuda_weight_bytes(const ModelConfig& config, const Shard& shard);

@@ -1,5 +1,6 @@
 #include "model/transformer.h"
 
+#include <algorithm>
 #include <string>
 
 #include "core/error.h"
@@ -125,9 +126,31 @@ Transformer::Scratch Transformer::scratch_for(int64_t rows) const {
   return scratch;
 }
 
-TensorView Transformer::final_states(int64_t rows, int64_t num_logits) const {
+void Transformer::keep_states(std::span<const int32_t> aux_layers) {
+  CHECK(std::is_sorted(aux_layers.begin(), aux_layers.end()));
+  CHECK(aux_layers.empty() || aux_layers.back() < config_.num_layers);
+  aux_layers_.assign(aux_layers.begin(), aux_layers.end());
+  if (aux_layers.empty()) return;
+  const auto width = static_cast<int64_t>(1 + aux_layers.size()) * config_.hidden_size;
+  states_ = backend_.allocate(sizeof(bf16) * max_rows_ * width);
+  backend_.forget_replayed();  // passes that did not keep them
+}
+
+TensorView Transformer::states(int64_t rows, int64_t num_logits) const {
+  if (!aux_layers_.empty()) {
+    const auto width = static_cast<int64_t>(1 + aux_layers_.size()) * config_.hidden_size;
+    return states_.view(DType::bf16, {num_logits, width});
+  }
   const Scratch scratch = scratch_for(rows);
   return num_logits < rows ? scratch.wanted.rows(0, num_logits) : scratch.normed;
+}
+
+// Of the wanted rows' states the place `which`, from what is normed now.
+void Transformer::keep(int64_t which, const Batch& batch, const Scratch& scratch, Stream& stream) {
+  const int64_t hidden = config_.hidden_size;
+  const TensorView all = states(batch.tokens.extent(0), batch.logit_rows.extent(0));
+  backend_.gather_rows(scratch.normed, batch.logit_rows,
+                       all.slice(1, which * hidden, (which + 1) * hidden), stream);
 }
 
 void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits, Stream& stream) {
@@ -142,6 +165,7 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
   const RowMap map = {batch.positions, batch.slots, cache.page_tables()};
 
   TensorView addend = embed(batch, scratch, stream);
+  size_t aux = 0;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     // A chunk of a prompt is only there for the cache: behind its last entry nothing is computed.
     const bool only_cache = num_logits == 0 && i + 1 == config_.num_layers;
@@ -149,15 +173,20 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
     attention_block(layer, addend, cache.k_pages(i), cache.v_pages(i), map, scratch, only_cache,
                     stream);
     if (only_cache) return;
+    if (num_logits > 0 && aux < aux_layers_.size() && aux_layers_[aux] == i) {
+      keep(static_cast<int64_t>(++aux), batch, scratch, stream);  // what the block has normed
+    }
     ffn_block(layer, scratch, stream);
     addend = scratch.partial;
   }
 
   norm(weights_->norm, addend, scratch, stream);
-  const TensorView wanted = final_states(rows, num_logits);
+  TensorView wanted = scratch.normed;
   if (num_logits < rows) {
+    wanted = scratch.wanted.rows(0, num_logits);
     backend_.gather_rows(scratch.normed, batch.logit_rows, wanted, stream);
   }
+  if (!aux_layers_.empty()) keep(0, batch, scratch, stream);
   if (!config_.draft_token_ids.empty()) {
     const TensorView scored = scratch.scored.rows(0, num_logits);
     backend_.linear(weights_->lm_head(), wanted, {}, scored, stream);

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
@@ -65,14 +67,19 @@ class Transformer {
   // batch. logits: f32 [num_logits, shard().vocab.size()]
   void forward(const Batch& batch, KvCache& cache, TensorView logits, Stream& stream);
 
-  // What entered the LM head in the last pass, of so many rows: bf16 [num_logits, hidden], the same
-  // on every rank. Stands until the next pass.
-  TensorView final_states(int64_t rows, int64_t num_logits) const;
+  // Passes keep, from now on, what enters these layers, ascending, beside what enters the LM head.
+  void keep_states(std::span<const int32_t> aux_layers);
+
+  // What the last pass, of so many rows, left at those whose logits were wanted: bf16 [num_logits,
+  // (1 + aux_layers) * hidden]: what entered the LM head, and what entered the attention of each
+  // auxiliary layer, normed too. The same on every rank; stands until the next pass.
+  TensorView states(int64_t rows, int64_t num_logits) const;
 
  private:
   struct Scratch;  // of one pass
 
   TensorView embed(const Batch& batch, const Scratch& scratch, Stream& stream);
+  void keep(int64_t which, const Batch& batch, const Scratch& scratch, Stream& stream);
   void norm(const NormWeights& weights, TensorView addend, const Scratch& scratch, Stream& stream);
   void attention_block(const LayerWeights& layer, TensorView addend, TensorView k_pages,
                        TensorView v_pages, const RowMap& map, const Scratch& scratch,
@@ -92,6 +99,8 @@ class Transformer {
   TensorView cos_, sin_;  // of it, f32 [max_positions, head_dim / 2]; empty likewise
   Buffer scored_tokens_;  // i32 [draft_token_ids]; empty where the head is not trimmed
   Buffer scratch_;        // everything that a pass of max_rows writes
+  std::vector<int32_t> aux_layers_;
+  Buffer states_;  // bf16 [max_rows, (1 + aux_layers) * hidden]; empty where there are none
 };
 
 }  // namespace outrider

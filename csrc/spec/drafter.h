@@ -66,9 +66,9 @@ class LogitDrafter {
   // The longest context in which it drafts.
   virtual int64_t max_positions() const { return INT64_MAX; }
 
-  // The target's state behind which the slot's last token was drawn: bf16 [1, hidden], what
-  // entered its LM head. length: of the sequence, with that token.
-  virtual void take_state(int64_t /*slot*/, int64_t /*length*/, TensorView /*state*/,
+  // The target's states behind which the slot's last token was drawn: bf16 [1, width], a row of
+  // Transformer::states. length: of the sequence, with that token.
+  virtual void take_state(int64_t /*slot*/, int64_t /*length*/, TensorView /*states*/,
                           Stream& /*stream*/) {}
 };
 

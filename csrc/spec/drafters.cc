@@ -143,6 +143,7 @@ Drafters::Drafters(const DrafterFiles& files, const DrafterTarget& target,
     auto head = std::make_unique<HeadDrafter>(*files.head, target.directory, backend, communicator,
                                               sizes.num_slots);
     check_head_target(*files.head, head->head().config(), target.hash);
+    aux_layers_ = head->head().config().aux_layers;
     hash_ += checkpoint_hash(*files.head) + " in " + std::to_string(head->head().num_parts());
     made(DrafterKind::head) = std::move(head);
   }

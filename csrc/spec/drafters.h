@@ -67,12 +67,15 @@ class Drafters {
   LogitDrafter* find(DrafterKind kind) const { return made_.at(static_cast<int>(kind)).get(); }
   // `model`, or null.
   ModelDrafter* model() const { return model_; }
+  // Of the target, whose inputs it is to keep (Transformer::keep_states).
+  const std::vector<int32_t>& aux_layers() const { return aux_layers_; }
   // Of the files, and over how many ranks a head is split; empty: none were given.
   const std::string& hash() const { return hash_; }
 
  private:
   std::array<std::unique_ptr<LogitDrafter>, kNumDrafterKinds> made_;  // by DrafterKind
   ModelDrafter* model_ = nullptr;
+  std::vector<int32_t> aux_layers_;
   std::string hash_;
 };
 

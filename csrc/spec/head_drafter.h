@@ -1,4 +1,4 @@
-// `head`: a drafter that goes on from the target's own last state, with one layer and a trimmed LM
+// `head`: a drafter that goes on from the target's own last states, with one layer and a trimmed LM
 // head. It has no cache: nothing is prefilled, and a preempted sequence loses one step's drafts.
 #pragma once
 
@@ -15,8 +15,8 @@ namespace outrider {
 
 class HeadDrafter final : public LogitDrafter {
  public:
-  // Every rank makes it. target: the directory of the model that it drafts for. Throws Error as
-  // DraftHead does.
+  // Every rank makes it. target: the directory of the model that it drafts for, which is to keep
+  // the states of the head's aux_layers. Throws Error as DraftHead does.
   HeadDrafter(const std::filesystem::path& directory, const std::filesystem::path& target,
               Backend& backend, Communicator& communicator, int64_t num_slots);
 
@@ -34,17 +34,26 @@ class HeadDrafter final : public LogitDrafter {
                    Stream& stream) override;
   void enqueue(Stream& stream) override;
   void truncate(int64_t, int64_t) override {}
-  void take_state(int64_t slot, int64_t length, TensorView state, Stream& stream) override;
+  void take_state(int64_t slot, int64_t length, TensorView states, Stream& stream) override;
 
  private:
   static constexpr int64_t kNoState = -1;
 
+  // Of the sequences that begin to draft, padded to so many rows.
+  void begin_rounds(std::span<const DraftContext> contexts, int64_t rows, Stream& stream);
+  TensorView states_of_slots() const;
+  // Empty where there are no auxiliary layers.
+  TensorView carried(int64_t rows) const;
+
   Backend& backend_;
   int64_t max_rows_;  // of a round
   DraftHead head_;
-  Buffer states_;  // bf16 [slots, hidden]: the target's, at the last position but one
+  int64_t hidden_, aux_width_;
+  Buffer states_;  // bf16 [slots, hidden + aux_width]: the target's, at the last position but one
   std::vector<int64_t> lengths_;  // [slots]: of the sequence that the state belongs to
   Buffer guesses_;                // bf16 [max_rows, hidden]: of a round, then of the next
+  Buffer aux_states_;             // bf16 [max_rows, aux_width]: of the first round
+  Buffer carried_;                // f32 [max_rows, hidden]: what they add to every round
   Staged<int32_t> slots_;         // [max_rows]
   RoundTokens tokens_;
   TensorView logits_;  // of `prepare`

@@ -106,7 +106,7 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   times_.exchange = verifier_.exchange_seconds();
   times_.verify = backend_.seconds_between(kTargetEnd, kVerified) - times_.exchange;
 
-  const TensorView states = target_.final_states(rows_.num_rows(), rows_.num_logit_rows());
+  const TensorView states = target_.states(rows_.num_rows(), rows_.num_logit_rows());
   size_t verdict = 0, query = 0;
   for (size_t i = 0; i < work.size(); ++i) {
     SlotOutcome& outcome = outcomes_[i];
@@ -164,7 +164,7 @@ double SpeculativeStep::measure_draft(LogitDrafter& drafter, int64_t sequences, 
         .tokens = std::vector<int32_t>(length), .processors = processors, .drafter = &drafter};
     work[i] = {.slot = i, .decode = true, .num_draft_tokens = 1};
     drafter.truncate(i, 0);
-    drafter.take_state(i, 1, target_.final_states(1, 1), stream);
+    drafter.take_state(i, 1, target_.states(1, 1), stream);
   }
   drafter.begin_step();
   draft_rows_used_ = 0;

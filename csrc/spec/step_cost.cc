@@ -67,8 +67,18 @@ StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelCon
   if (head != nullptr) {
     cost.draft = draft_head_cost(*head, round.num_logits, shape.numerics);
     cost.draft.operations += copy_tokens_cost(round.num_logits);
-    if (shape.num_draft_tokens > 0) {
+    const bool takes_aux = !head->aux_layers.empty();
+    if (takes_aux) {  // are kept, beside the final ones
+      for (size_t i = 0; i <= head->aux_layers.size(); ++i) {
+        cost.target.operations += gather_rows_cost(pass.num_logits, head->hidden_size);
+      }
+    }
+    if (shape.num_draft_tokens > 0) {  // once a step
       cost.target.operations += gather_rows_cost(round.num_logits, head->hidden_size);
+      if (takes_aux) {
+        cost.target.operations += gather_rows_cost(round.num_logits, head->aux_width());
+        cost.target += aux_projection_cost(*head, round.num_logits, shape.numerics);
+      }
     }
   } else if (draft != nullptr) {
     round.max_positions = draft->max_position_embeddings;
@@ -110,7 +120,13 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
   }
   if (head != nullptr) {
     const int64_t rows = cuda_padded_rows(server.max_sequences);
-    const int64_t states = (server.max_sequences + rows) * head->hidden_size * kBf16;
+    // Of each sequence and of a round; with auxiliary layers, of a pass of the target, too, and
+    // what these add to a round.
+    const int64_t width = head->hidden_size + head->aux_width();
+    int64_t states = (server.max_sequences + rows) * width * kBf16;
+    if (!head->aux_layers.empty()) {
+      states += server.max_rows * width * kBf16 + rows * head->hidden_size * kFloat;
+    }
     count_activation(rows, num_inputs(Activation::swiglu) * head->intermediate_size);
     cost.draft_weights += cuda_weight_bytes(*head);
     cost.workspace += draft_head_workspace_bytes(*head, rows) + states;

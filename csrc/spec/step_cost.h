@@ -21,7 +21,7 @@ struct StepShape {
 
 struct StepCost {
   PassCost draft;   // one round: a row a sequence, and the drawing of its token
-  PassCost target;  // K + 1 rows a sequence, and the states that a head begins with
+  PassCost target;  // K + 1 rows a sequence, and what a head makes of its states once
   PassCost verify;
 };
 

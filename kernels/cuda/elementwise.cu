@@ -174,11 +174,12 @@ __global__ void __launch_bounds__(kThreads)
 
 // Grid: rows of y.
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(const bf16* x, const int32_t* indices, bf16* y, int64_t hidden) {
+    gather_kernel(const bf16* x, const int32_t* indices, bf16* y, int64_t width, int64_t x_stride,
+                  int64_t y_stride) {
   wait_for_earlier_kernels();
-  const bf16* from = x + indices[blockIdx.x] * hidden;
-  bf16* to = y + blockIdx.x * hidden;
-  for (int64_t i = threadIdx.x; i < hidden; i += kThreads) to[i] = from[i];
+  const bf16* from = x + indices[blockIdx.x] * x_stride;
+  bf16* to = y + blockIdx.x * y_stride;
+  for (int64_t i = threadIdx.x; i < width; i += kThreads) to[i] = from[i];
 }
 
 // The logit of token v among those of tokens [begin, end), which ascend.
@@ -241,10 +242,10 @@ void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream) {
   launch_overlapped(gelu_tanh_kernel, blocks_of(size), kThreads, 0, stream, x, y, size);
 }
 
-void gather_rows(const bf16* x, const int32_t* indices, bf16* y, int64_t count, int64_t hidden,
-                 cudaStream_t stream) {
+void gather_rows(const bf16* x, const int32_t* indices, bf16* y, int64_t count, int64_t width,
+                 int64_t x_stride, int64_t y_stride, cudaStream_t stream) {
   launch_overlapped(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, x, indices, y,
-                    hidden);
+                    width, x_stride, y_stride);
 }
 
 void expand_logits(const float* x, const int32_t* tokens, float* y, int64_t rows,

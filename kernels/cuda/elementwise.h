@@ -44,11 +44,12 @@ void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
 // Bound: size * 6 bytes.
 void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream);
 
-// Copies rows `indices` of x to y. Bound: count * hidden * 4 bytes.
-void gather_rows(const bf16* x,           // [rows, hidden]
+// Copies rows `indices` of x to y. Bound: count * width * 4 bytes.
+void gather_rows(const bf16* x,           // [rows, width], x_stride from row to row
                  const int32_t* indices,  // [count]
-                 bf16* y,                 // [count, hidden]
-                 int64_t count, int64_t hidden, cudaStream_t stream);
+                 bf16* y,                 // [count, width], y_stride from row to row
+                 int64_t count, int64_t width, int64_t x_stride, int64_t y_stride,
+                 cudaStream_t stream);
 
 // y[r][tokens[i]] = x[r][i], kUnscoredLogit for other tokens. Bound: rows * (vocab_size +
 // num_tokens) * 4 bytes.

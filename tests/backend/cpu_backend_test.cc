@@ -149,6 +149,16 @@ TEST_F(CpuBackendTest, GathersRows) {
   }
 }
 
+// Columns of a wider matrix, from one place to another.
+TEST_F(CpuBackendTest, GathersRowsOfColumns) {
+  const TensorView x = counting<bf16>({4, 5}), y = zeros<bf16>({2, 4});
+  const TensorView indices = zeros<int32_t>({2});
+  indices.data<int32_t>()[1] = 2;
+  backend_->gather_rows(x.slice(1, 3, 5), indices, y.slice(1, 1, 3), stream_);
+  const float expected[] = {0, 3, 4, 0, 0, 13, 14, 0};
+  for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(to_float(y.data<bf16>()[i]), expected[i]) << i;
+}
+
 TEST_F(CpuBackendTest, NormOfASum) {
   const TensorView x = zeros<float>({1, 4});
   for (int64_t i = 0; i < 4; ++i) x.data<float>()[i] = 2.0f;
@@ -243,6 +253,10 @@ TEST_F(CpuBackendDeathTest, WrongShapesAreBugs) {
   const TensorView indices = zeros<int32_t>({2});
   indices.data<int32_t>()[1] = 2;
   EXPECT_DEATH(backend_->gather_rows(x, indices, zeros<bf16>({2, 6}), stream_), "CHECK failed");
+  EXPECT_DEATH(backend_->gather_rows(x, zeros<int32_t>({2}), zeros<bf16>({3, 6}), stream_),
+               "CHECK failed");
+  EXPECT_DEATH(backend_->gather_rows(x, zeros<int32_t>({2}), zeros<bf16>({2, 5}), stream_),
+               "CHECK failed");
   EXPECT_DEATH(backend_->embed(gate_up, zeros<int32_t>({2}), 0, zeros<float>({2, 6}), stream_),
                "CHECK failed");
 }

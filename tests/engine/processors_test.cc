@@ -314,9 +314,9 @@ TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
   for (const int ranks : {1, 3}) {
     for (const auto mode : {VerifyMode::greedy, VerifyMode::coupled, VerifyMode::rejection}) {
       SCOPED_TRACE(testing::Message() << ranks << " ranks, mode " << static_cast<int>(mode));
-      std::vector<Request> requests = {with_everything(50, 2, 30, 0, "random")};
+      std::vector<Request> requests = {with_everything(50, 4, 30, 0, "random")};
       for (const std::string drafter : kEveryDrafter) {
-        requests.push_back(with_everything(50, 2, 30, 4, drafter));
+        requests.push_back(with_everything(50, 4, 30, 4, drafter));
       }
       for (Request& request : requests) {
         // Colder, or this draft's guesses would hardly ever be accepted.
@@ -330,7 +330,7 @@ TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
       const auto answers = run_requests(tiny_options(), ranks, requests);
       std::vector<Request> quotes;
       for (const auto& answer : answers) {
-        Request& quote = quotes.emplace_back(greedy_request(50, 2, 1, 0, "random"));
+        Request& quote = quotes.emplace_back(greedy_request(50, 4, 1, 0, "random"));
         quote.prompt.insert(quote.prompt.end(), answer.token_ids.begin(), answer.token_ids.end());
         quote.sampling.prompt_logprobs = 3;
       }

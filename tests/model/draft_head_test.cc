@@ -10,6 +10,8 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <string>
+#include <tuple>
 
 #include "comm/self_communicator.h"
 #include "comm/thread_communicator.h"
@@ -62,11 +64,13 @@ Vector normed(const Vector& x, const Vector& weight) {
   return y;
 }
 
-// The state guessed behind `state` and `token`, in double.
-Vector next_state(const Checkpoint& head, const Vector& embedding, const Vector& state) {
+// The state guessed behind `state`, `aux` (where the head takes any) and `token`, in double.
+Vector next_state(const Checkpoint& head, const Vector& embedding, const Vector& state,
+                  const Vector& aux) {
   const auto weight = [&](const char* name) { return matrix(head, std::string(name) + ".weight"); };
   Vector x = sum(times(weight("embed_proj"), normed(embedding, weight("embed_norm")[0])),
                  times(weight("state_proj"), state));
+  if (!aux.empty()) x = sum(x, times(weight("aux_proj"), aux));
   const Vector in = normed(x, weight("ffn_norm")[0]);
   Vector gate = times(weight("gate_proj"), in);
   const Vector up = times(weight("up_proj"), in);
@@ -74,40 +78,56 @@ Vector next_state(const Checkpoint& head, const Vector& embedding, const Vector&
   return normed(sum(x, times(weight("down_proj"), gate)), weight("norm")[0]);
 }
 
-std::vector<std::vector<bf16>> random_states(size_t rows) {
-  std::mt19937 random(1);
+std::vector<std::vector<bf16>> random_states(size_t rows, size_t width = 64) {
+  std::mt19937 random(width);
   std::normal_distribution<float> normal;
-  std::vector<std::vector<bf16>> states(rows, std::vector<bf16>(64));
+  std::vector<std::vector<bf16>> states(rows, std::vector<bf16>(width));
   for (auto& state : states) {
     for (bf16& x : state) x = to_bf16(normal(random));
   }
   return states;
 }
 
+Vector in_double(const std::vector<bf16>& x) {
+  Vector y;
+  for (const bf16 v : x) y.push_back(to_float(v));
+  return y;
+}
+
 // The head on one rank of several, or alone.
 class RankHead {
  public:
-  explicit RankHead(Communicator& communicator)
-      : head_(test_checkpoint("tiny-head"), test_checkpoint("tiny"), *backend_, communicator, 8) {}
+  RankHead(const std::string& name, Communicator& communicator)
+      : head_(test_checkpoint(name), test_checkpoint("tiny"), *backend_, communicator, 8) {}
 
   const DraftHead& head() const { return head_; }
 
-  // Logits of each row, whose states are replaced.
+  // Logits of each row, whose states are replaced. aux: one for each row.
   std::vector<std::vector<float>> forward(std::vector<std::vector<bf16>>& states,
+                                          const std::vector<std::vector<bf16>>& aux,
                                           const std::vector<int32_t>& tokens) {
     const auto rows = static_cast<int64_t>(tokens.size());
     const int64_t hidden = head_.config().hidden_size, vocab = head_.config().vocab_size;
     const Buffer state_memory = backend_->allocate(rows * hidden * sizeof(bf16));
+    const int64_t aux_width = head_.config().aux_width();
+    const Buffer aux_memory = backend_->allocate(rows * aux_width * sizeof(bf16));
+    const Buffer carried_memory = backend_->allocate(rows * hidden * sizeof(float));
     const Buffer token_memory = backend_->allocate(rows * sizeof(int32_t));
     const Buffer logit_memory = backend_->allocate(rows * vocab * sizeof(float));
     const TensorView on_device = state_memory.view(DType::bf16, {rows, hidden});
+    const TensorView aux_states = aux_memory.view(DType::bf16, {rows, aux_width});
+    const bool takes_aux = aux_width > 0;
+    const TensorView carried =
+        takes_aux ? carried_memory.view(DType::f32, {rows, hidden}) : TensorView();
     const TensorView ids = token_memory.view(DType::i32, {rows});
     const TensorView logits = logit_memory.view(DType::f32, {rows, vocab});
     for (int64_t i = 0; i < rows; ++i) {
       backend_->copy_from_host(on_device.rows(i, i + 1), states[i].data(), stream_);
+      backend_->copy_from_host(aux_states.rows(i, i + 1), aux[i].data(), stream_);
     }
     backend_->copy_from_host(ids, tokens.data(), stream_);
-    head_.forward(on_device, ids, logits, stream_);
+    if (takes_aux) head_.project(aux_states, carried, stream_);
+    head_.forward(on_device, carried, ids, logits, stream_);
     std::vector<std::vector<float>> result(rows, std::vector<float>(vocab));
     for (int64_t i = 0; i < rows; ++i) {
       backend_->copy_to_host(result[i].data(), logits.rows(i, i + 1), stream_);
@@ -123,33 +143,42 @@ class RankHead {
   DraftHead head_;
 };
 
-// By number of ranks, which split it: 96 columns and 171 tokens, of which the last of 40 have none.
-class DraftHeadTest : public testing::TestWithParam<int> {
+// By number of ranks, which split it: 96 columns and 171 tokens, of which the last of 40 have none;
+// with auxiliary states, and without.
+class DraftHeadTest : public testing::TestWithParam<std::tuple<int, std::string>> {
  protected:
+  static int ranks() { return std::get<0>(GetParam()); }
+  static std::filesystem::path directory() { return test_checkpoint(std::get<1>(GetParam())); }
+  static size_t aux_width() { return DraftHeadConfig::load(directory()).aux_width(); }
   static void on_ranks(const std::function<void(RankHead&)>& body) {
-    run_thread_ranks(GetParam(), [&](Communicator& communicator) {
+    run_thread_ranks(ranks(), [&](Communicator& communicator) {
       set_float_environment();
-      RankHead head(communicator);
+      RankHead head(std::get<1>(GetParam()), communicator);
       body(head);
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Ranks, DraftHeadTest, testing::Values(1, 2, 3, 5, 40),
-                         testing::PrintToStringParamName());
+std::string head_name(const testing::TestParamInfo<std::tuple<int, std::string>>& info) {
+  const std::string kind = std::get<1>(info.param) == "tiny-head" ? "Aux" : "Plain";
+  return kind + std::to_string(std::get<0>(info.param));
+}
+INSTANTIATE_TEST_SUITE_P(Heads, DraftHeadTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5, 40),
+                                          testing::Values("tiny-head", "tiny-plain-head")),
+                         head_name);
 
 TEST_P(DraftHeadTest, ComputesItsFormula) {
-  const Checkpoint weights(test_checkpoint("tiny-head")), target(test_checkpoint("tiny"));
+  const Checkpoint weights(directory()), target(test_checkpoint("tiny"));
   const Matrix embedding = matrix(target, "model.embed_tokens.weight");
   const std::vector<int32_t> tokens = {7, 0, 511};
   on_ranks([&](RankHead& rank) {
     auto states = random_states(3);
-    const auto before = states;
-    const auto logits = rank.forward(states, tokens);
+    const auto before = states, aux = random_states(3, aux_width());
+    const auto logits = rank.forward(states, aux, tokens);
     const std::vector<int32_t>& ids = rank.head().config().draft_token_ids;
     for (size_t row = 0; row < 3; ++row) {
-      Vector state(64);
-      for (size_t i = 0; i < 64; ++i) state[i] = to_float(before[row][i]);
-      const Vector expected = next_state(weights, embedding[tokens[row]], state);
+      const Vector expected =
+          next_state(weights, embedding[tokens[row]], in_double(before[row]), in_double(aux[row]));
       // Four roundings to bf16 (2^-9 each) on the way, of sums of a few times their size.
       for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(to_float(states[row][i]), expected[i], 0.05);
       size_t scored = 0;
@@ -174,10 +203,11 @@ TEST_P(DraftHeadTest, ARowDoesNotDependOnTheOthersAndIsThatOfEveryRank) {
   std::vector<std::vector<std::vector<float>>> of_ranks;
   on_ranks([&](RankHead& rank) {
     auto together = random_states(5);
-    const auto logits = rank.forward(together, tokens);
+    const auto aux = random_states(5, aux_width());
+    const auto logits = rank.forward(together, aux, tokens);
     for (size_t row = 0; row < 5; ++row) {
       std::vector<std::vector<bf16>> alone = {random_states(5)[row]};
-      const auto own = rank.forward(alone, {tokens[row]});
+      const auto own = rank.forward(alone, {aux[row]}, {tokens[row]});
       EXPECT_EQ(std::memcmp(own[0].data(), logits[row].data(), 512 * sizeof(float)), 0) << row;
       EXPECT_EQ(std::memcmp(alone[0].data(), together[row].data(), 64 * sizeof(bf16)), 0) << row;
     }
@@ -190,8 +220,8 @@ TEST_P(DraftHeadTest, ARowDoesNotDependOnTheOthersAndIsThatOfEveryRank) {
 // What near ranks read together is the head once, and the two projections on each.
 TEST_P(DraftHeadTest, IsSplitOverRanksThatAreNear) {
   const int64_t hidden = 64, ffn = 96, ids = 171, scale = 4;
-  const int64_t most_columns = (ffn / 8 + GetParam() - 1) / GetParam() * 8;
-  const int64_t most_ids = (ids + GetParam() - 1) / GetParam();
+  const int64_t most_columns = (ffn / 8 + ranks() - 1) / ranks() * 8;
+  const int64_t most_ids = (ids + ranks() - 1) / ranks();
   const int64_t on_each = 2 * 3 * hidden + 2 * hidden * (hidden + scale);
   const int64_t most_of_rank =
       (2 * most_columns + most_ids) * (hidden + scale) + hidden * (most_columns + scale);
@@ -217,6 +247,13 @@ TEST(DraftHeadFiles, NameWhatDoesNotFit) {
       {"draft_token_ids", "[3, 3]", "draft_token_ids[1] is 3; expected more than"},
       {"draft_token_ids", "[512]", "draft_token_ids[0] is 512"},
       {"rms_norm_eps", "null", "rms_norm_eps"},
+      {"aux_hidden_state_layers", "[]",
+       "aux_hidden_state_layers is an array of 0; expected an array of layers"},
+      {"aux_hidden_state_layers", "[1, 0]", "aux_hidden_state_layers[1] is 0; expected more than"},
+      {"aux_hidden_state_layers", "[0, 2]",
+       "aux_hidden_state_layers has 2; expected layers of the target, 0 to 1"},
+      {"aux_hidden_state_layers", "[1]", "aux_proj.weight has shape"},
+      {"aux_hidden_state_layers", "null", "aux_proj.weight"},
   };
   for (const auto& c : cases) {
     nlohmann::json config = nlohmann::json::parse(read_file(source / "config.json"));
@@ -228,6 +265,14 @@ TEST(DraftHeadFiles, NameWhatDoesNotFit) {
     expect_one_line_error({directory.path().string(), c.expected},
                           [&] { check_draft_head(directory.path(), test_checkpoint("tiny")); });
   }
+}
+
+TEST(DraftHeadFiles, SayWhatAsksForAMissingTensor) {
+  const TemporaryDirectory directory;
+  std::filesystem::copy(test_checkpoint("tiny-plain-head") / "model.safetensors", directory.path());
+  std::filesystem::copy(test_checkpoint("tiny-head") / "config.json", directory.path());
+  expect_one_line_error({"tensor aux_proj.weight is missing", "(aux_hidden_state_layers)"},
+                        [&] { check_draft_head(directory.path(), test_checkpoint("tiny")); });
 }
 
 // Heads of a directory's subdirectories, made as each test needs them.

@@ -438,8 +438,8 @@ TEST(ModelConfig, ATrimmedHeadNamesItsTokens) {
   refuse({0, 512}, {"draft_token_ids[1] is 512", "[0, 511]"});
   refuse({-1}, {"draft_token_ids[0] is -1", "[0, 511]"});
   refuse({1.5}, {"draft_token_ids[0] is 1.5", "an integer"});
-  refuse({3, 3}, {"draft_token_ids[1] is 3", "more than the id before it, 3"});
-  refuse({5, 4}, {"draft_token_ids[1] is 4", "more than the id before it, 5"});
+  refuse({3, 3}, {"draft_token_ids[1] is 3", "more than the one before it, 3"});
+  refuse({5, 4}, {"draft_token_ids[1] is 4", "more than the one before it, 5"});
   json tied = base_config();
   tied["draft_token_ids"] = {1, 2};
   tied["tie_word_embeddings"] = true;

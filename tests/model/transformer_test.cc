@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "kernels/distribution.h"
 #include "model/safetensors.h"
@@ -301,6 +302,63 @@ TEST(Transformer, RefusesWhatItCannotServe) {
       Transformer(test_checkpoint("tiny"), *backend, communicator, 8, 0);
     });
   });
+}
+
+// What enters a layer, normed, is what a model that ends there, under that layer's norm, gives its
+// head.
+TEST(Transformer, KeepsWhatEntersLayers) {
+  const std::pair<const char*, std::vector<int32_t>> cases[] = {{"tiny-deep", {1, 5}},
+                                                                {"tiny-gpt2", {1}}};
+  for (const auto& [name, aux_layers] : cases) {
+    const auto directory = test_checkpoint(name);
+    const ModelConfig whole = ModelConfig::load(directory);
+    // Of the wanted rows of a pass; of a model cut off below layer `num_layers`.
+    const auto states = [&](Communicator& communicator, int64_t num_layers,
+                            const std::vector<int32_t>& kept, bool all_rows) {
+      const auto load = [&](const ModelConfig&, const Shard& shard, Backend& backend) {
+        Weights weights = load_weights(Checkpoint(directory), whole, shard, backend, {});
+        if (num_layers < whole.num_layers) {
+          weights.norm = std::move(weights.layers[num_layers].input_norm);
+          weights.layers.resize(num_layers);
+        }
+        return weights;
+      };
+      ModelConfig config = whole;
+      config.num_layers = num_layers;
+      ModelRunner runner(
+          [&](Backend& to) { return Transformer(config, load, to, communicator, 32, 0); }, 32, 1,
+          make_cpu_backend());
+      runner.model().keep_states(kept);
+      std::vector<Row> rows;
+      for (const int32_t token : random_tokens(20, 300, 7)) {
+        const auto position = static_cast<int32_t>(rows.size());
+        rows.push_back({0, position, token, all_rows || position % 3 == 1});
+      }
+      const auto wanted = static_cast<int64_t>(runner.forward(rows).size());
+      const TensorView view = runner.model().states(20, wanted);
+      EXPECT_EQ(view.extent(1), static_cast<int64_t>(1 + kept.size()) * config.hidden_size);
+      std::vector<std::vector<float>> result(wanted);
+      for (int64_t i = 0; i < view.size(); ++i) {
+        result[i / view.extent(1)].push_back(to_float(view.data<bf16>()[i]));
+      }
+      return result;
+    };
+    run_thread_ranks(2, [&](Communicator& communicator) {
+      set_float_environment();
+      for (const bool all_rows : {false, true}) {
+        SCOPED_TRACE(std::string(name) + (all_rows ? ", all rows" : ", some rows"));
+        auto expected = states(communicator, whole.num_layers, {}, all_rows);
+        for (const int32_t layer : aux_layers) {
+          const auto inputs = states(communicator, layer, {}, all_rows);
+          for (size_t i = 0; i < inputs.size(); ++i) {
+            expected[i].insert(expected[i].end(), inputs[i].begin(), inputs[i].end());
+          }
+        }
+        EXPECT_EQ(expected.size(), all_rows ? 20u : 7u);
+        EXPECT_EQ(states(communicator, whole.num_layers, aux_layers, all_rows), expected);
+      }
+    });
+  }
 }
 
 TEST(TransformerInInt8, IsWhatItsNumbersAreInBf16) {

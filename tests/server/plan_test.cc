@@ -11,6 +11,8 @@
 #include "launcher/plan_report.h"
 #include "tests/testing/checkpoints.h"
 #include "tests/testing/one_line_error.h"
+#include "tests/testing/read_file.h"
+#include "tests/testing/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -83,12 +85,28 @@ TEST(Plan, ADraftHead) {
   const int64_t hidden = head.hidden_size, ffn = head.intermediate_size;
   const int64_t numbers = hidden * (2 * hidden + 3 * ffn + (scored + 15) / 16 * 16);  // panels
   const int64_t scales = 2 * hidden + 2 * ffn + hidden + scored;
-  EXPECT_EQ(plan["draft_round"]["weight_bytes"], numbers + 4 * scales + 2 * hidden * (1 + 3));
+  // A row of the embedding, and four norms, of which one only adds.
+  EXPECT_EQ(plan["draft_round"]["weight_bytes"], numbers + 4 * scales + 2 * hidden * (1 + 4));
   EXPECT_GT(plan["memory"]["draft_weight_bytes"], 0);
   EXPECT_EQ(plan["draft_head"], *options.draft_head);
   EXPECT_THAT(plan_as_text(make_plan(options)), HasSubstr("head     "));
+  // Of the states, once a step.
+  const auto rows_bytes = [&](bool with_head) {
+    PlanOptions other = options;
+    if (!with_head) other.draft_head.reset();
+    return planned(other)["passes"][1]["weight_bytes"].get<int64_t>();
+  };
+  EXPECT_EQ(rows_bytes(true) - rows_bytes(false), hidden * head.aux_width() + 4 * hidden);
   options.model = shape("llama-1b");
   expect_one_line_error({"--draft-head", "hidden_size", "expected the model's, 2048"},
+                        [&] { make_plan(options); });
+  const TemporaryDirectory far;
+  auto config = nlohmann::json::parse(read_file(test_checkpoint("tiny-head") / "config.json"));
+  config["aux_hidden_state_layers"] = {1, 2};
+  far.write("config.json", config.dump());
+  options.model = shape("tiny");
+  options.draft_head = far.path();
+  expect_one_line_error({"--draft-head", "aux_hidden_state_layers has 2", "layers, 0 to 1"},
                         [&] { make_plan(options); });
 }
 

@@ -122,6 +122,12 @@ TEST_F(DraftersTest, TheirWeightsAreSharedAndNotTheTargets) {
   EXPECT_TRUE(communicator_.shared.empty());
 }
 
+TEST_F(DraftersTest, TellWhichStatesAHeadTakes) {
+  EXPECT_EQ(make(every_file_).aux_layers(), (std::vector<int32_t>{0, 1}));
+  EXPECT_TRUE(make({.head = test_checkpoint("tiny-plain-head")}).aux_layers().empty());
+  EXPECT_TRUE(make({}).aux_layers().empty());
+}
+
 // What q is made of differs between a head that is whole and one that is split, and so may what an
 // answer by `rejection` repeats.
 TEST_F(DraftersTest, TheHashTellsHowAHeadIsSplit) {

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
+#include <string>
 
 #include "comm/self_communicator.h"
 #include "core/float_environment.h"
@@ -15,6 +17,8 @@ namespace outrider {
 namespace {
 
 constexpr int64_t kSlots = 3, kMaxRows = 96, kHidden = 64, kVocab = 512;
+constexpr std::array<int32_t, 2> kAuxLayers = {0, 1};  // of tiny-head
+constexpr int64_t kWidth = 3 * kHidden;                // of a row of states
 
 std::vector<int32_t> text(int length, int seed) {
   std::vector<int32_t> tokens;
@@ -50,7 +54,7 @@ class NotingDrafter final : public LogitDrafter {
   void enqueue(Stream& stream) override { model_.enqueue(stream); }
   void truncate(int64_t slot, int64_t length) override { model_.truncate(slot, length); }
   void take_state(int64_t slot, int64_t length, TensorView state, Stream& stream) override {
-    notes_.push_back({slot, length, std::vector<bf16>(kHidden)});
+    notes_.push_back({slot, length, std::vector<bf16>(kWidth)});
     backend_.copy_to_host(notes_.back().state.data(), state, stream);
     backend_.synchronize(stream);
   }
@@ -70,8 +74,9 @@ class HeadDrafterTest : public ::testing::Test {
   Stream stream_ = backend_->make_stream();
 };
 
-TEST_F(HeadDrafterTest, IsGivenTheStateBehindTheLastToken) {
+TEST_F(HeadDrafterTest, IsGivenTheStatesBehindTheLastToken) {
   Transformer target(test_checkpoint("tiny"), *backend_, *self_, kMaxRows, 0);
+  target.keep_states(kAuxLayers);
   KvCache cache = target.make_kv_cache(kSlots * 16, kSlots);
   cache.deal_pages(stream_);
   SpeculativeStep step(*backend_, *self_, target, cache, kSlots, kMaxRows);
@@ -109,6 +114,7 @@ TEST_F(HeadDrafterTest, IsGivenTheStateBehindTheLastToken) {
 
   // Each sequence once more from its beginning, in one pass.
   Transformer again(test_checkpoint("tiny"), *backend_, *self_, kMaxRows, 0);
+  again.keep_states(kAuxLayers);
   KvCache empty = again.make_kv_cache(kSlots * 16, kSlots);
   empty.deal_pages(stream_);
   const Buffer logits = backend_->allocate(sizeof(float) * kMaxRows * kVocab);
@@ -120,33 +126,41 @@ TEST_F(HeadDrafterTest, IsGivenTheStateBehindTheLastToken) {
     for (int64_t i = 0; i < count; ++i) rows.add(slot, tokens[i], i, true);
     rows.upload(stream_);
     again.forward(rows.batch(stream_), empty, logits.view(DType::f32, {count, kVocab}), stream_);
-    const TensorView states = again.final_states(count, count);
+    const TensorView states = again.states(count, count);
     for (const NotingDrafter::Note& note : drafter.notes()) {
       if (note.slot != slot) continue;
       // The token at length - 1 was drawn behind the one at length - 2.
-      std::vector<bf16> expected(kHidden);
+      std::vector<bf16> expected(kWidth);
       backend_->copy_to_host(expected.data(), states.rows(note.length - 2, note.length - 1),
                              stream_);
       backend_->synchronize(stream_);
-      EXPECT_EQ(std::memcmp(note.state.data(), expected.data(), kHidden * sizeof(bf16)), 0)
+      EXPECT_EQ(std::memcmp(note.state.data(), expected.data(), kWidth * sizeof(bf16)), 0)
           << "slot " << slot << ", length " << note.length;
     }
   }
 }
 
+class HeadDrafterOf : public HeadDrafterTest, public ::testing::WithParamInterface<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Heads, HeadDrafterOf, testing::Values("tiny-head", "tiny-plain-head"),
+                         [](const auto& info) {
+                           return std::string(info.param == "tiny-head" ? "Aux" : "Plain");
+                         });
+
 // Two sequences, of which the second drafts fewer tokens, against the head fed by hand.
-TEST_F(HeadDrafterTest, GoesOnFromItsOwnGuesses) {
-  HeadDrafter drafter(test_checkpoint("tiny-head"), test_checkpoint("tiny"), *backend_, *self_,
-                      kSlots);
-  DraftHead alone(test_checkpoint("tiny-head"), test_checkpoint("tiny"), *backend_, *self_, 1);
+TEST_P(HeadDrafterOf, GoesOnFromItsOwnGuesses) {
+  const auto directory = test_checkpoint(GetParam());
+  HeadDrafter drafter(directory, test_checkpoint("tiny"), *backend_, *self_, kSlots);
+  DraftHead alone(directory, test_checkpoint("tiny"), *backend_, *self_, 1);
+  const bool takes_aux = alone.config().aux_width() > 0;
+  const int64_t width = kHidden + alone.config().aux_width();
   const std::vector<int32_t> drafted = {3, 300, 9};  // of each sequence
   const Buffer on_device = backend_->allocate(drafted.size() * sizeof(int32_t));
   backend_->copy_from_host(on_device.view(DType::i32, {3}), drafted.data(), stream_);
-  const Buffer state_memory = backend_->allocate(kSlots * kHidden * sizeof(bf16));
-  const TensorView states = state_memory.view(DType::bf16, {kSlots, kHidden});
+  const Buffer state_memory = backend_->allocate(kSlots * width * sizeof(bf16));
+  const TensorView states = state_memory.view(DType::bf16, {kSlots, width});
   for (int64_t slot = 0; slot < kSlots; ++slot) {
-    std::vector<bf16> state(kHidden);
-    for (int64_t i = 0; i < kHidden; ++i) {
+    std::vector<bf16> state(width);
+    for (int64_t i = 0; i < width; ++i) {
       state[i] = to_bf16(static_cast<float>((i * 37 + slot * 11) % 19 - 9) / 8);
     }
     backend_->copy_from_host(states.rows(slot, slot + 1), state.data(), stream_);
@@ -158,6 +172,9 @@ TEST_F(HeadDrafterTest, GoesOnFromItsOwnGuesses) {
     drafter.take_state(slots[i], static_cast<int64_t>(tokens[i].size()),
                        states.rows(slots[i], slots[i] + 1), stream_);
   }
+  const Buffer carried_memory = backend_->allocate(kHidden * sizeof(float));
+  const TensorView carried =
+      takes_aux ? carried_memory.view(DType::f32, {1, kHidden}) : TensorView();
   const Buffer found_memory = backend_->allocate(2 * kVocab * sizeof(float));
   const Buffer expected_memory = backend_->allocate(kVocab * sizeof(float));
   const TensorView expected = expected_memory.view(DType::f32, {1, kVocab});
@@ -181,7 +198,9 @@ TEST_F(HeadDrafterTest, GoesOnFromItsOwnGuesses) {
     for (int64_t i = 0; i < count; ++i) {
       const int32_t next = round == 0 ? tokens[i].back() : drafted[round - 1];
       backend_->copy_from_host(token, &next, stream_);
-      alone.forward(states.rows(slots[i], slots[i] + 1), token, expected, stream_);
+      const TensorView row = states.rows(slots[i], slots[i] + 1);
+      if (takes_aux) alone.project(row.slice(1, kHidden, width), carried, stream_);
+      alone.forward(row.slice(1, 0, kHidden), carried, token, expected, stream_);
       backend_->synchronize(stream_);
       EXPECT_EQ(std::memcmp(found.rows(i, i + 1).raw(), expected.raw(), kVocab * sizeof(float)), 0)
           << "round " << round << ", sequence " << i;

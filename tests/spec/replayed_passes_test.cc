@@ -41,8 +41,8 @@ class MixedSteps {
         head_(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend_, *communicator_,
               kMaxSequences),
         step_(backend_, *communicator_, target_, cache_, kMaxSequences, kMaxRows),
-        state_(backend_.allocate(sizeof(bf16) * target_.config().hidden_size)),
         most_unseen_(most_unseen) {
+    target_.keep_states(head_.head().config().aux_layers);
     cache_.deal_pages(stream_);
     model_.cache().deal_pages(stream_);
   }
@@ -85,8 +85,7 @@ class MixedSteps {
     LogitDrafter* const drafters[] = {nullptr, &model_, &head_};
     state.drafter = drafters[below(3)];
     model_.admit(slot, kContext - below(most_unseen_ + 1));
-    head_.take_state(slot, kContext + 1,
-                     state_.view(DType::bf16, {1, target_.config().hidden_size}), stream_);
+    head_.take_state(slot, kContext + 1, target_.states(1, 1), stream_);
   }
 
   MeteringBackend backend_;
@@ -97,7 +96,6 @@ class MixedSteps {
   ModelDrafter model_;
   HeadDrafter head_;
   SpeculativeStep step_;
-  Buffer state_;
   int64_t most_unseen_;
   std::mt19937 random_{1};
 };

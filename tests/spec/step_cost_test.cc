@@ -22,7 +22,13 @@ namespace {
 constexpr int64_t kMaxRows = 128;
 constexpr int64_t kMaxSequences = 8;
 
-enum class Drafts { copied, model, head };
+enum class Drafts { copied, model, head, plain_head };  // with auxiliary states, and without
+
+bool is_head(Drafts drafts) { return drafts == Drafts::head || drafts == Drafts::plain_head; }
+
+std::filesystem::path head_of(Drafts drafts) {
+  return test_checkpoint(drafts == Drafts::head ? "tiny-head" : "tiny-plain-head");
+}
 
 struct Metered {
   OperationCost operations;
@@ -51,9 +57,11 @@ Metered run_step(Communicator& communicator, Drafts drafts, const StepShape& sha
     cache_bytes += alone.allocated_bytes();
     drafter = std::move(model);
   }
-  if (drafts == Drafts::head) {
-    drafter = std::make_unique<HeadDrafter>(test_checkpoint("tiny-head"), test_checkpoint("tiny"),
-                                            backend, metering, kMaxSequences);
+  if (is_head(drafts)) {
+    auto head = std::make_unique<HeadDrafter>(head_of(drafts), test_checkpoint("tiny"), backend,
+                                              metering, kMaxSequences);
+    target.keep_states(head->head().config().aux_layers);
+    drafter = std::move(head);
   }
   SpeculativeStep step(backend, metering, target, cache, kMaxSequences, kMaxRows);
   cache.deal_pages(stream);
@@ -70,10 +78,8 @@ Metered run_step(Communicator& communicator, Drafts drafts, const StepShape& sha
     if (shape.sampled) state.processors.mode = VerifyMode::rejection;
     state.drafter = drafter.get();
     if (drafts == Drafts::model) drafter->admit(slot, shape.context);
-    if (drafts == Drafts::head) {
-      const Buffer row = backend.allocate(sizeof(bf16) * target.config().hidden_size);
-      drafter->take_state(slot, shape.context + 1,
-                          row.view(DType::bf16, {1, target.config().hidden_size}), stream);
+    if (is_head(drafts)) {
+      drafter->take_state(slot, shape.context + 1, target.states(1, 1), stream);
     }
     work.push_back({.slot = slot,
                     .prefill_end = shape.context,
@@ -93,14 +99,14 @@ void expect_as_planned(int ranks, Drafts drafts, StepShape shape) {
                numerics_name(shape.numerics));
   const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
   const ModelConfig draft = ModelConfig::load_draft(test_checkpoint("tiny-draft"));
-  const DraftHeadConfig head = DraftHeadConfig::load(test_checkpoint("tiny-head"));
+  const DraftHeadConfig head = DraftHeadConfig::load(head_of(drafts));
   shape.max_positions = target.max_position_embeddings;
   run_thread_ranks(ranks, [&](Communicator& communicator) {
     const Metered metered = run_step(communicator, drafts, shape);
     const Shard shard = Shard::of(target, communicator.rank(), ranks);
     const auto cost_of = [&](const StepShape& step) {
       return step_cost(target, shard, drafts == Drafts::model ? &draft : nullptr, step,
-                       drafts == Drafts::head ? &head : nullptr);
+                       is_head(drafts) ? &head : nullptr);
     };
     const StepCost cost = cost_of(shape);
     OperationCost planned = cost.target.operations;
@@ -130,10 +136,10 @@ void expect_as_planned(int ranks, Drafts drafts, StepShape shape) {
 TEST(StepCost, IsWhatAStepAsksFor) {
   for (const int ranks : {1, 2, 3}) {
     expect_as_planned(ranks, Drafts::copied, {.sequences = 1, .context = 40});
-    for (const Drafts drafts : {Drafts::copied, Drafts::model, Drafts::head}) {
+    for (const Drafts drafts : {Drafts::copied, Drafts::model, Drafts::head, Drafts::plain_head}) {
       expect_as_planned(ranks, drafts, {.sequences = 1, .context = 40, .num_draft_tokens = 4});
     }
-    for (const Drafts drafts : {Drafts::model, Drafts::head}) {
+    for (const Drafts drafts : {Drafts::model, Drafts::head, Drafts::plain_head}) {
       expect_as_planned(ranks, drafts,
                         {.sequences = 3, .context = 300, .num_draft_tokens = 7, .sampled = true});
       // 72 rows.
@@ -205,14 +211,24 @@ TEST(StepCost, FastNumericsHoldADraftsTablesTwice) {
   }
 }
 
-TEST(StepCost, MemoryOfAHeadIsWhatItTakes) {
+class StepCostOfHead : public testing::TestWithParam<Drafts> {};
+INSTANTIATE_TEST_SUITE_P(Heads, StepCostOfHead, testing::Values(Drafts::head, Drafts::plain_head),
+                         [](const auto& info) {
+                           return std::string(info.param == Drafts::head ? "Aux" : "Plain");
+                         });
+
+TEST_P(StepCostOfHead, MemoryIsWhatItTakes) {
   const ModelConfig target = ModelConfig::load(test_checkpoint("tiny"));
-  const DraftHeadConfig head = DraftHeadConfig::load(test_checkpoint("tiny-head"));
+  const DraftHeadConfig head = DraftHeadConfig::load(head_of(GetParam()));
   MeteringBackend backend;
   const auto self = make_self_communicator();
-  const HeadDrafter drafter(test_checkpoint("tiny-head"), test_checkpoint("tiny"), backend, *self,
+  Transformer model(test_checkpoint("tiny"), backend, *self, kMaxRows, 0);
+  const auto bytes = [&] { return backend.allocated_bytes() + backend.packed_bytes(); };
+  const int64_t before = bytes();
+  const HeadDrafter drafter(head_of(GetParam()), test_checkpoint("tiny"), backend, *self,
                             kMaxSequences);
-  const int64_t taken = backend.allocated_bytes() + backend.packed_bytes();
+  model.keep_states(head.aux_layers);
+  const int64_t taken = bytes() - before;
   const auto planned = [&](Numerics numerics, const DraftHeadConfig* with) {
     return fixed_bytes(memory_cost(target, Shard::of(target, 0, 1), nullptr,
                                    {kMaxSequences, kMaxRows, 64, numerics}, with));

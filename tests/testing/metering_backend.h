@@ -95,7 +95,8 @@ class MeteringBackend final : public Backend {
                   Stream&) override {
     cost_ += layer_norm_cost(x.extent(0), x.extent(1), addend.raw() != nullptr);
   }
-  void gather_rows(TensorView, TensorView, TensorView y, Stream&) override {
+  void gather_rows(TensorView x, TensorView indices, TensorView y, Stream&) override {
+    check_gather_rows(x, indices, y);
     cost_ += gather_rows_cost(y.extent(0), y.extent(1));
   }
   void expand_logits(TensorView x, TensorView, TensorView y, Stream&) override {

@@ -78,8 +78,8 @@ from distill_prompts import KINDS, OWN_STARTS, entries
 target = Path(sys.argv[1])
 renderer = Renderer(target)
 torch.set_num_threads(1)
-shard = generate(load_target(target, 'cpu', torch.float32, 256), renderer, 'test', False, 16, 256,
-                 False)
+shard = generate(load_target(target, 'cpu', torch.float32, 256, False), renderer, 'test', False,
+                 16, 256, False)
 rows = shard['kind'] == KINDS.index('own')
 print(json.dumps({'tokens': shard['tokens'][rows].tolist(),
                   'answers': shard['generated'][rows].tolist(),
@@ -138,6 +138,27 @@ def wanted(batches):
     return trainer.positions(batches, np.array([0]))[1].int().tolist()
 assert wanted(trainer.train) == [[0, 1, 0, 0, 1, 0]], wanted(trainer.train)
 assert wanted(trainer.held_out) == [[0, 1, 1, 0, 1, 0]], wanted(trainer.held_out)
+"""
+
+# Of an exported head one without auxiliary states; and whether one has any.
+WITHOUT_AUX = """
+import json, sys
+from pathlib import Path
+from safetensors.torch import load_file, save_file
+source, directory = Path(sys.argv[1]), Path(sys.argv[2])
+directory.mkdir()
+config = json.loads((source / 'config.json').read_text())
+del config['aux_hidden_state_layers']
+(directory / 'config.json').write_text(json.dumps(config))
+tensors = load_file(source / 'model.safetensors')
+del tensors['aux_proj.weight']
+save_file(tensors, directory / 'model.safetensors')
+"""
+HAS_AUX = """
+import sys
+from pathlib import Path
+from safetensors.torch import load_file
+assert load_file(Path(sys.argv[1]) / 'model.safetensors')['aux_proj.weight'].abs().max() > 0
 """
 
 # Writes a shard all of which, or nothing of which, is copied.
@@ -244,6 +265,27 @@ class DistillDraft(unittest.TestCase):
              '--ignore-eos', '--format', 'json', 'abc'], capture_output=True, text=True, timeout=LIMIT_S, check=False)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertGreater(json.loads(result.stdout)['speculation']['num_accepted_draft_tokens'], 0)
+        with self.subTest('learns to take auxiliary states'):
+            work, without = self.root / 'from_without', self.root / 'without'
+            work.mkdir()
+            for path in (self.root / 'further').iterdir():
+                if path.is_symlink():
+                    (work / path.name).symlink_to(path.resolve())
+            subprocess.run([PYTHON, '-c', WITHOUT_AUX, output, without], check=True,
+                           timeout=LIMIT_S)
+            lines = run('train', work, *head, '--start-from', without, '--train-tokens', '1000')
+            # What was taken away was small.
+            self.assertAlmostEqual(lines[1]['alpha_sampled']['all'], last['alpha_sampled']['all'], 2)
+            run('export', work, *head, '--output', self.root / 'with')
+            self.assertEqual((self.root / 'with' / 'config.json').read_bytes(),
+                             (output / 'config.json').read_bytes())
+            subprocess.run([PYTHON, '-c', HAS_AUX, self.root / 'with'], check=True,
+                           timeout=LIMIT_S)
+            config = json.loads((output / 'config.json').read_text())
+            (without / 'config.json').write_text(
+                json.dumps(config | {'aux_hidden_state_layers': [1]}))
+            self.refuses(work, [*head, '--start-from', without],
+                         r'aux_hidden_state_layers is \[1\]; expected \[0, 1\], or none')
 
     def test_counts_of_the_text_draft(self):
         counts = self.root / 'counts.safetensors'

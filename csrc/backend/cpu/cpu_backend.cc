@@ -154,16 +154,12 @@ void CpuBackend::layer_norm(TensorView x, TensorView addend, TensorView weight, 
 }
 
 void CpuBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream&) {
-  const int64_t rows = indices.extent(0);
-  const int64_t hidden = x.extent(1);
-  CHECK(has_shape(x, DType::bf16, {-1, hidden}));
-  CHECK(has_shape(indices, DType::i32, {rows}));
-  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
+  check_gather_rows(x, indices, y);
   const int32_t* index = indices.data<int32_t>();
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < indices.extent(0); ++r) {
     CHECK(0 <= index[r] && index[r] < x.extent(0));
-    std::memcpy(y.data<bf16>() + r * hidden, x.data<bf16>() + index[r] * hidden,
-                hidden * sizeof(bf16));
+    std::memcpy(y.data<bf16>() + r * y.stride(0), x.data<bf16>() + index[r] * x.stride(0),
+                x.extent(1) * sizeof(bf16));
   }
 }
 

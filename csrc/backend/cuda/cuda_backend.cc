@@ -247,13 +247,9 @@ void CudaBackend::layer_norm(TensorView x, TensorView addend, TensorView weight,
 }
 
 void CudaBackend::gather_rows(TensorView x, TensorView indices, TensorView y, Stream& stream) {
-  const int64_t rows = indices.extent(0);
-  const int64_t hidden = x.extent(1);
-  CHECK(has_shape(x, DType::bf16, {-1, hidden}));
-  CHECK(has_shape(indices, DType::i32, {rows}));
-  CHECK(has_shape(y, DType::bf16, {rows, hidden}));
-  cuda::gather_rows(x.data<bf16>(), indices.data<int32_t>(), y.data<bf16>(), rows, hidden,
-                    handle(stream));
+  check_gather_rows(x, indices, y);
+  cuda::gather_rows(x.data<bf16>(), indices.data<int32_t>(), y.data<bf16>(), indices.extent(0),
+                    x.extent(1), x.stride(0), y.stride(0), handle(stream));
 }
 
 void CudaBackend::expand_logits(TensorView x, TensorView tokens, TensorView y, Stream& stream) {

@@ -245,6 +245,11 @@ TEST_P(OperationsTest, GatherAndEmbedAreExact) {
     backend_->gather_rows(upload(table, {c.rows, c.width}), upload(indices, {count}), gathered,
                           stream_);
     const auto got_rows = values<bf16>(gathered);
+    // All columns but the first, to behind the first.
+    const TensorView apart = empty_bf16({count, c.width});
+    backend_->gather_rows(upload(table, {c.rows, c.width}).slice(1, 1, c.width),
+                          upload(indices, {count}), apart.slice(1, 1, c.width), stream_);
+    const auto got_apart = values<bf16>(apart);
     // Of a vocabulary that starts at 100; the last two tokens are another rank's.
     std::vector<int32_t> tokens;
     for (int32_t index : indices) tokens.push_back(100 + index);
@@ -259,6 +264,11 @@ TEST_P(OperationsTest, GatherAndEmbedAreExact) {
       for (int64_t i = 0; i < c.width; ++i) {
         const bf16 expected = table[indices[r] * c.width + i];
         ASSERT_EQ(got_rows[r * c.width + i].bits, expected.bits);
+        if (i > 0) {
+          ASSERT_EQ(got_apart[r * c.width + i].bits, expected.bits);
+        } else {
+          ASSERT_TRUE(std::isnan(to_float(got_apart[r * c.width])));  // as it was
+        }
         ASSERT_EQ(got_embedded[r * c.width + i], r < count - 2 ? to_float(expected) : 0.0f);
       }
     }
