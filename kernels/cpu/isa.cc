@@ -77,14 +77,17 @@ bool instructions_are_exact() {
   return true;
 }
 
-// Executes AVX-512 BF16: false where that is an illegal instruction, or another operation.
+// Executes AVX-512 BF16: false where that is an illegal instruction, or another operation. A signal
+// resets the thread's floating-point environment, and siglongjmp does not bring it back.
 bool try_avx512_bf16() {
+  const unsigned float_environment = _mm_getcsr();
   struct sigaction action = {};
   struct sigaction before = {};
   action.sa_handler = on_illegal_instruction;
   sigemptyset(&action.sa_mask);
   CHECK(sigaction(SIGILL, &action, &before) == 0);
   const bool works = sigsetjmp(illegal_instruction, 1) == 0 && instructions_are_exact();
+  _mm_setcsr(float_environment);
   CHECK(sigaction(SIGILL, &before, nullptr) == 0);
   return works;
 }

@@ -39,6 +39,15 @@ TEST_F(IsaTest, RefusesAnUnknownOne) {
       "OUTRIDER_CPU_ISA is \"\"; expected one of scalar, avx2, avx512, avx512_bf16, amx_bf16");
 }
 
+// What the processor is asked by a trial that may end with a signal.
+TEST_F(IsaTest, AskingLeavesTheFloatEnvironment) {
+  set_float_environment();
+  constexpr unsigned kNoExceptions = ~0x3fu;  // flags that computing raises
+  const unsigned before = _mm_getcsr() & kNoExceptions;
+  isa_available(Isa::avx512_bf16);
+  EXPECT_EQ(_mm_getcsr() & kNoExceptions, before);
+}
+
 class EachIsaTest : public IsaTest, public testing::WithParamInterface<Isa> {};
 
 // The tests of kernels go over what the machine executes; what it does not is said here.
