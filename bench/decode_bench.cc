@@ -123,7 +123,7 @@ class DecodeBench {
                           .draft_rows = static_cast<const RowDistribution*>(q_.data()),
                           .processors = {.mode = mode},
                           .key = {.seed = 1, .base = 1}};
-    const uint64_t key = verifier_.prepare({&work, 1}, {}, logits(rows), false, 0, stream_);
+    const uint64_t key = verifier_.prepare({&work, 1}, {}, logits(rows), 0, 0, stream_);
     const double seconds = time(key, several_ranks(), [&] { verifier_.enqueue(stream_); });
     verifier_.finish(stream_);
     return seconds;

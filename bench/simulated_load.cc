@@ -138,8 +138,8 @@ class Simulation {
       if (!work.decode) continue;
       if (server_.drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
       const auto position = static_cast<int64_t>(scheduler_.tokens(id).size());
-      shape.add(costs, position, planner_.drafter_now(id), Drawing::greedy, work.num_draft_tokens,
-                scheduler_.num_missed(id));
+      shape.add(costs, position, planner_.drafter_now(id), Drawing::greedy,
+                {.num_drafted = work.num_draft_tokens, .num_missed = scheduler_.num_missed(id)});
     }
     shape.prompt_rows = scheduler_.prefill_rows().target;
     double ms = truth_.step_ms(shape) + contexts_ms;

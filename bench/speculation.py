@@ -83,8 +83,9 @@ class Arm:
         self.shift.append(stats.lenience_shift)
         self.alpha_sum += stats.alpha * verified
         self.num_verified += verified
-        self.cost_sum += stats.draft_cost * stats.num_draft_tokens
-        self.num_drafted += stats.num_draft_tokens
+        num_drawn = stats.num_draft_tokens - stats.num_alternative_draft_tokens
+        self.cost_sum += stats.draft_cost * num_drawn
+        self.num_drafted += num_drawn
         self.predicted.append(stats.predicted_speedup)
         self.steps.update(dict(enumerate(stats.steps_by_lookahead)))
 

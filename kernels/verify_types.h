@@ -9,6 +9,9 @@
 namespace outrider {
 
 constexpr int kMaxDraftTokens = 15;  // most tokens drafted for one sequence in a step
+// Of them, most that stand beside the first one rather than behind it: other candidates for its
+// place.
+constexpr int kMaxAlternatives = 6;
 constexpr int kCandidates = 128;  // best (logit, token) pairs that a rank offers for a filtered row
 constexpr int kMaxRanks = 64;     // of one tensor-parallel group
 
@@ -185,6 +188,9 @@ struct DraftRow {
   RandomKey key;
   int32_t offset;   // position within the step, from 0
   int32_t drafted;  // where the token and its distribution go, in the step's drafted tokens
+  // Where the token went that was drawn from the same logits last: its logit becomes
+  // kUnscoredLogit first. -1: none was.
+  int32_t masked = -1;
 };
 
 // A token that is known on the device alone, and where it is needed.

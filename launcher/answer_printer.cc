@@ -122,6 +122,10 @@ std::string of_speculation(const v1::SpeculationStats& s) {
   if (s.num_copied_draft_tokens() > 0 && !(drafter && drafts_by_copying(*drafter))) {
     text += absl::StrFormat("; copied %d of the drafted tokens", s.num_copied_draft_tokens());
   }
+  if (s.num_alternative_draft_tokens() > 0) {
+    text += absl::StrFormat("; %d drafted tokens stood beside a first one, %d took its place",
+                            s.num_alternative_draft_tokens(), s.num_accepted_alternatives());
+  }
   if (s.lenience() < 1 && s.num_draft_tokens() > 0) {
     text += absl::StrFormat("; lenience %g moved the distribution by %.3f", s.lenience(),
                             s.lenience_shift());
@@ -197,6 +201,8 @@ nlohmann::ordered_json to_json(const v1::GenerateOnceResponse& answer) {
         {"num_draft_tokens", s.num_draft_tokens()},
         {"num_accepted_draft_tokens", s.num_accepted_draft_tokens()},
         {"num_copied_draft_tokens", s.num_copied_draft_tokens()},
+        {"num_alternative_draft_tokens", s.num_alternative_draft_tokens()},
+        {"num_accepted_alternatives", s.num_accepted_alternatives()},
         {"mean_acceptance_length", s.mean_acceptance_length()},
         {"draft_acceptance_rate", s.draft_acceptance_rate()},
         {"acceptance_by_position",

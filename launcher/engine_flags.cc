@@ -114,6 +114,11 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
       "How many tokens are drafted where a request gives no number: adaptive (default) by what "
       "pays, fixed:K, or table:1=4,8=2,… by how many answers share a step");
   command
+      .add_option("--alternatives", options.max_alternatives,
+                  "Most other candidates for a step's first drafted token that adaptive lookahead "
+                  "may have verified beside it (default 6)")
+      ->check(CLI::Range(0, kMaxAlternatives));
+  command
       .add_option("--tpot-slo", options.tpot_slo_ms,
                   "Milliseconds that a token behind the first shall take at most, where a request "
                   "gives none: adaptive lookahead drafts no more than that allows, and prompts get "
@@ -128,7 +133,7 @@ void add_batching_flags(CLI::App& command, EngineOptions& options) {
       ->check(CLI::Range(1, 4096));
   command
       .add_option("--max-rows", options.max_rows,
-                  "Rows of a step: prompt tokens, and K + 1 for each answer (default 512)")
+                  "Rows of a step: prompt tokens, and drafts and one for each answer (default 512)")
       ->check(CLI::Range(kMaxDraftTokens + 2, kMostRows));
   command
       .add_option(

@@ -35,7 +35,7 @@ class DefaultDrafts {
 // --drafter alone.
 void add_drafter_flag(CLI::App& command, EngineOptions& options);
 
-// --drafter, --lookahead and --tpot-slo: what holds where a request says nothing.
+// --drafter, --lookahead, --alternatives and --tpot-slo: what holds where a request says nothing.
 void add_policy_flags(CLI::App& command, EngineOptions& options);
 
 // --max-sequences, --max-rows, --prefill-beside, --kv-cache-tokens and --no-prefix-cache: how

@@ -137,6 +137,8 @@ void RequestFlags::add_choice_to(CLI::App& command) {
       ->check(utf8());
   command.add_option("--num-speculative-tokens", num_speculative_tokens_,
                      "Draft exactly so many tokens a step, 0 … 15");
+  command.add_option("--num-alternatives", num_alternatives_,
+                     "Other candidates for the first of them, 0 … 6");
   command.add_option("--tpot-slo", tpot_slo_ms_,
                      "Milliseconds that a token behind the first shall take at most");
   command.add_option("--lenience", lenience_,
@@ -207,6 +209,7 @@ v1::GenerateRequest RequestFlags::parameters() const {
   if (num_speculative_tokens_) {
     speculation.set_num_speculative_tokens(*num_speculative_tokens_);
   }
+  if (num_alternatives_) speculation.set_num_alternatives(*num_alternatives_);
   if (tpot_slo_ms_) speculation.set_tpot_slo_ms(*tpot_slo_ms_);
   if (lenience_) speculation.set_lenience(*lenience_);
   return request;

@@ -61,7 +61,7 @@ class RequestFlags {
   std::vector<int32_t> stop_token_ids_;
   bool ignore_eos_ = false;
   std::optional<std::string> mode_, drafter_;
-  std::optional<int32_t> num_speculative_tokens_;
+  std::optional<int32_t> num_speculative_tokens_, num_alternatives_;
   std::optional<float> lenience_;
   std::optional<double> tpot_slo_ms_;
 };

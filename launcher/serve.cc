@@ -69,10 +69,11 @@ struct ServeOptions {
 // Options that every rank must share, as text.
 std::string shared_settings(const EngineOptions& options) {
   return std::to_string(options.drafter ? static_cast<int>(*options.drafter) : -1) + " " +
-         options.lookahead.text() + " " + std::to_string(options.tpot_slo_ms) + " " +
-         std::to_string(options.max_positions) + " " + std::to_string(options.max_sequences) + " " +
-         std::to_string(options.max_rows) + " " + std::to_string(options.prefill_chunk) + " " +
-         std::to_string(options.prefill_beside) + " " + std::to_string(options.kv_cache_tokens);
+         options.lookahead.text() + " " + std::to_string(options.max_alternatives) + " " +
+         std::to_string(options.tpot_slo_ms) + " " + std::to_string(options.max_positions) + " " +
+         std::to_string(options.max_sequences) + " " + std::to_string(options.max_rows) + " " +
+         std::to_string(options.prefill_chunk) + " " + std::to_string(options.prefill_beside) +
+         " " + std::to_string(options.kv_cache_tokens);
 }
 
 // Of all that drafts, as text.

@@ -183,6 +183,9 @@ absl::StatusOr<Request> to_request(const v1::GenerateRequest& proto,
   if (proto.speculation().has_num_speculative_tokens()) {
     request.speculation.num_speculative_tokens = proto.speculation().num_speculative_tokens();
   }
+  if (proto.speculation().has_num_alternatives()) {
+    request.speculation.num_alternatives = proto.speculation().num_alternatives();
+  }
   if (proto.speculation().has_tpot_slo_ms()) {
     request.speculation.tpot_slo_ms = proto.speculation().tpot_slo_ms();
   }

@@ -68,6 +68,8 @@ void add_speculation(const Completion& completion, v1::SpeculationStats& proto) 
   proto.set_num_draft_tokens(stats.num_draft_tokens);
   proto.set_num_accepted_draft_tokens(stats.num_accepted_draft_tokens);
   proto.set_num_copied_draft_tokens(stats.num_copied_draft_tokens);
+  proto.set_num_alternative_draft_tokens(stats.num_alternative_draft_tokens);
+  proto.set_num_accepted_alternatives(stats.num_accepted_alternatives);
   proto.set_mean_acceptance_length(stats.mean_acceptance_length());
   proto.set_draft_acceptance_rate(stats.draft_acceptance_rate());
   for (int i = 0; i < kMaxDraftTokens && stats.drafted_per_position[i] > 0; ++i) {

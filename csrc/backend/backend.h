@@ -151,7 +151,8 @@ class Backend {
   virtual void attention(TensorView qkv, TensorView k_pages, TensorView v_pages, TensorView y,
                          const RowMap& map, const AttentionShape& shape, Stream& stream) = 0;
 
-  // Both in turn; what stands in qkv then is unspecified.
+  // Both in turn; what stands in qkv then is unspecified. Pages that no row of these writes to may
+  // be read before what the pass enqueued before this is over.
   virtual void rope_and_attend(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                                TensorView v_pages, TensorView y, const RowMap& map,
                                const AttentionShape& shape, Stream& stream) {
@@ -165,7 +166,8 @@ class Backend {
   // largest_size: of the rows
   virtual void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
                            Stream& stream) = 0;
-  // logits: f32 [n, vocab_size]; q_logits: f32 [any, vocab_size], apart from them
+  // logits: f32 [n, vocab_size], which change where a row masks a token; q_logits: f32 [any,
+  // vocab_size], apart from them
   virtual void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
                              RowDistribution* q, float* q_logits, Stream& stream) = 0;
   // logits: f32 [any, shard_size]; rows: [to.num_rows]; num_slots: of `to`, for candidates; every

@@ -17,8 +17,9 @@ double ms_between(EngineClock::time_point from, EngineClock::time_point to) {
 TokenOrigin origin_of(const Delivered& item, int index) {
   const VerifiedDrafts& drafts = item.drafts;
   if (drafts.num_drafted == 0) return TokenOrigin::plain;
-  if (index < drafts.num_accepted) return TokenOrigin::drafted;
-  return drafts.num_accepted < drafts.num_drafted ? TokenOrigin::corrected : TokenOrigin::bonus;
+  if (index < drafts.num_kept()) return TokenOrigin::drafted;
+  return drafts.num_kept() < drafts.num_drafted && drafts.alternative < 0 ? TokenOrigin::corrected
+                                                                          : TokenOrigin::bonus;
 }
 
 }  // namespace
@@ -118,18 +119,20 @@ void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {
   ++stats.num_decode_steps;
   stats.num_decoded_tokens += num_emitted;
   if (used.num_drafted > 0) ++stats.num_spec_steps;
-  stats.num_draft_tokens += used.num_drafted;
+  stats.num_draft_tokens += used.num_verified();
   if (item.copied) stats.num_copied_draft_tokens += used.num_drafted;
-  stats.num_accepted_draft_tokens += used.num_accepted;
+  stats.num_accepted_draft_tokens += used.num_kept();
+  stats.num_alternative_draft_tokens += used.num_alternatives;
+  stats.num_accepted_alternatives += used.alternative >= 0;
   for (int i = 0; i < used.num_drafted; ++i) ++stats.drafted_per_position[i];
-  for (int i = 0; i < used.num_accepted; ++i) ++stats.accepted_per_position[i];
+  for (int i = 0; i < used.num_kept(); ++i) ++stats.accepted_per_position[i];
   stats.alpha_sum += used.alpha_sum;
   stats.shift_sum += used.shift_sum;
   stats.alpha_rows += used.alpha_rows;
-  stats.speedup.add(item.drafts.num_drafted, num_emitted, item.timed);
+  stats.speedup.add(item.drafts.num_drafted, num_emitted, item.timed, item.drafts.alternative >= 0);
   answer.completion.completion_tokens += num_emitted;
-  totals_.num_draft_tokens += used.num_drafted;
-  totals_.num_accepted_draft_tokens += used.num_accepted;
+  totals_.num_draft_tokens += used.num_verified();
+  totals_.num_accepted_draft_tokens += used.num_kept();
   totals_.num_completion_tokens += num_emitted;
 }
 

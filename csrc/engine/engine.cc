@@ -64,6 +64,7 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
   limits_.max_kv_tokens = (executor.num_pages() - 1) * kPageTokens;
   limits_.drafters = executor.drafters();
   limits_.default_drafter = executor.default_drafter();
+  limits_.max_alternatives = executor.options().max_alternatives;
 }
 
 void Engine::wake() {
@@ -234,6 +235,7 @@ void Engine::start(Submission& submission) {
                     .drafter = settings.drafter,
                     .lookahead = settings.lookahead,
                     .lookahead_is_exact = settings.lookahead_is_exact,
+                    .alternatives = settings.alternatives,
                     .max_draft_positions = executor_.max_draft_positions(settings.drafter),
                     .max_step_ms = settings.tpot_slo_ms,
                     .prompt_logits = sampling.prompt_logprobs && request.emitted.empty(),
@@ -298,9 +300,10 @@ void Engine::step() {
     apply(outcome);
     if (decoded_.size() == num_before) continue;
     ++record.num_decoding;
-    record.num_drafted += outcome.num_drafted;
-    record.num_tokens += decoded_.back().num_emitted;
-    record.num_accepted += decoded_.back().drafts.within(decoded_.back().num_emitted).num_accepted;
+    const LookaheadOutcome& decoded = decoded_.back();
+    record.num_drafted += decoded.drafts.num_verified();
+    record.num_tokens += decoded.num_emitted;
+    record.num_accepted += decoded.drafts.within(decoded.num_emitted).num_kept();
   }
   account_for_step(std::chrono::duration<double, std::milli>(EngineClock::now() - begin).count());
   record.end = EngineClock::now();
@@ -313,9 +316,10 @@ void Engine::propose(StepPlan& plan) {
   for (PlannedWork& work : plan.work) {
     if (work.num_draft_tokens == 0) continue;
     const int64_t id = scheduler_.sequence_at(work.slot);
-    const Sequence& sequence = sequences_.at(id);
     const DrafterKind drafter = lookahead_.drafter_now(id);
-    if (drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
+    if (drafter == DrafterKind::head && !sequences_.at(id).has_state) {
+      work.num_draft_tokens = work.num_alternatives = 0;
+    }
     if (!drafts_by_copying(drafter)) continue;
     work.proposed = lookahead_.propose(id, scheduler_.tokens(id), work.num_draft_tokens);
     work.num_draft_tokens = static_cast<int32_t>(work.proposed.size());
@@ -372,7 +376,8 @@ void Engine::apply(const SlotOutcome& outcome) {
   }
   sequence.has_state = true;
   const Verdict& verdict = outcome.verdict;
-  const auto tokens = state.last(verdict.num_accepted + 1);
+  const int num_accepted = outcome.num_accepted();
+  const auto tokens = state.last(num_accepted + 1);
   bool ended = false;
   for (size_t i = 0; i < tokens.size() && !ended; ++i) {
     item.tokens.push_back(tokens[i]);
@@ -395,22 +400,24 @@ void Engine::apply(const SlotOutcome& outcome) {
                  .alpha_sum = verdict.alpha_sum,
                  .shift_sum = verdict.shift_sum,
                  .alpha_rows = verdict.alpha_rows,
-                 .alpha_counts = completion.mode != SpeculationMode::rejection};
+                 .alpha_counts = completion.mode != SpeculationMode::rejection,
+                 .num_alternatives = outcome.num_alternatives,
+                 .alternative = outcome.alternative};
   item.last = ended;
   const auto num_emitted = static_cast<int>(item.tokens.size());
   decoded_.push_back({.id = id,
-                      .position = static_cast<int64_t>(state.size()) - verdict.num_accepted - 1,
+                      .position = static_cast<int64_t>(state.size()) - num_accepted - 1,
                       .num_missed = scheduler_.num_missed(id),
+                      .num_refed = scheduler_.num_refed(id),
                       .drafts = item.drafts,
                       .num_emitted = num_emitted});
   if (observers_.metrics != nullptr) {
-    const VerifiedDrafts used = item.drafts.within(num_emitted);
-    observers_.metrics->verified(outcome.num_drafted, used.num_drafted, used.num_accepted);
+    observers_.metrics->verified(outcome.num_drafted, item.drafts.within(num_emitted));
     observers_.metrics->gathered(verdict.gathered);
   }
   delivered_.push_back(std::move(item));
 
-  scheduler_.commit(id, tokens.first(num_emitted));
+  scheduler_.commit(id, tokens.first(num_emitted), outcome.in_cache);
   if (ended) end_sequence(id, true);
 }
 

@@ -178,6 +178,9 @@ StepCosts Executor::measure_step_costs() {
   // Behind a long context: one row, and several.
   StepCosts::Point one{1, kUnmeasured}, several{std::min(kCostRows, most), kUnmeasured};
   double all_logits = kUnmeasured;  // of several rows
+  // Rows that are candidates for one position, but for the first: two, several, and these far away.
+  const StepCosts::Point two{std::min<int64_t>(3, most), kUnmeasured};
+  StepCosts::Point candidates[] = {two, several, several};
   // Noise only ever adds, and comes in bursts: the least of some rounds over all of them counts.
   for (int round = 0; round < kCostRounds; ++round) {
     const auto measure = [&](StepCosts::Point& point, int64_t position) {
@@ -186,7 +189,14 @@ StepCosts Executor::measure_step_costs() {
     };
     for (StepCosts::Point& point : costs.steps) measure(point, 0);
     all_logits = std::min(all_logits, measure_ms(several.rows, several.rows, 0));
+    const auto measure_candidates = [&](StepCosts::Point& point, int64_t position) {
+      const double seconds = step_.measure_alternatives(point.rows, position, stream_);
+      point.ms = std::min(point.ms, 1e3 * seconds);
+    };
+    measure_candidates(candidates[0], 0);
+    measure_candidates(candidates[1], 0);
     if (far <= 0) continue;
+    measure_candidates(candidates[2], far);
     measure(one, far);
     measure(several, far);
   }
@@ -196,6 +206,8 @@ StepCosts Executor::measure_step_costs() {
   if (several.rows > 1) {
     costs.ms_per_logit_row = std::max(0.0, all_logits - costs.rows_ms(several.rows)) /
                              static_cast<double>(several.rows - 1);
+    costs.set_alternatives(candidates[0], candidates[1]);
+    if (far > 0) costs.set_segment_context(candidates[1], candidates[2], far);
   }
   return costs;
 }
@@ -253,20 +265,24 @@ void Executor::measure_draft_costs(DrafterKind kind) {
       {}, {.mode = VerifyMode::rejection}, {.mode = VerifyMode::rejection, .top_p = 0.95f}};
   auto& drawing_ms = tables_.drawing_ms[static_cast<int>(kind)];  // of all of a round first
   drawing_ms.fill(kUnmeasured);
-  const auto measure = [&](double& least, int64_t rows, const Processors& processors) {
+  double again_ms = kUnmeasured;  // of a row and kMaxAlternatives beside it first
+  const auto measure = [&](double& least, int64_t rows, const Processors& processors,
+                           int alternatives = 0) {
     const int64_t sequences = std::min(rows, most_sequences);
     least = std::min(least, 1e3 * step_.measure_draft(*drafter, sequences, rows / sequences,
-                                                      processors, stream_));
+                                                      alternatives, processors, stream_));
   };
   for (int round = 0; round < kCostRounds; ++round) {
     for (StepCosts::Point& point : costs.steps) measure(point.ms, point.rows, {});
     for (const Processors& drawn : kDrawn) {
       measure(drawing_ms[static_cast<int>(drawing_of(drawn))], 1, drawn);
     }
+    measure(again_ms, 1, {}, kMaxAlternatives);
   }
   share_pages(false);
   const double greedy_ms = drawing_ms[static_cast<int>(Drawing::greedy)];
   for (double& ms : drawing_ms) ms = std::max(0.0, ms - greedy_ms);
+  tables_.again_ms[static_cast<int>(kind)] = std::max(0.0, again_ms - greedy_ms) / kMaxAlternatives;
   costs.keep_rising();
   const StepCosts::Point last = costs.steps.back();
   if (costs.steps.size() == 1) costs.steps.push_back({2, 2 * last.ms});
@@ -325,7 +341,8 @@ std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
   int64_t rows = 0;
   for (const PlannedWork& w : plan.work) {
     const SequenceState& slot = slots_[w.slot];
-    rows += std::max<int64_t>(w.prefill_end - slot.num_cached, 0) + w.num_draft_tokens + 1;
+    rows += std::max<int64_t>(w.prefill_end - slot.num_cached, 0) + 1;
+    rows += w.num_draft_tokens + w.num_alternatives;
     if (slot.drafter != nullptr) {
       rows += std::max<int64_t>(w.draft_prefill_end - slot.drafter->num_seen(w.slot), 0);
     }
@@ -335,15 +352,16 @@ std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
                      .prompt_logits = w.prompt_logits != 0,
                      .decode = w.decode != 0,
                      .num_draft_tokens = w.num_draft_tokens,
-                     .proposed = w.proposed});
+                     .proposed = w.proposed,
+                     .num_alternatives = w.num_alternatives});
   }
   const ReportedStep reported(progress_, rows);
   const auto outcomes = step_.run(slots_, work_, agreed, stream_);
   for (const SlotOutcome& outcome : outcomes) {
     if (!outcome.decoded || outcome.verdict.non_finite) continue;
     const auto& tokens = slots_[outcome.slot].tokens;
-    token_digests_[outcome.slot] = chain(std::span(tokens).last(outcome.verdict.num_accepted + 1),
-                                         token_digests_[outcome.slot]);
+    token_digests_[outcome.slot] =
+        chain(std::span(tokens).last(outcome.num_accepted() + 1), token_digests_[outcome.slot]);
   }
   return outcomes;
 }
@@ -352,6 +370,7 @@ void Executor::admit(const Admission& admission) {
   SequenceState& slot = slots_[admission.slot];
   slot.tokens.assign(admission.tokens.begin(), admission.tokens.end());
   slot.num_cached = admission.num_cached;
+  slot.is_stale = false;
   step_.admit(admission.slot, admission.rules, slot.tokens, admission.num_prompt_tokens);
   slot.processors = admission.processors;
   slot.seed = admission.seed;

@@ -28,14 +28,17 @@ struct EngineOptions {
   std::optional<std::filesystem::path> draft;         // a checkpoint with the target's vocabulary
   std::optional<std::filesystem::path> draft_counts;  // a file of tools/count_tokens.py
   std::optional<std::filesystem::path> draft_head;    // of the model: tools/distill_draft.py
-  std::string model_hash;              // checkpoint_hash of the model; empty: not known yet
-  std::optional<DrafterKind> drafter;  // where a request names none; unset: head, model or
-                                       // prompt_lookup, the first there is
-  LookaheadPolicy lookahead;           // K where a request gives none
+  std::string model_hash;                   // checkpoint_hash of the model; empty: not known yet
+  std::optional<DrafterKind> drafter;       // where a request names none; unset: head, model or
+                                            // prompt_lookup, the first there is
+  LookaheadPolicy lookahead;                // K where a request gives none
+  int max_alternatives = kMaxAlternatives;  // to a first drafted token, where K is chosen
   double tpot_slo_ms = 0;     // that a step shall take at most, where a request gives none; 0: none
   int64_t max_positions = 0;  // longest prompt and answer; 0: what the model allows
-  int64_t max_sequences = 64;   // that run at once
-  int64_t max_rows = 512;       // rows of a step: prompt rows, and K + 1 a decoding sequence
+  int64_t max_sequences = 64;  // that run at once
+  // Rows of a step: of prompts, and of each decoding sequence K + 1, its alternatives, and what it
+  // feeds again.
+  int64_t max_rows = 512;
   int64_t prefill_chunk = 256;  // most prompt rows of a step
   int64_t prefill_beside = 0;   // the same while somebody decodes; 0: measured at the start
   int64_t kv_cache_tokens = 0;  // positions of the KV cache; 0: what 1 GiB a rank holds

@@ -21,17 +21,20 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
     shape->prompt_rows = prompt_rows;
   }
   const StepCosts& target = pricing_.target();
-  int64_t num_adaptive_rows = 0;
+  int64_t num_adaptive_rows = 0, num_alternatives = 0;
   for (const LookaheadOutcome& outcome : outcomes) {
     const Sequence& sequence = sequences_.at(outcome.id);
     const auto d = static_cast<int>(sequence.drafter);
-    const auto add_to = [&](DecodeShape& shape, int num_drafted) {
-      shape.add(target, outcome.position, sequence.drafter, sequence.terms.drawing, num_drafted,
-                outcome.num_missed);
+    const auto add_to = [&](DecodeShape& shape, const DraftedRows& rows) {
+      shape.add(target, outcome.position, sequence.drafter, sequence.terms.drawing, rows);
     };
-    add_to(account.all, outcome.drafts.num_drafted);
-    add_to(account.plain, 0);
-    add_to(account.base, sequence.terms.exact ? outcome.drafts.num_drafted : 0);
+    const DraftedRows rows{.num_drafted = outcome.drafts.num_drafted,
+                           .num_alternatives = outcome.drafts.num_alternatives,
+                           .num_refed = outcome.num_refed,
+                           .num_missed = outcome.num_missed};
+    add_to(account.all, rows);
+    add_to(account.plain, {});
+    add_to(account.base, sequence.terms.exact ? rows : DraftedRows{});
     const int accepted = outcome.num_emitted - 1;
     if (sequence.terms.exact) {
       account.accepted_exact += accepted;
@@ -39,18 +42,28 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
     }
     ++account.sequences[d];
     account.may_copy[d] += sequence.terms.may_copy && sequence.drafter == sequence.terms.drafter;
-    account.rows[d] += outcome.drafts.num_drafted;
+    account.rows[d] += static_cast<int>(rows.target_rows());
+    account.alternatives[d] += rows.num_alternatives;
+    account.drafted[d] = account.drafted[d] || rows.num_drafted > 0;
+    num_alternatives += rows.num_alternatives;
     account.accepted[d] += accepted;
-    num_adaptive_rows += outcome.drafts.num_drafted;
+    num_adaptive_rows += rows.target_rows();
   }
   if (num_adaptive_rows == 0) return account;
+  const auto alternatives_ms = [&](const DecodeShape& shape) {
+    return pricing_.alternatives_ms(shape.sequences, shape.most_alternatives);
+  };
+  const double beside_ms = alternatives_ms(account.all) - alternatives_ms(account.base);
   const double rows_ms =
-      std::max(0.0, pricing_.step_ms(account.all) - pricing_.step_ms(account.base));
+      std::max(0.0, pricing_.step_ms(account.all) - pricing_.step_ms(account.base) - beside_ms);
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     const auto kind = static_cast<DrafterKind>(d);
     const double share = static_cast<double>(account.rows[d]) / num_adaptive_rows;
     account.added_ms[d] = share * rows_ms + pricing_.draft_ms(account.all, kind) -
                           pricing_.draft_ms(account.base, kind);
+    if (account.alternatives[d] > 0) {
+      account.added_ms[d] += beside_ms * account.alternatives[d] / num_alternatives;
+    }
   }
   return account;
 }
@@ -85,7 +98,9 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
   for (Drafter& drafter : drafters_) drafter.planned_ms = 0;
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
-    of(sequence.drafter).speedup.add(outcome.drafts.num_drafted, outcome.num_emitted, timed);
+    of(sequence.drafter)
+        .speedup.add(outcome.drafts.num_drafted, outcome.num_emitted, timed,
+                     outcome.drafts.alternative >= 0);
     sequence.proposed.clear();
   }
   forget_removed();
@@ -133,8 +148,8 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
       drafter.budget.earn(plain_ms * earning[d] / static_cast<double>(account.plain.sequences));
     }
     if (account.sequences[d] > 0) {
-      drafter.idle_steps = account.rows[d] > 0 ? 0 : drafter.idle_steps + 1;
-      if (account.rows[d] > 0 || prefill.adaptive_draft == 0) drafter.catching_up = -1;
+      drafter.idle_steps = account.drafted[d] ? 0 : drafter.idle_steps + 1;
+      if (account.drafted[d] || prefill.adaptive_draft == 0) drafter.catching_up = -1;
     }
     if (added[d] > 0 || account.rows[d] > 0) {
       drafter.budget.charge(added[d] - account.accepted[d] * token_ms);
@@ -160,7 +175,7 @@ void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   struct Learnt {
     // Whether a sequence had drafts, and whether one whose K is chosen had none.
-    bool drafted = false, undrafted = false;
+    bool drafted = false, undrafted = false, alternatives = false;
     // Of those whose K is chosen: the longest draft, and whether one of its length was accepted
     // whole.
     int longest = 0;
@@ -188,6 +203,13 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     sequence.offset().observe(all_alike.hazard, used.num_drafted, used.num_accepted);
     all_alike.counts.observe(used.num_drafted, used.num_accepted);
     of_class.drafted = true;
+    if (used.num_alternatives > 0) {
+      of_class.alternatives = true;
+      if (used.num_accepted == 0) {
+        all_alike.wrong.observe(used.num_alternatives,
+                                used.alternative >= 0 ? used.alternative : used.num_alternatives);
+      }
+    }
     if (!sequence.terms.exact) {
       const int k = outcome.drafts.num_drafted;
       const bool all = used.num_accepted == k;
@@ -201,8 +223,8 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     drafter.alpha_sum += used.alpha_sum;
     drafter.alpha_rows += used.alpha_rows;
     ++drafter.totals.num_drafts;
-    drafter.totals.num_draft_tokens += used.num_drafted;
-    drafter.totals.num_accepted_draft_tokens += used.num_accepted;
+    drafter.totals.num_draft_tokens += used.num_verified();
+    drafter.totals.num_accepted_draft_tokens += used.num_kept();
     if (drafter.tried == outcome.id) drafter.try_again = used.num_accepted > 0;
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
@@ -212,7 +234,9 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
       DraftClass& all_alike = drafters_[d].classes[i];
       if (!of_class.drafted) all_alike.counts.age_of_server();
       if (of_class.accepted) all_alike.counts.age_behind(of_class.longest);
+      if (!of_class.alternatives) all_alike.wrong.age_of_server();
       all_alike.hazard = hazard_of(all_alike.counts);
+      all_alike.wrong_hazard = hazard_of(all_alike.wrong);
     }
   }
 }
@@ -220,7 +244,7 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
 double LookaheadPlanner::draft_cost(DrafterKind kind, Drawing drawing) const {
   if (!pricing_.known()) return 0;
   DecodeShape plain;
-  plain.add(pricing_.target(), 0, kind, drawing, 0);
+  plain.add(pricing_.target(), 0, kind, drawing, {});
   const double ms = pricing_.round_ms(kind, 1) + pricing_.drawing_ms(kind, drawing);
   return ms / pricing_.step_ms(plain);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -102,6 +103,7 @@ double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
               !drafts_by_copying(sequence.drafter) && sequence.terms.max_step_ms == 0 &&
               of(sequence.drafter).budget.has_started();
     if (choice.exact) continue;
+    choice.num_alternatives = 0;
     candidates_.push_back({.drafter = static_cast<int>(sequence.drafter),
                            .max_tokens = std::exchange(choice.num_draft_tokens, 0),
                            .hazard = hazard_of_sequence(sequence),
@@ -141,8 +143,8 @@ LookaheadPlanner::BesidePrompts LookaheadPlanner::beside_prompts(std::span<const
     const auto position = static_cast<int64_t>(step[i].tokens.size());
     const auto kind = static_cast<DrafterKind>(candidate.drafter);
     const Drawing drawing = sequences_.at(step[i].id).terms.drawing;
-    plain.add(pricing_.target(), position, kind, drawing, 0);
-    all.add(pricing_.target(), position, kind, drawing, drafted);
+    plain.add(pricing_.target(), position, kind, drawing, {});
+    all.add(pricing_.target(), position, kind, drawing, {.num_drafted = drafted});
   }
   BesidePrompts found{.plain_ms = pricing_.step_ms(plain)};
   const double rows_ms = pricing_.step_ms(all) - found.plain_ms;
@@ -181,9 +183,14 @@ void LookaheadPlanner::find_base(std::span<const DecodeChoice> step) {
       find_proposal(sequence, choice);
       k = static_cast<int>(sequence.proposed.size());
     }
-    base_.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing, k);
+    const int alternatives = choice.exact && k > 0 ? choice.num_alternatives : 0;
+    base_.add(pricing_.target(), position, sequence.drafter, sequence.terms.drawing,
+              {.num_drafted = k, .num_alternatives = alternatives, .num_refed = choice.num_refed});
     base_tokens_ += 1;
-    if (k > 0) base_tokens_ += accepted_of(hazard_of_sequence(sequence), k);
+    if (k == 0) continue;
+    base_tokens_ += accepted_of(hazard_of_sequence(sequence), k);
+    const auto accepted = alternatives_of(sequence);
+    base_tokens_ += std::accumulate(accepted.begin(), accepted.begin() + alternatives, 0.0);
   }
 }
 
@@ -213,6 +220,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool plai
       candidate.trust = 1 + std::min(sequence.spare, 0.0) / kMostOwed;
     }
     int most = std::exchange(choice.num_draft_tokens, 0);
+    const int alternatives = std::exchange(choice.num_alternatives, 0);
     // A drafter whose budget is spent is not even asked.
     if (most == 0 || plain || of(sequence.drafter).budget.left_ms() == 0) continue;
     if (drafts_by_copying(sequence.drafter)) {
@@ -223,12 +231,20 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool plai
       if (most == 0) continue;
     }
     candidate.max_tokens = most;
+    if (!drafts_by_copying(sequence.drafter)) {
+      const double context_ms =
+          pricing_.segment_context_ms(base.sequences, static_cast<int64_t>(choice.tokens.size()));
+      candidate.max_alternatives = alternatives;
+      candidate.alternative_ms = pricing_.again_ms(sequence.drafter) + context_ms;
+      candidate.first_alternative_ms = context_ms;  // of the drafts' own segment
+    }
     candidate.row_ms =
         pricing_.row_context_ms(base.sequences, static_cast<int64_t>(choice.tokens.size())) +
         pricing_.drawing_ms(sequence.drafter, sequence.terms.drawing);
     candidate.hazard = hazard_of_sequence(sequence);
+    candidate.alternatives = alternatives_of(sequence);
     sequence.judged = true;
-    most_drafted += most;
+    most_drafted += most + candidate.max_alternatives;
   }
   if (most_drafted == 0) return;
   fill_costs(base, most_drafted);
@@ -238,7 +254,8 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool plai
   for (size_t i = 0; i < step.size(); ++i) {
     if (step[i].exact) continue;
     step[i].num_draft_tokens = chosen_[i];
-    num_drafted += chosen_[i];
+    step[i].num_alternatives = choice.num_alternatives[i];
+    num_drafted += chosen_[i] + choice.num_alternatives[i];
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) drafters_[d].planned_ms += choice.added_ms[d];
   try_others(step, num_drafted, choice);
@@ -340,8 +357,19 @@ Hazard LookaheadPlanner::hazard_of_sequence(const Sequence& sequence) const {
                    of(sequence.drafter).classes[sequence.draft_class()].hazard);
 }
 
+std::array<double, kMaxAlternatives> LookaheadPlanner::alternatives_of(
+    const Sequence& sequence) const {
+  return accepted_alternatives(hazard_of_sequence(sequence),
+                               of(sequence.drafter).classes[sequence.draft_class()].wrong_hazard);
+}
+
 void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted) {
   costs_.step_ms.clear();
+  costs_.alternatives_ms.clear();
+  for (int n = 0; n <= kMaxAlternatives; ++n) {
+    costs_.alternatives_ms.push_back(pricing_.alternatives_ms(base.sequences, n));
+  }
+  costs_.most_alternatives = static_cast<int>(base.most_alternatives);
   DecodeShape shape = base;
   const double draft_ms = pricing_.draft_ms(base);
   double ms = 0;
@@ -410,7 +438,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
   DecodeShape base = base_;
   double base_tokens = base_tokens_;
   if (base.sequences == 0) {
-    base.add(pricing_.target(), 0, kind, sequence.terms.drawing, 0);
+    base.add(pricing_.target(), 0, kind, sequence.terms.drawing, {});
     base_tokens = 1;
   }
   if (!drafter.budget.has_started()) {

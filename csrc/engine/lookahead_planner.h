@@ -27,6 +27,7 @@ struct LookaheadOutcome {
   int64_t position = 0;  // its length before
   // Before its last token, that its drafter had not seen until it drafted.
   int64_t num_missed = 0;
+  int64_t num_refed = 0;  // positions that the step fed again
   VerifiedDrafts drafts;
   int num_emitted = 0;  // with the extra token, up to the answer's end
 };
@@ -107,7 +108,9 @@ class LookaheadPlanner final : public LookaheadChooser {
   };
   struct DraftClass {
     AcceptanceCounts counts;
-    Hazard hazard = hazard_of(counts);  // as of the last step
+    // Of alternatives: reached where all before were wrong, "accepted" where it was wrong itself.
+    AcceptanceCounts wrong = counts;
+    Hazard hazard = hazard_of(counts), wrong_hazard = hazard_of(wrong);  // as of the last step
   };
   struct Drafter {
     std::vector<DraftClass> classes;  // [kClasses]
@@ -129,10 +132,12 @@ class LookaheadPlanner final : public LookaheadChooser {
   // What a step comes to whose adaptive sequences draft nothing, and what drafting adds to it.
   struct Account {
     DecodeShape all, base, plain;
-    std::array<double, kNumDrafterKinds> added_ms{};  // by adaptive drafting
-    std::array<int, kNumDrafterKinds> sequences{};    // adaptive ones
-    std::array<int, kNumDrafterKinds> rows{};         // that they drafted
-    std::array<int, kNumDrafterKinds> accepted{};     // … and emitted
+    std::array<double, kNumDrafterKinds> added_ms{};   // by adaptive drafting
+    std::array<int, kNumDrafterKinds> sequences{};     // adaptive ones
+    std::array<int, kNumDrafterKinds> rows{};          // that they drafted, or fed again
+    std::array<int, kNumDrafterKinds> alternatives{};  // of the drafted ones
+    std::array<bool, kNumDrafterKinds> drafted{};
+    std::array<int, kNumDrafterKinds> accepted{};  // … and emitted
     std::array<int, kNumDrafterKinds> may_copy{};  // adaptive ones that might have copied instead
     int accepted_exact = 0;
   };
@@ -160,6 +165,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   void choose_drafters(std::span<const DecodeChoice> step, bool plain);
   void choose_drafter(Sequence& sequence, const DecodeChoice& choice, bool plain);
   Hazard hazard_of_sequence(const Sequence& sequence) const;
+  std::array<double, kMaxAlternatives> alternatives_of(const Sequence& sequence) const;
   void try_others(std::span<DecodeChoice> step, int64_t num_drafted, const LookaheadChoice& choice);
 
   Account account_of(std::span<const LookaheadOutcome> outcomes, int64_t prompt_rows) const;

@@ -78,6 +78,10 @@ EngineMetrics::EngineMetrics()
       num_draft_tokens_(counter("spec_decode_num_draft_tokens_total", "Drafted tokens verified")),
       num_accepted_tokens_(
           counter("spec_decode_num_accepted_tokens_total", "Drafted tokens accepted")),
+      num_alternatives_(counter("spec_decode_num_alternatives_total",
+                                "Drafted tokens verified beside the first of a step")),
+      num_accepted_alternatives_(counter("spec_decode_num_accepted_alternatives_total",
+                                         "Of those, tokens accepted in its place")),
       num_gathered_rows_(counter("spec_decode_num_gathered_rows_total",
                                  "Rows of logits gathered whose best did not cover what top_k, "
                                  "top_p and min_p keep")),
@@ -145,15 +149,17 @@ void EngineMetrics::step_phase(StepPhase phase, double seconds) {
   step_seconds_.at(static_cast<size_t>(phase)).observe(seconds);
 }
 
-void EngineMetrics::verified(int k, int num_drafted, int num_accepted) {
-  CHECK(0 <= num_accepted && num_accepted <= num_drafted && num_drafted <= k);
-  CHECK(k <= kMaxDraftTokens);
+void EngineMetrics::verified(int k, const VerifiedDrafts& drafts) {
+  CHECK(0 <= drafts.num_accepted && drafts.num_accepted <= drafts.num_drafted);
+  CHECK(drafts.num_drafted <= k && k <= kMaxDraftTokens);
   lookahead_.at(0).observe(k);
-  if (num_drafted == 0) return;
+  if (drafts.num_drafted == 0) return;
   num_drafts_.Increment();
-  num_draft_tokens_.Increment(num_drafted);
-  num_accepted_tokens_.Increment(num_accepted);
-  for (int i = 0; i < num_accepted; ++i) accepted_at_[static_cast<size_t>(i)]->Increment();
+  num_draft_tokens_.Increment(drafts.num_verified());
+  num_accepted_tokens_.Increment(drafts.num_kept());
+  num_alternatives_.Increment(drafts.num_alternatives);
+  if (drafts.alternative >= 0) num_accepted_alternatives_.Increment();
+  for (int i = 0; i < drafts.num_kept(); ++i) accepted_at_[static_cast<size_t>(i)]->Increment();
 }
 
 void EngineMetrics::gathered(int num_rows) { num_gathered_rows_.Increment(num_rows); }

@@ -15,6 +15,7 @@
 #include "engine/histogram.h"
 #include "engine/request.h"
 #include "kernels/verify_types.h"
+#include "spec/acceptance.h"
 
 namespace outrider {
 
@@ -36,9 +37,9 @@ class EngineMetrics {
   // --- Steps: the engine's thread.
 
   void step_phase(StepPhase phase, double seconds);
-  // One sequence's part of a decode step: k tokens (0 … kMaxDraftTokens) were drafted; of those up
-  // to its answer's end, num_drafted, the first num_accepted were kept.
-  void verified(int k, int num_drafted, int num_accepted);
+  // One sequence's part of a decode step: k tokens (0 … kMaxDraftTokens) were drafted, one behind
+  // the other; what is told of them, and of the alternatives, is up to its answer's end.
+  void verified(int k, const VerifiedDrafts& drafts);
   // Rows of logits whose candidates did not cover what top_k, top_p and min_p keep.
   void gathered(int num_rows);
   // Admissions looked up `queried` tokens (prompts, and what continued answers had emitted), of
@@ -76,7 +77,8 @@ class EngineMetrics {
                                                        const std::string& help);
 
   prometheus::Registry registry_;
-  prometheus::Counter &num_drafts_, &num_draft_tokens_, &num_accepted_tokens_, &num_gathered_rows_;
+  prometheus::Counter &num_drafts_, &num_draft_tokens_, &num_accepted_tokens_;
+  prometheus::Counter &num_alternatives_, &num_accepted_alternatives_, &num_gathered_rows_;
   std::array<prometheus::Counter*, kMaxDraftTokens> accepted_at_;
   prometheus::Counter &prefix_queries_, &prefix_hits_;
   std::array<prometheus::Counter*, 3> success_;  // by FinishReason

@@ -102,6 +102,7 @@ Digest128 Quarantine::digest_of(const Request& request) const {
   const std::string drafter = speculation.drafter.value_or("");
   chain(digest, drafter.data(), drafter.size());
   chain_optional(digest, speculation.num_speculative_tokens);
+  chain_optional(digest, speculation.num_alternatives);
   chain_optional(digest, speculation.tpot_slo_ms);
   return digest;
 }

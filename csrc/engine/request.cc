@@ -31,9 +31,10 @@ double SpeculationStats::alpha() const {
 }
 
 double SpeculationStats::mean_draft_cost() const {
-  if (num_draft_tokens == 0) return draft_cost;
-  const auto num_drawn = static_cast<double>(num_draft_tokens - num_copied_draft_tokens);
-  return draft_cost * num_drawn / static_cast<double>(num_draft_tokens);
+  const int64_t drafted = num_draft_tokens - num_alternative_draft_tokens;
+  if (drafted == 0) return draft_cost;
+  const auto num_drawn = static_cast<double>(drafted - num_copied_draft_tokens);
+  return draft_cost * num_drawn / static_cast<double>(drafted);
 }
 
 double SpeculationStats::lenience_shift() const {

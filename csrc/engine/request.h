@@ -47,7 +47,8 @@ struct SpeculationParams {
   float lenience = 1.0f;                          // (0, 1]; 1: exact
   std::optional<std::string> drafter;             // unset: the server's default
   std::optional<int32_t> num_speculative_tokens;  // exactly this K; unset: the server's policy
-  std::optional<double> tpot_slo_ms;  // that a step shall take at most; unset: the server's
+  std::optional<int32_t> num_alternatives;  // exactly so many beside that K, or at most where unset
+  std::optional<double> tpot_slo_ms;        // that a step shall take at most; unset: the server's
 };
 
 struct Request {
@@ -82,7 +83,7 @@ struct TokenLogprobs {
 enum class TokenOrigin : uint8_t {
   drafted,    // and accepted
   corrected,  // the target's own, in place of a drafted token that was refused
-  bonus,      // the target's own, behind drafted tokens that were all accepted
+  bonus,      // the target's own, behind drafted tokens all accepted, or behind an alternative
   plain,      // the target's own, where nothing was drafted
 };
 
@@ -104,6 +105,8 @@ struct SpeculationStats {
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_draft_tokens = 0;
   int64_t num_copied_draft_tokens = 0;  // of num_draft_tokens, by a copy drafter
+  // Of num_draft_tokens, beside a first one; and of num_accepted_draft_tokens, in its place.
+  int64_t num_alternative_draft_tokens = 0, num_accepted_alternatives = 0;
   std::array<int64_t, kMaxDraftTokens> drafted_per_position{};
   std::array<int64_t, kMaxDraftTokens> accepted_per_position{};
   double alpha_sum = 0;
@@ -117,8 +120,9 @@ struct SpeculationStats {
   double mean_acceptance_length() const;  // emitted tokens a decode step
   double draft_acceptance_rate() const;   // accepted over drafted; 0 where nothing was drafted
   double alpha() const;                   // measured over verified rows; 0 where there were none
-  double mean_draft_cost() const;         // c: of a drafted token, where copies are free
-  double lenience_shift() const;  // of their distributions' total variation; 0 where not known
+  double mean_draft_cost() const;  // c: of a drafted token, where copies are free; of none beside a
+                                   // first one, which takes no round of its own
+  double lenience_shift() const;   // of their distributions' total variation; 0 where not known
 };
 
 // What a drafter has done since the start.
@@ -178,6 +182,7 @@ struct Limits {
   int64_t max_positions = 0;  // prompt and answer of one request, in tokens
   std::vector<int32_t> eos_token_ids;
   int32_t max_draft_tokens = kMaxDraftTokens;
+  int32_t max_alternatives = kMaxAlternatives;  // where a request that leaves K open gives none
   int32_t max_stop_strings = 16;
   int32_t max_stop_token_ids = kMaxStopTokenIds;
   int32_t max_logit_bias = kMaxLogitBias;

@@ -103,6 +103,18 @@ RequestSettings settle(const Request& request, const Limits& limits,
     processors.lenience = 1;
   }
   settings.mode = mode_of(processors.mode, settings.lookahead);
+  const bool may_have_alternatives = settings.lookahead > 0 && !sampling.logprobs &&
+                                     processors.mode != VerifyMode::rejection &&
+                                     !drafts_by_copying(settings.drafter);
+  if (may_have_alternatives) {
+    const bool adapts = lookahead.kind == LookaheadPolicy::Kind::adaptive;
+    const bool is_chosen = adapts && !settings.lookahead_is_exact;
+    settings.alternatives =
+        speculation.num_alternatives.value_or(is_chosen ? limits.max_alternatives : 0);
+    if (!is_chosen) {
+      settings.alternatives = std::min(settings.alternatives, kMaxDraftTokens - settings.lookahead);
+    }
+  }
   return settings;
 }
 

@@ -17,9 +17,10 @@ struct RequestSettings {
   DrafterKind drafter = DrafterKind::none;
   int32_t lookahead = 0;  // K, or the most that a step may draft
   bool lookahead_is_exact = false;
-  double tpot_slo_ms = 0;  // that a step shall take at most; 0: whatever
-  uint64_t seed = 0;       // the request's, or drawn here
-  int64_t max_tokens = 0;  // of each answer
+  int32_t alternatives = 0;  // to the first of K: as many, or the most
+  double tpot_slo_ms = 0;    // that a step shall take at most; 0: whatever
+  uint64_t seed = 0;         // the request's, or drawn here
+  int64_t max_tokens = 0;    // of each answer
 };
 
 // request: validated against `limits`. lookahead, tpot_slo_ms: the server's, where it gives none.

@@ -61,10 +61,16 @@ struct ScheduledSequence {
   int32_t slot = kNoSlot;    // kNoSlot: waits
   uint64_t last_served = 0;  // the step in which it last decoded, or was admitted
   CacheShare target, draft;
+  // The target's places of known tokens behind those cached hold a draft that was refused: the step
+  // that decodes next feeds them again.
+  bool is_stale = false;
   PlannedWork work;                            // decode stays set until the step is committed
   bool in_step = false;                        // whether there is any work
   bool considered = false;                     // when the decodes of the step were planned
+  int64_t least_rows = 0;                      // that it was owed then
   int64_t chosen_lookahead = kMaxDraftTokens;  // K at most, of the step that is planned
+  int64_t chosen_alternatives = 0;             // to its first token, likewise
+  int64_t num_refed = 0;                       // positions that its step feeds again
 
   bool exact() const { return spec.lookahead_is_exact; }
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
@@ -72,6 +78,7 @@ struct ScheduledSequence {
   void begin_step() {
     work = {.slot = slot};
     in_step = considered = false;
+    num_refed = 0;
   }
 
   // K of which all drafts can be used: within max_tokens and the drafter's context.
@@ -81,6 +88,7 @@ struct ScheduledSequence {
         std::min(spec.max_length - length() - 1, spec.max_draft_positions - length());
     return std::clamp<int64_t>(spec.lookahead, 0, std::max<int64_t>(most, 0));
   }
+  int64_t usable_alternatives() const { return usable_lookahead() > 0 ? spec.alternatives : 0; }
   bool needs_draft_cache() const {
     return spec.drafter == DrafterKind::model && usable_lookahead() > 0;
   }
@@ -92,8 +100,13 @@ struct ScheduledSequence {
     if (!draft_caught_up()) return 0;
     return exact() ? usable_lookahead() : std::min(usable_lookahead(), chosen_lookahead);
   }
+  int64_t num_stale() const { return is_stale ? length() - 1 - target.num_cached : 0; }
   bool ready_to_decode() const {
-    return target.num_cached == length() - 1 && (!exact() || draft_caught_up());
+    return target.num_cached + num_stale() == length() - 1 && (!exact() || draft_caught_up());
+  }
+  // Of the target's, in the step that is planned.
+  int64_t decode_rows() const {
+    return 1 + num_refed + work.num_draft_tokens + work.num_alternatives;
   }
   // Tokens whose pages may be shared at an admission: prompt rows whose logits are still wanted
   // have to be computed.

@@ -48,6 +48,7 @@ Scheduler::~Scheduler() = default;
 void Scheduler::add(SequenceSpec spec) {
   CHECK(!spec.prompt.empty() && static_cast<int64_t>(spec.prompt.size()) < spec.max_length);
   CHECK(spec.lookahead >= 0 && spec.lookahead <= kMaxDraftTokens && !std::isnan(spec.order));
+  CHECK(spec.alternatives >= 0 && spec.alternatives <= kMaxAlternatives);
   CHECK(spec.drafter != DrafterKind::model || limits_.num_draft_pages > 0);
   const int64_t most = spec.max_length + kMaxDraftTokens + 1;
   CHECK(PagePool::pages_for(most) <= limits_.num_pages);
@@ -121,14 +122,15 @@ void Scheduler::plan_decodes() {
   std::vector<ScheduledSequence*> ready;
   int64_t owed = 0;  // rows that the sequences to come take at least
   const auto least = [](const ScheduledSequence& s) {
-    return s.exact() ? 1 + s.usable_lookahead() : 1;
+    return 1 + s.num_stale() + (s.exact() ? s.usable_lookahead() + s.usable_alternatives() : 0);
   };
   for (ScheduledSequence* s : running_) {
     s->chosen_lookahead = kMaxDraftTokens;
+    s->chosen_alternatives = s->usable_alternatives();
     if (!s->ready_to_decode()) continue;
     ready.push_back(s);
     s->considered = true;
-    owed += least(*s);
+    owed += s->least_rows = least(*s);
   }
   const PromptRows prompts = prompt_rows_beside(ready);
   if (chooser_ != nullptr) choose_lookahead(ready, prompts);
@@ -141,15 +143,17 @@ void Scheduler::plan_decodes() {
   std::stable_sort(ready.begin(), ready.end(),
                    [](const auto* a, const auto* b) { return a->last_served < b->last_served; });
   for (ScheduledSequence* s : ready) {
-    owed -= least(*s);
+    owed -= s->least_rows;
     if (s->slot == ScheduledSequence::kNoSlot) continue;  // preempted for one before it
+    const int64_t needed = 1 + s->num_stale();
     int64_t k = s->lookahead_now();
-    if (!s->exact()) k = std::clamp<int64_t>(rows_.all - owed - 1, 0, k);
-    if (1 + k > rows_.all) continue;
+    if (!s->exact()) k = std::clamp<int64_t>(rows_.all - owed - needed, 0, k);
+    if (needed + k > rows_.all) continue;
     k = make_target_room(*s, make_draft_room(*s, k));
     if (s->slot == ScheduledSequence::kNoSlot) continue;
     if (!s->exact() && k < s->lookahead_now()) rows_.prefill_ms_by_drafts = 0;
-    decode(*s, k);
+    const int64_t room = std::max<int64_t>(rows_.all - owed - needed - k, 0);
+    decode(*s, k, k == 0 ? 0 : std::min(s->chosen_alternatives, room));
   }
   rows_.all += kept;
 }
@@ -161,13 +165,17 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready,
     choices_.push_back({.id = s->spec.id,
                         .exact = s->exact(),
                         .tokens = s->tokens,
-                        .num_draft_tokens = static_cast<int32_t>(s->lookahead_now())});
+                        .num_draft_tokens = static_cast<int32_t>(s->lookahead_now()),
+                        .num_alternatives = static_cast<int32_t>(s->usable_alternatives()),
+                        .num_refed = s->num_stale()});
   }
   rows_.prefill_ms_by_drafts = chooser_->choose(choices_, prompts);
   for (size_t i = 0; i < ready.size(); ++i) {
     const int32_t k = choices_[i].num_draft_tokens;
-    CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now()));
+    CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now() &&
+                                k + choices_[i].num_alternatives <= kMaxDraftTokens));
     ready[i]->chosen_lookahead = k;
+    if (!ready[i]->exact()) ready[i]->chosen_alternatives = choices_[i].num_alternatives;
   }
 }
 
@@ -177,12 +185,16 @@ bool Scheduler::may_catch_up(const ScheduledSequence& s) const {
       {.id = s.spec.id, .rows = s.num_missed(), .tokens_left = s.spec.max_length - s.length()});
 }
 
-void Scheduler::decode(ScheduledSequence& s, int64_t num_draft_tokens) {
+void Scheduler::decode(ScheduledSequence& s, int64_t num_draft_tokens, int64_t num_alternatives) {
+  CHECK(num_draft_tokens + num_alternatives <= kMaxDraftTokens);
+  s.num_refed = s.num_stale();
+  s.target.feed(s.length() - 1);
   s.work.decode = 1;
   s.work.num_draft_tokens = static_cast<int32_t>(num_draft_tokens);
+  s.work.num_alternatives = static_cast<int32_t>(num_alternatives);
   s.last_served = step_;
   s.in_step = true;
-  rows_.all -= 1 + num_draft_tokens;
+  rows_.all -= s.decode_rows();
   rows_.prefill = std::min(rows_.prefill, rows_.all);
 }
 
@@ -216,13 +228,18 @@ bool Scheduler::reclaim_draft(const ScheduledSequence& for_whom) {
     ScheduledSequence& s = **it;
     if (&s == &for_whom && !s.exact()) return false;
     if (s.exact() || !holds_draft_pages(&s)) continue;
-    rows_.all += s.work.num_draft_tokens;
-    s.work.num_draft_tokens = 0;
+    take_drafts(s);
     if (s.ready_to_decode()) rows_.prefill_ms_by_drafts = 0;  // it would wait without drafts
     drop_draft(s);
     return true;
   }
   return false;
+}
+
+// What it was to draft leaves its rows to others.
+void Scheduler::take_drafts(ScheduledSequence& s) {
+  rows_.all += s.work.num_draft_tokens + s.work.num_alternatives;
+  s.work.num_draft_tokens = s.work.num_alternatives = 0;
 }
 
 void Scheduler::drop_draft(ScheduledSequence& s) {
@@ -308,8 +325,9 @@ void Scheduler::emit(ScheduledSequence& s, StepPlan& plan) {
   plan.work.push_back(s.work);
 }
 
-void Scheduler::commit(int64_t id, std::span<const int32_t> tokens) {
+void Scheduler::commit(int64_t id, std::span<const int32_t> tokens, bool in_cache) {
   ScheduledSequence& s = find(id);
+  const int64_t length = s.length();
   const int64_t k = s.work.num_draft_tokens;
   CHECK(s.work.decode && !tokens.empty() && static_cast<int64_t>(tokens.size()) <= k + 1);
   const int64_t seen = k > 0 ? s.draft_positions(k) : s.draft.num_cached;
@@ -317,8 +335,9 @@ void Scheduler::commit(int64_t id, std::span<const int32_t> tokens) {
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
   CHECK(s.length() <= s.spec.max_length);
   s.work.decode = 0;
-  const int64_t verified = s.length() - 1;
+  const int64_t verified = in_cache ? s.length() - 1 : length;
   s.target.num_cached = verified;
+  s.is_stale = !in_cache;
   s.target.truncate(target_pool_, verified);
   if (drafted_from_cache) {
     s.draft.num_cached = std::min(seen, verified);
@@ -331,7 +350,7 @@ void Scheduler::commit(int64_t id, std::span<const int32_t> tokens) {
 // It gives up its slot and pages, and waits to be computed anew.
 void Scheduler::preempt(ScheduledSequence& s) {
   CHECK(running_.size() > 1);  // what runs alone has room: add() checks it
-  if (s.work.decode) rows_.all += 1 + s.work.num_draft_tokens;
+  if (s.work.decode) rows_.all += s.decode_rows();
   leave_slot(s);
   waiting_.insert(&s);
   ++counts_.num_preemptions;
@@ -342,6 +361,7 @@ void Scheduler::leave_slot(ScheduledSequence& s) {
   draft_pool_.release(s.draft.table);
   s.target = {};
   s.draft = {};
+  s.is_stale = false;
   s.work = {};
   running_.erase(std::lower_bound(running_.begin(), running_.end(), &s, InOrder()));
   slots_[s.slot] = nullptr;
@@ -375,6 +395,8 @@ int64_t Scheduler::sequence_at(int32_t slot) const {
 std::span<const int32_t> Scheduler::tokens(int64_t id) const { return find(id).tokens; }
 
 int64_t Scheduler::num_missed(int64_t id) const { return find(id).num_missed(); }
+
+int64_t Scheduler::num_refed(int64_t id) const { return find(id).num_refed; }
 
 int64_t Scheduler::num_cached_at_admission(int64_t id) const {
   return std::max<int64_t>(find(id).found_at_admission, 0);

@@ -56,6 +56,8 @@ struct SequenceSpec {
   DrafterKind drafter = DrafterKind::none;
   int32_t lookahead = 0;            // K
   bool lookahead_is_exact = false;  // K is the request's own: never less because of budget or pages
+  // To the first of K tokens; kMaxDraftTokens with them, at most, unless both are chosen.
+  int32_t alternatives = 0;
   int64_t max_draft_positions = 0;  // the drafter's longest context
   double max_step_ms = 0;           // the objective; 0: none
   // Logits of the prompt's rows are wanted: the prefix cache of others is not used. Given to all
@@ -70,6 +72,8 @@ struct DecodeChoice {
   bool exact = false;               // its K is not to be chosen
   std::span<const int32_t> tokens;  // prompt and emitted
   int32_t num_draft_tokens = 0;     // K at most; chosen: 0 … that
+  int32_t num_alternatives = 0;     // to the first drafted token, likewise
+  int64_t num_refed = 0;            // positions that its step feeds again
 };
 
 // A sequence whose drafter has not seen the last `rows` positions.
@@ -138,14 +142,18 @@ class Scheduler {
   // Of the last plan.
   PrefillRows prefill_rows() const { return rows_.taken; }
 
-  // `tokens` were emitted for a decoding sequence: accepted drafts and the extra one.
-  void commit(int64_t id, std::span<const int32_t> tokens);
+  // `tokens` were emitted for a decoding sequence: accepted drafts and the extra one. in_cache:
+  // whether the target's cache has the drafts among them; where not, they are fed again with the
+  // next token.
+  void commit(int64_t id, std::span<const int32_t> tokens, bool in_cache = true);
 
   // The running sequence of a slot, as the plan names it; -1 where the slot is free.
   int64_t sequence_at(int32_t slot) const;
   std::span<const int32_t> tokens(int64_t id) const;
   // Positions before the last token that its drafter, if it has a cache, has not seen.
   int64_t num_missed(int64_t id) const;
+  // Positions before the last token that its step feeds again.
+  int64_t num_refed(int64_t id) const;
   // Positions found in the prefix cache at the first admission; 0 before it.
   int64_t num_cached_at_admission(int64_t id) const;
   SchedulerStats stats() const;
@@ -186,7 +194,8 @@ class Scheduler {
   bool admit(ScheduledSequence& s, StepPlan& plan);
   void emit(ScheduledSequence& s, StepPlan& plan);
 
-  void decode(ScheduledSequence& s, int64_t num_draft_tokens);
+  void decode(ScheduledSequence& s, int64_t num_draft_tokens, int64_t num_alternatives);
+  void take_drafts(ScheduledSequence& s);
   int64_t make_draft_room(ScheduledSequence& s, int64_t num_draft_tokens);
   int64_t make_target_room(ScheduledSequence& s, int64_t num_draft_tokens);
   bool reclaim_draft(const ScheduledSequence& for_whom);

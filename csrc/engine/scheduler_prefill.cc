@@ -13,7 +13,7 @@ PromptRows Scheduler::prompt_rows_beside(std::span<ScheduledSequence* const> rea
   const auto decode_rows = static_cast<int64_t>(ready.size());
   PromptRows rows{.most = std::min(limits_.prefill_chunk, limits_.max_rows - decode_rows)};
   for (const ScheduledSequence* s : running_) {
-    rows.waiting += s->length() - 1 - s->target.num_cached;
+    rows.waiting += s->length() - 1 - s->num_stale() - s->target.num_cached;
   }
   size_t slots = free_slots_.size();
   for (const ScheduledSequence* s : waiting_) {
@@ -49,11 +49,14 @@ void Scheduler::limit_prefill() {
   if (!rows_.by_costs) return;
   double ms = limits_.costs.decode_ms(decode_rows);
   int64_t sequences = 0;
+  int32_t alternatives = 0;
   for (const ScheduledSequence* s : running_) {
     if (!s->work.decode) continue;
     ++sequences;
-    ms += limits_.costs.context_ms(1 + s->work.num_draft_tokens, s->target.num_cached);
+    alternatives = std::max(alternatives, s->work.num_alternatives);
+    ms += limits_.costs.context_ms(s->decode_rows(), s->target.num_cached);
   }
+  ms += limits_.costs.alternatives_ms(alternatives);
   const double slowness = chooser_ != nullptr ? chooser_->slowness(sequences) : 1;
   rows_.prefill_ms = std::max((limits_.prefill_slowdown - 1) * ms, rows_.prefill_ms_by_drafts);
   const double least_ms = kPrefillShare * rows_.prefill_ms;
@@ -139,7 +142,7 @@ void Scheduler::plan_prefill(ScheduledSequence& s) {
     k = 0;
   }
   if (1 + k <= rows_.all && target_pool_.reserve(s.target.table, s.target_positions(k))) {
-    decode(s, k);
+    decode(s, k, k == 0 ? 0 : std::min(s.usable_alternatives(), rows_.all - 1 - k));
   }
 }
 

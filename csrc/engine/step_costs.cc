@@ -17,6 +17,20 @@ void StepCosts::set_context(const Point& one, const Point& several, int64_t posi
   ms_per_position = std::max(0.0, of_one - ms_per_row_position);
 }
 
+void StepCosts::set_alternatives(const Point& two, const Point& several) {
+  const auto beside = [&](const Point& point) {
+    return std::max(0.0, point.ms - decode_ms(point.rows));
+  };
+  ms_of_first_alternative = beside(two);
+  ms_per_alternative = std::max(0.0, beside(several) - beside(two)) /
+                       static_cast<double>(std::max<int64_t>(several.rows - two.rows, 1));
+}
+
+void StepCosts::set_segment_context(const Point& near, const Point& far, int64_t position) {
+  const double added = far.ms - near.ms - context_ms(far.rows, position);
+  ms_per_segment_position = std::max(0.0, added) / static_cast<double>((far.rows - 1) * position);
+}
+
 double StepCosts::rows_ms(int64_t rows) const {
   size_t i = 1;
   while (i + 1 < steps.size() && steps[i].rows < rows) ++i;

@@ -19,11 +19,20 @@ struct StepCosts {
   double ms_per_position = 0, ms_per_row_position = 0;
   // What logits of a row cost: `steps` has those of one row alone.
   double ms_per_logit_row = 0;
+  // What alternatives to first drafted tokens take beside their rows, since each is in a segment of
+  // the pass (Batch), as are the drafts behind the first: the first of a step for both, each
+  // further one, and each segment for each position before it, which it reads again.
+  double ms_of_first_alternative = 0, ms_per_alternative = 0, ms_per_segment_position = 0;
 
   // More rows never take less: a longer time is taken to be noise.
   void keep_rising();
   // From what passes over one row and over several take behind `position`; steps are known.
   void set_context(const Point& one, const Point& several, int64_t position);
+  // From what passes take of whose rows all but the first are candidates for one position; steps
+  // and ms_per_logit_row are known.
+  void set_alternatives(const Point& two, const Point& several);
+  // The same, without a context before them and behind `position`; set_context was called.
+  void set_segment_context(const Point& near, const Point& far, int64_t position);
 
   bool known() const { return steps.size() >= 2; }
 
@@ -32,6 +41,11 @@ struct StepCosts {
   // The same, all with logits.
   double decode_ms(int64_t rows) const {
     return rows_ms(rows) + ms_per_logit_row * static_cast<double>(rows - 1);
+  }
+  // Of as many alternatives as the sequence with the most has.
+  double alternatives_ms(int64_t most) const {
+    if (most == 0) return 0;
+    return ms_of_first_alternative + ms_per_alternative * static_cast<double>(most - 1);
   }
   // What the context of a sequence adds where its `rows` rows begin at `position`.
   double context_ms(int64_t rows, int64_t position) const;

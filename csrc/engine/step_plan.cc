@@ -8,7 +8,7 @@ namespace outrider {
 
 namespace {
 
-constexpr uint32_t kPlanVersion = 3;
+constexpr uint32_t kPlanVersion = 4;
 
 void put(ByteWriter& out, const LogitRules& r) {
   out.put(r.repetition_penalty);
@@ -74,6 +74,7 @@ void put(ByteWriter& out, const PlannedWork& w) {
   out.put(w.prefill_end);
   out.put(w.draft_prefill_end);
   out.put(w.num_draft_tokens);
+  out.put(w.num_alternatives);
   out.put(w.prompt_logits);
   out.put(w.proposed);
 }
@@ -84,6 +85,7 @@ void get(ByteReader& in, PlannedWork& w) {
   w.prefill_end = in.get<int64_t>();
   w.draft_prefill_end = in.get<int64_t>();
   w.num_draft_tokens = in.get<int32_t>();
+  w.num_alternatives = in.get<int32_t>();
   w.prompt_logits = in.get<int32_t>();
   w.proposed = in.get_vector<int32_t>();
 }

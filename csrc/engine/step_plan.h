@@ -46,7 +46,8 @@ struct PlannedWork {
   int64_t prefill_end = 0;        // target's positions [num_cached, prefill_end) are fed
   int64_t draft_prefill_end = 0;  // the same for the drafter's, before anything is drafted
   int32_t num_draft_tokens = 0;
-  int32_t prompt_logits = 0;  // 1: logits of the prompt's rows are wanted
+  int32_t num_alternatives = 0;  // to the first of them, of the sequence's logit drafter
+  int32_t prompt_logits = 0;     // 1: logits of the prompt's rows are wanted
   std::vector<int32_t>
       proposed;  // copied, num_draft_tokens of them; empty: the sequence's logit drafter draws
 };

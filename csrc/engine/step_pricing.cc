@@ -18,15 +18,22 @@ Drawing drawing_of(const Processors& processors) {
 }
 
 void DecodeShape::add(const StepCosts& target, int64_t position, DrafterKind drafter,
-                      Drawing drawing, int num_drafted, int64_t num_missed) {
+                      Drawing drawing, const DraftedRows& rows) {
+  const auto d = static_cast<int>(drafter);
   ++sequences;
-  drafted_rows += num_drafted;
+  drafted_rows += rows.target_rows();
+  most_alternatives = std::max<int64_t>(most_alternatives, rows.num_alternatives);
   const double plain_ms = target.context_ms(1, position);
   context_ms += plain_ms;
-  drafted_context_ms += target.context_ms(1 + num_drafted, position) - plain_ms;
-  for (int i = 0; i < num_drafted; ++i) ++drafting[static_cast<int>(drafter)][i];
-  drawn[static_cast<int>(drafter)][static_cast<int>(drawing)] += num_drafted;
-  if (num_drafted > 0) missed[static_cast<int>(drafter)] += num_missed;
+  drafted_context_ms += target.context_ms(1 + rows.target_rows(), position) - plain_ms;
+  if (rows.num_alternatives > 0) {
+    drafted_context_ms += (rows.num_alternatives + 1) * target.ms_per_segment_position *
+                          static_cast<double>(position);
+  }
+  for (int i = 0; i < rows.num_drafted; ++i) ++drafting[d][i];
+  drawn[d][static_cast<int>(drawing)] += rows.num_drafted + rows.num_alternatives;
+  drawn_again[d] += rows.num_alternatives;
+  if (rows.num_drafted > 0) missed[d] += rows.num_missed;
 }
 
 int StepPricing::size_of(int64_t sequences) {
@@ -52,7 +59,8 @@ double StepPricing::added_table_ms(const DecodeShape& shape) const {
   const double rows_ms =
       target().decode_ms(others + shape.drafted_rows) - target().decode_ms(others);
   const double least = kLeastRow * target().rows_ms(1) * static_cast<double>(shape.drafted_rows);
-  return std::max(rows_ms, least) + shape.drafted_context_ms;
+  return std::max(rows_ms, least) + shape.drafted_context_ms +
+         target().alternatives_ms(shape.most_alternatives);
 }
 
 double StepPricing::step_ms(const DecodeShape& shape) const {
@@ -86,7 +94,7 @@ double StepPricing::drawing_ms(DrafterKind kind, Drawing drawing) const {
 }
 
 double StepPricing::drawing_table_ms(const DecodeShape& shape, int drafter) const {
-  double ms = 0;
+  double ms = shape.drawn_again[drafter] * tables_.again_ms[drafter];
   for (int i = 0; i < kNumDrawings; ++i) {
     ms += shape.drawn[drafter][i] * tables_.drawing_ms[drafter][i];
   }

@@ -27,23 +27,37 @@ struct LookaheadTables {
   StepCosts feed;
   // [drafter][drawing]: what a row takes more than a greedy one, in milliseconds.
   std::array<std::array<double, kNumDrawings>, kNumDrafterKinds> drawing_ms{};
+  // [drafter]: of drawing another token from a row of which one was drawn, greedily.
+  std::array<double, kNumDrafterKinds> again_ms{};
+};
+
+// What a decoding sequence has beside the row of its last token.
+struct DraftedRows {
+  int num_drafted = 0;  // K
+  int num_alternatives = 0;
+  int64_t num_refed = 0;   // positions whose place in the cache held a refused draft
+  int64_t num_missed = 0;  // before its last token, that its drafter's first round feeds
+
+  int64_t target_rows() const { return num_drafted + num_alternatives + num_refed; }
 };
 
 // The decode rows of a step, and how many rows of prompts it has beside them.
 struct DecodeShape {
   int64_t sequences = 0;
-  int64_t drafted_rows = 0;
+  int64_t drafted_rows = 0;       // alternatives and what is fed again are some of them
+  int64_t most_alternatives = 0;  // of a sequence
   int64_t prompt_rows = 0;
   // That the table has for the sequences' contexts, and for those of the drafted rows.
   double context_ms = 0, drafted_context_ms = 0;
   // [drafter][i]: sequences that draft at least i + 1 tokens.
   std::array<std::array<int, kMaxDraftTokens>, kNumDrafterKinds> drafting{};
-  std::array<std::array<int, kNumDrawings>, kNumDrafterKinds> drawn{};  // rows, by drawing
+  std::array<std::array<int, kNumDrawings>, kNumDrafterKinds> drawn{};  // tokens, by drawing
+  std::array<int, kNumDrafterKinds> drawn_again{};                      // of them, alternatives
   // [drafter]: positions that first rounds feed beside each sequence's last.
   std::array<int64_t, kNumDrafterKinds> missed{};
 
   void add(const StepCosts& target, int64_t position, DrafterKind drafter, Drawing drawing,
-           int num_drafted, int64_t num_missed = 0);
+           const DraftedRows& rows);
 };
 
 class StepPricing {
@@ -67,6 +81,20 @@ class StepPricing {
   // All rounds of a drafter, and of all of them.
   double draft_ms(const DecodeShape& shape, DrafterKind kind) const;
   double draft_ms(const DecodeShape& shape) const;
+  // What alternatives take beside their rows, in a step of so many sequences: StepCosts. And for
+  // each position before a segment, of a step of so many sequences.
+  double alternatives_ms(int64_t sequences, int64_t most) const {
+    return fit(sequences).added_factor() * target().alternatives_ms(most);
+  }
+  double segment_context_ms(int64_t sequences, int64_t position) const {
+    return fit(sequences).added_factor() * target().ms_per_segment_position *
+           static_cast<double>(position);
+  }
+  // Of drawing one.
+  double again_ms(DrafterKind kind) const {
+    const auto d = static_cast<int>(kind);
+    return draft_fits_[d].added_factor() * tables_.again_ms[d];
+  }
   // What a drafted row of a sequence takes for the context before it, in a step of so many.
   double row_context_ms(int64_t sequences, int64_t position) const;
 

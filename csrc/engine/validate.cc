@@ -264,6 +264,16 @@ absl::Status validate_speculation(const SpeculationParams& speculation, const Li
     return unexpected("speculation.num_speculative_tokens", *k,
                       "0 or unset where speculation.mode is off");
   }
+  const auto& alternatives = speculation.num_alternatives;
+  const int most_alternatives = std::min(kMaxAlternatives, kMaxDraftTokens - k.value_or(0));
+  if (alternatives.has_value() && (*alternatives < 0 || *alternatives > most_alternatives)) {
+    return unexpected("speculation.num_alternatives", *alternatives,
+                      absl::StrCat("0 … ", most_alternatives));
+  }
+  if (alternatives.value_or(0) > 0 && (speculation.off || k == 0)) {
+    return unexpected("speculation.num_alternatives", *alternatives,
+                      "0 or unset where nothing is drafted");
+  }
   const auto& objective_ms = speculation.tpot_slo_ms;
   if (objective_ms.has_value() && !(*objective_ms > 0 && std::isfinite(*objective_ms))) {
     return unexpected("speculation.tpot_slo_ms", *objective_ms, "a number above 0");

@@ -136,13 +136,13 @@ void Transformer::keep_states(std::span<const int32_t> aux_layers) {
   backend_.forget_replayed();  // passes that did not keep them
 }
 
-TensorView Transformer::states(int64_t rows, int64_t num_logits) const {
+TensorView Transformer::states(int64_t rows, int64_t num_logits, bool segmented) const {
   if (!aux_layers_.empty()) {
     const auto width = static_cast<int64_t>(1 + aux_layers_.size()) * config_.hidden_size;
     return states_.view(DType::bf16, {num_logits, width});
   }
   const Scratch scratch = scratch_for(rows);
-  return num_logits < rows ? scratch.wanted.rows(0, num_logits) : scratch.normed;
+  return num_logits < rows || segmented ? scratch.wanted.rows(0, num_logits) : scratch.normed;
 }
 
 // Of the wanted rows' states the place `which`, from what is normed now.
@@ -162,16 +162,14 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
   if (rows == 0) return;
 
   const Scratch scratch = scratch_for(rows);
-  const RowMap map = {batch.positions, batch.slots, cache.page_tables()};
-
   TensorView addend = embed(batch, scratch, stream);
   size_t aux = 0;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     // A chunk of a prompt is only there for the cache: behind its last entry nothing is computed.
     const bool only_cache = num_logits == 0 && i + 1 == config_.num_layers;
     const LayerWeights& layer = weights_->layers[i];
-    attention_block(layer, addend, cache.k_pages(i), cache.v_pages(i), map, scratch, only_cache,
-                    stream);
+    attention_block(layer, addend, cache.k_pages(i), cache.v_pages(i), batch, cache, scratch,
+                    only_cache, stream);
     if (only_cache) return;
     if (num_logits > 0 && aux < aux_layers_.size() && aux_layers_[aux] == i) {
       keep(static_cast<int64_t>(++aux), batch, scratch, stream);  // what the block has normed
@@ -182,7 +180,8 @@ void Transformer::forward(const Batch& batch, KvCache& cache, TensorView logits,
 
   norm(weights_->norm, addend, scratch, stream);
   TensorView wanted = scratch.normed;
-  if (num_logits < rows) {
+  // Where they are all rows in their order nothing is gathered.
+  if (num_logits < rows || batch.segment_ends.size() > 1) {
     wanted = scratch.wanted.rows(0, num_logits);
     backend_.gather_rows(scratch.normed, batch.logit_rows, wanted, stream);
   }
@@ -223,17 +222,32 @@ void Transformer::norm(const NormWeights& weights, TensorView addend, const Scra
 // x += addend; partial = W_o attention(rope(W_qkv norm(x))), without rope where positions are
 // learned
 void Transformer::attention_block(const LayerWeights& layer, TensorView addend, TensorView k_pages,
-                                  TensorView v_pages, const RowMap& map, const Scratch& scratch,
-                                  bool only_cache, Stream& stream) {
+                                  TensorView v_pages, const Batch& batch, const KvCache& cache,
+                                  const Scratch& scratch, bool only_cache, Stream& stream) {
   norm(layer.input_norm, addend, scratch, stream);
   // Column-parallel: whole heads.
   backend_.linear(layer.qkv, scratch.normed, layer.qkv_bias.view, scratch.qkv, stream);
-  if (only_cache) {
-    return backend_.rope_and_cache(scratch.qkv, cos_, sin_, k_pages, v_pages, map, shard_.attention,
-                                   stream);
+  const int64_t rows = batch.tokens.extent(0);
+  const std::span<const int64_t> one(&rows, 1);
+  int64_t begin = 0;
+  for (const int64_t end : batch.segment_ends.empty() ? one : batch.segment_ends) {
+    const RowMap map = {batch.positions.slice(0, begin, end), batch.slots.slice(0, begin, end),
+                        cache.page_tables()};
+    const TensorView qkv = scratch.qkv.rows(begin, end);
+    const TensorView y = scratch.attention.rows(begin, end);
+    // In one they may read early what no row of these writes, as the segment before does.
+    const bool in_one = begin == 0 && !only_cache;
+    if (in_one) {
+      backend_.rope_and_attend(qkv, cos_, sin_, k_pages, v_pages, y, map, shard_.attention, stream);
+    } else {
+      backend_.rope_and_cache(qkv, cos_, sin_, k_pages, v_pages, map, shard_.attention, stream);
+    }
+    if (!in_one && !only_cache) {
+      backend_.attention(qkv, k_pages, v_pages, y, map, shard_.attention, stream);
+    }
+    begin = end;
   }
-  backend_.rope_and_attend(scratch.qkv, cos_, sin_, k_pages, v_pages, scratch.attention, map,
-                           shard_.attention, stream);
+  if (only_cache) return;
   // Row-parallel: partial products, summed in rank order.
   backend_.linear(layer.attention_out, scratch.attention, layer.attention_bias.view,
                   scratch.partial, stream);

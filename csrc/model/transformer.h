@@ -33,11 +33,17 @@ int64_t longest_context(const ModelConfig& config, int64_t max_positions);
 
 // One ragged pass: rows of several sequences (prefill chunks, drafts to verify) side by side, in
 // any mix. A row attends to its sequence's earlier rows of the same pass too, wherever they stand.
+//
+// Several rows may be candidates for one position of a sequence, where each is in another segment:
+// in every layer a segment's keys and values are written, and attended to, before those of the
+// next, which take their place in the cache.
 struct Batch {
   TensorView tokens;      // i32 [rows], each in [0, vocab_size)
   TensorView positions;   // i32 [rows]
   TensorView slots;       // i32 [rows]: the row's sequence in the KV cache
-  TensorView logit_rows;  // i32 [num_logits]: which rows' logits are wanted, ascending
+  TensorView logit_rows;  // i32 [num_logits]: which rows' logits are wanted; ascending, where there
+                          // is one segment
+  std::span<const int64_t> segment_ends;  // rising, the last is rows; empty: one segment
 };
 
 class Transformer {
@@ -72,8 +78,9 @@ class Transformer {
 
   // What the last pass, of so many rows, left at those whose logits were wanted: bf16 [num_logits,
   // (1 + aux_layers) * hidden]: what entered the LM head, and what entered the attention of each
-  // auxiliary layer, normed too. The same on every rank; stands until the next pass.
-  TensorView states(int64_t rows, int64_t num_logits) const;
+  // auxiliary layer, normed too. The same on every rank; stands until the next pass. segmented: it
+  // had several segments.
+  TensorView states(int64_t rows, int64_t num_logits, bool segmented = false) const;
 
  private:
   struct Scratch;  // of one pass
@@ -82,8 +89,8 @@ class Transformer {
   void keep(int64_t which, const Batch& batch, const Scratch& scratch, Stream& stream);
   void norm(const NormWeights& weights, TensorView addend, const Scratch& scratch, Stream& stream);
   void attention_block(const LayerWeights& layer, TensorView addend, TensorView k_pages,
-                       TensorView v_pages, const RowMap& map, const Scratch& scratch,
-                       bool only_cache, Stream& stream);
+                       TensorView v_pages, const Batch& batch, const KvCache& cache,
+                       const Scratch& scratch, bool only_cache, Stream& stream);
   void ffn_block(const LayerWeights& layer, const Scratch& scratch, Stream& stream);
   Scratch scratch_for(int64_t rows) const;
 

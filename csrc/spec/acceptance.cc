@@ -49,8 +49,10 @@ double within_reach(double guess, double accepted, double reached) {
 
 VerifiedDrafts VerifiedDrafts::within(int num_emitted) const {
   if (num_emitted > num_accepted) return *this;
-  VerifiedDrafts cut{
-      .num_drafted = num_emitted, .num_accepted = num_emitted, .alpha_counts = alpha_counts};
+  VerifiedDrafts cut{.num_drafted = num_emitted,
+                     .num_accepted = num_emitted,
+                     .alpha_counts = alpha_counts,
+                     .num_alternatives = num_alternatives};
   if (alpha_rows == 0) return cut;
   cut.alpha_rows = num_emitted;
   const double share = static_cast<double>(num_emitted) / alpha_rows;
@@ -118,6 +120,17 @@ Hazard AcceptanceOffset::added_to(Hazard server) const {
   const double factor = std::exp(mean_);
   for (double& probability : server) probability = times_odds(probability, factor);
   return server;
+}
+
+std::array<double, kMaxAlternatives> accepted_alternatives(const Hazard& hazard,
+                                                           const Hazard& wrong) {
+  std::array<double, kMaxAlternatives> accepted;
+  double none_before = 1 - hazard[0];
+  for (int i = 0; i < kMaxAlternatives; ++i) {
+    accepted[i] = none_before * (1 - wrong[i]);
+    none_before *= wrong[i];
+  }
+  return accepted;
 }
 
 Hazard hazard_of(const AcceptanceCounts& sequence, const AcceptanceOffset& offset,

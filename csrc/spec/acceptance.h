@@ -19,6 +19,12 @@ struct VerifiedDrafts {
   int alpha_rows = 0;
   // alpha_sum is num_accepted: not `rejection`.
   bool alpha_counts = false;
+  // Tokens beside the first drafted one, and which of them was accepted in its place; -1: none. Of
+  // the K drafted tokens none was then, and what is told of them leaves the alternatives out.
+  int num_alternatives = 0, alternative = -1;
+
+  int num_verified() const { return num_drafted + num_alternatives; }
+  int num_kept() const { return alternative >= 0 ? 1 : num_accepted; }
 
   // Of them, those within an answer that took num_emitted of the step's tokens: what lies behind
   // its end is nobody's. Of a sum over rows of which some lie behind it, their share by number.
@@ -76,6 +82,12 @@ class AcceptanceOffset {
 
   double mean_ = 0, variance_;
 };
+
+// [i]: that the i-th alternative to the first drafted token is accepted. Hazards: of the draft; and
+// `wrong`: of each alternative that it is not the target's token, given that all before it were
+// not.
+std::array<double, kMaxAlternatives> accepted_alternatives(const Hazard& hazard,
+                                                           const Hazard& wrong);
 
 // Of one sequence: the server's, moved by its offset, but not further from what its own counts show
 // at a position than luck explains: one that is unlike all others is soon believed.

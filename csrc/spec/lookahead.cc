@@ -78,14 +78,28 @@ int LookaheadPolicy::most() const {
 // better: so the rest of such a sequence need not be looked at.
 void LookaheadSearch::sort_rows(Sequences sequences, double least_row_ms, double rate) {
   rows_.clear();
+  // behind: the probability that it stands behind in the order, at least.
+  const auto add = [&](size_t i, int position, double accepted, double behind) {
+    const auto at = static_cast<float>(std::min(accepted, behind));
+    const uint32_t falling = ~std::bit_cast<uint32_t>(at);
+    rows_.push_back({uint64_t{falling} << 32 | static_cast<uint64_t>(position) << 24 | i, accepted,
+                     static_cast<int32_t>(i), position});
+  };
   for (size_t i = 0; i < sequences.size(); ++i) {
+    const LookaheadSequence& sequence = sequences[i];
     double accepted = 1;
-    for (int j = 0; j < sequences[i].max_tokens; ++j) {
-      accepted *= sequences[i].hazard[j];
+    for (int j = 0; j < sequence.max_tokens; ++j) {
+      accepted *= sequence.hazard[j];
       if (accepted <= rate * least_row_ms) break;
-      const uint32_t falling = ~std::bit_cast<uint32_t>(static_cast<float>(accepted));
-      rows_.push_back({uint64_t{falling} << 32 | static_cast<uint64_t>(j) << 24 | i, accepted,
-                       static_cast<int32_t>(i), j});
+      add(i, j, accepted, accepted);
+    }
+    double behind = sequence.hazard[0];
+    if (sequence.max_tokens == 0 || behind <= rate * least_row_ms) continue;
+    for (int j = 0; j < sequence.max_alternatives; ++j) {
+      const double alternative = sequence.alternatives[j];
+      if (alternative <= rate * least_row_ms) break;
+      add(i, kMaxDraftTokens + j, alternative, behind);
+      behind = std::min(behind, alternative);
     }
   }
   // Equal ones in a sequence's own order: no prefix leaves out a position.
@@ -120,23 +134,38 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
     closed_[d] = false;
   }
   begin_limits(sequences, costs.step_ms[0]);
+  rows_of_.assign(sequences.size(), 0);
+  int most_alternatives = costs.most_alternatives;
   double tokens = costs.tokens, beside_ms = 0;
   int num_rows = 0;
   for (const Row& row : rows_) {
     const LookaheadSequence& sequence = sequences[row.sequence];
     const int d = sequence.drafter;
-    if (row.position >= cap || closed_[d]) continue;
+    if ((row.position >= cap && !row.is_alternative()) || closed_[d]) continue;
+    if (rows_of_[row.sequence] == kMaxDraftTokens) continue;
     const LookaheadCosts::Drafter& drafter = costs.drafters[d];
-    int& n = drafting_[d][row.position];
     double beside = sequence.row_ms;
-    if (!drafter.round_ms.empty()) beside += drafter.round_ms[n + 1] - drafter.round_ms[n];
+    const int alternatives =
+        std::max(most_alternatives, row.is_alternative() ? row.alternative() + 1 : 0);
+    if (row.is_alternative()) {
+      beside += sequence.alternative_ms;
+      if (row.alternative() == 0) beside += sequence.first_alternative_ms;
+      if (!costs.alternatives_ms.empty()) {
+        beside += costs.alternatives_ms[alternatives] - costs.alternatives_ms[most_alternatives];
+      }
+    } else if (!drafter.round_ms.empty()) {
+      const int n = drafting_[d][row.position];
+      beside += drafter.round_ms[n + 1] - drafter.round_ms[n];
+    }
     const double added =
         added_ms_[d] + beside + costs.step_ms[num_rows + 1] - costs.step_ms[num_rows];
     if (added > drafter.max_added_ms) {
       closed_[d] = true;
       continue;
     }
-    ++n;
+    if (!row.is_alternative()) ++drafting_[d][row.position];
+    most_alternatives = alternatives;
+    ++rows_of_[row.sequence];
     ++num_rows;
     added_ms_[d] = added;
     beside_ms += beside;
@@ -157,7 +186,8 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
   choice_ = {.tokens = costs.tokens,
              .ms = costs.step_ms[0],
              .limit_ms = least_limit_ms(),
-             .added_ms = added_ms_};
+             .added_ms = added_ms_,
+             .num_alternatives = std::vector<int>(sequences.size(), 0)};
   std::fill(num_tokens.begin(), num_tokens.end(), 0);
   double best = choice_.tokens / choice_.ms;
   double least_row_ms = std::numeric_limits<double>::infinity();
@@ -169,7 +199,9 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
   const double max_ms =
       costs.step_ms[0] <= costs.max_ms ? costs.max_ms : std::numeric_limits<double>::infinity();
   int deepest = 0;
-  for (const Row& row : rows_) deepest = std::max(deepest, row.position + 1);
+  for (const Row& row : rows_) {
+    if (!row.is_alternative()) deepest = std::max(deepest, row.position + 1);
+  }
   int best_cap = 0, best_rows = 0;
   for (int cap = 1; cap <= deepest; ++cap) {
     int num_rows = 0;
@@ -188,7 +220,7 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
   }
   if (best_rows == 0) return choice_;
   walk(sequences, costs, best_cap, [&](const Row& row, double tokens, double ms) {
-    ++num_tokens[row.sequence];
+    ++(row.is_alternative() ? choice_.num_alternatives[row.sequence] : num_tokens[row.sequence]);
     choice_.tokens = tokens;
     choice_.ms = ms;
     return --best_rows > 0;

@@ -42,6 +42,10 @@ struct LookaheadSequence {
   int max_tokens = 0;  // K at most, 0 … kMaxDraftTokens
   double row_ms = 0;   // what each drafted row takes for the sequence's context
   Hazard hazard{};
+  int max_alternatives = 0;  // to its first drafted token: kMaxDraftTokens with the others, at most
+  std::array<double, kMaxAlternatives> alternatives{};  // that each of them is accepted
+  // What each takes beside its row, and the first of them more.
+  double alternative_ms = 0, first_alternative_ms = 0;
   // The step takes no longer than the tokens expected for the sequence would take in steps without
   // drafts, of which those by drafts count for `trust` of a token, and than `spare` such steps
   // more.
@@ -62,22 +66,28 @@ struct LookaheadCosts {
 
   std::vector<double> step_ms;  // [r]: of the step with r drafted rows, without its drafting
   std::vector<Drafter> drafters;
-  double tokens = 0;  // that the step emits without what is chosen here
+  // [n]: what it takes beside rows that the sequence with the most alternatives has n; [0] = 0.
+  // Empty: nothing.
+  std::vector<double> alternatives_ms;
+  int most_alternatives = 0;  // whatever is chosen
+  double tokens = 0;          // that the step emits without what is chosen here
   // Of the whole step. Where nothing is as short, not even the step without drafts, it is no limit.
   double max_ms = std::numeric_limits<double>::infinity();
 };
 
 struct LookaheadChoice {
-  double tokens = 0, ms = 0;     // expected, of the whole step
-  double limit_ms = 0;           // that it may take for all of its sequences
-  bool held_back = false;        // without those limits it would have been another
-  std::vector<double> added_ms;  // [drafters]: what drafting with it adds
+  double tokens = 0, ms = 0;          // expected, of the whole step
+  double limit_ms = 0;                // that it may take for all of its sequences
+  bool held_back = false;             // without those limits it would have been another
+  std::vector<double> added_ms;       // [drafters]: what drafting with it adds
+  std::vector<int> num_alternatives;  // [sequences]
 };
 
 // Chooses the K of all sequences of a step together, for the most expected tokens over expected
 // time. For each depth cap D the rows of the first D positions of all sequences are sorted by their
 // probability of being reached and accepted, and every prefix is evaluated: one row more may never
-// pay where several do, since the first row of a depth pays for the whole round. Where a row and a
+// pay where several do, since the first row of a depth pays for the whole round. Alternatives to
+// first tokens are rows without a round, whatever the cap. Where a row and a
 // round cost the same for all, nothing is better; in any case no K that is the same for all is.
 // Prefixes that take too long for some sequence are passed over; there may then be something better
 // that is no prefix.
@@ -89,10 +99,15 @@ class LookaheadSearch {
 
  private:
   struct Row {
-    uint64_t order;   // by falling probability, then position, then sequence
+    // By falling probability (of an alternative: of those before it, too, where these have less),
+    // then position, then sequence.
+    uint64_t order;
     double accepted;  // probability that it and all before it are
     int32_t sequence;
-    int32_t position;
+    int32_t position;  // of an alternative: kMaxDraftTokens, and which one it is
+
+    bool is_alternative() const { return position >= kMaxDraftTokens; }
+    int alternative() const { return position - kMaxDraftTokens; }
   };
 
   using Sequences = std::span<const LookaheadSequence>;
@@ -116,6 +131,7 @@ class LookaheadSearch {
   std::vector<std::array<int, kMaxDraftTokens>> drafting_;  // [drafters]
   std::vector<double> added_ms_;                            // [drafters]
   std::vector<bool> closed_;                                // [drafters]
+  std::vector<int> rows_of_;                                // [sequences]
   LookaheadChoice choice_;
 };
 

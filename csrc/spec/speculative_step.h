@@ -1,5 +1,8 @@
 // One step of speculative sampling over any number of sequences: draft, one target pass,
-// verification. Chen et al. 2023, Algorithm 2.
+// verification. Chen et al. 2023, Algorithm 2. Beside a draft of K tokens, one behind the other,
+// may stand alternatives to its first: where the target's token does not depend on what was
+// drafted, as of greedy and coupled answers, one of these that is the target's token is accepted
+// with the token behind it.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +20,8 @@ namespace outrider {
 struct SequenceState {
   std::vector<int32_t> tokens;  // prompt and emitted tokens
   int64_t num_cached = 0;       // positions in the target's cache
+  // Those behind num_cached hold a draft that was refused: they are fed again with the next token.
+  bool is_stale = false;
   Processors processors;
   uint64_t seed = 0;
   uint32_t choice = 0;              // which of a request's n answers
@@ -36,15 +41,23 @@ struct SlotWork {
   bool decode = false;            // then prefill_end is the sequence's length - 1
   int num_draft_tokens = 0;       // K: drawn from the sequence's drafter …
   std::span<const int32_t> proposed;  // … or, where there are any, these K tokens
+  // Drawn beside the first of K, none of them by rejection; without log-probabilities.
+  int num_alternatives = 0;
+
+  bool draws() const { return num_draft_tokens > 0 && proposed.empty(); }
 };
 
 // What a step did for one slot.
 struct SlotOutcome {
   int64_t slot = 0;
   bool decoded = false;
-  int num_drafted = 0;
-  Verdict verdict;
+  int num_drafted = 0;  // K
+  int num_alternatives = 0;
+  Verdict verdict;       // of the K drafted tokens
+  int alternative = -1;  // which one was accepted in their place; -1: none
+  bool in_cache = true;  // whether the target's cache has the accepted drafts
   // The step's tokens (accepted drafts, then the extra one) stand at the end of the slot's tokens.
+  int num_accepted() const { return alternative >= 0 ? 1 : verdict.num_accepted; }
   std::span<const LogprobRow>
       prompt_logprobs;  // rows of the prompt's tokens first_prompt_row + 1 …
   int64_t first_prompt_row = 0;
@@ -58,7 +71,8 @@ struct StepPhases {
 
 class SpeculativeStep {
  public:
-  // max_rows: rows of a step, prompt rows and K + 1 for each decoding sequence.
+  // max_rows: rows of a step: of prompts, and of each decoding sequence K + 1, its alternatives,
+  // and what it feeds again.
   SpeculativeStep(Backend& backend, Communicator& communicator, Transformer& target, KvCache& cache,
                   int64_t num_slots, int64_t max_rows);
 
@@ -83,24 +97,34 @@ class SpeculativeStep {
   // Nothing may be running.
   double measure_target(int64_t rows, int64_t num_logits, int64_t position, bool replayed,
                         Stream& stream);
-  // Drafts a token behind `length` tokens for each of so many slots, from the first on, whatever
-  // they hold; the drafter forgets them. Likewise.
+  // The same of rows that all have logits, of which all but the first are candidates for the
+  // position behind it.
+  double measure_alternatives(int64_t rows, int64_t position, Stream& stream);
+  // Drafts a token, and so many alternatives to it, behind `length` tokens for each of so many
+  // slots, from the first on, whatever they hold; the drafter forgets them. Likewise.
   double measure_draft(LogitDrafter& drafter, int64_t sequences, int64_t length,
-                       const Processors& processors, Stream& stream);
+                       int num_alternatives, const Processors& processors, Stream& stream);
   // Feeds the drafter `length` tokens for the first slot. Likewise.
   double measure_feed(LogitDrafter& drafter, int64_t length, Stream& stream);
 
  private:
+  enum class Pass : uint64_t { target, draft, measured };
+
+  static uint64_t key_of(Pass pass, int64_t rows, const LogitEditor::Batch& edited, uint64_t parts);
   void prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,
                       Stream& stream);
   void draft(std::span<SequenceState> slots, std::span<const SlotWork> work, Stream& stream);
   void propose(std::span<const SlotWork> work, Stream& stream);
   void draft_with(LogitDrafter* drafter, std::span<SequenceState> slots,
                   std::span<const SlotWork> work, Stream& stream);
+  int add_alternative_draws(std::span<const SlotWork> work, int64_t padded);
   void add_rows(std::span<SequenceState> slots, std::span<const SlotWork> work, int64_t index);
+  void add_verified_rows(const SequenceState& state, const SlotWork& work, int64_t index);
+  void add_alternatives(const SequenceState& state, const SlotWork& work, int64_t index);
   void edit_target_row(int64_t slot, int64_t row, const int32_t* drafted, int i);
+  double measure_pass(bool replayed, Stream& stream);
   void commit(SequenceState& state, const SlotWork& work, const int32_t* drafted,
-              const Verdict& verdict);
+              const SlotOutcome& outcome, int32_t extra_token);
 
   // The drafted tokens of a work (its index in the step's): an index into drafted tokens, q and its
   // logits.
@@ -123,12 +147,13 @@ class SpeculativeStep {
   int64_t max_draft_rows_;  // of a step, over all rounds
   BatchBuilder rows_;
   LogitEditor editor_;
-  Buffer draft_logits_;          // f32 [max_round_rows, vocab_size]: of a round
-  Buffer target_logits_;         // f32 [2 max_rows, vocabulary shard]: as the model gives them, for
-                                 // log-probabilities too; behind max_rows the edited ones
-  Buffer q_;                     // RowDistribution [nobody + 1]
-  Buffer q_logits_;              // f32 [nobody, vocab_size]: q of what is drawn by rejection
-  Staged<DraftRow> draft_rows_;  // [max_round_rows]; on the host [max_draft_rows], by rounds
+  Buffer draft_logits_;   // f32 [max_round_rows, vocab_size]: of a round
+  Buffer target_logits_;  // f32 [2 max_rows, vocabulary shard]: as the model gives them, for
+                          // log-probabilities too; behind max_rows the edited ones
+  Buffer q_;              // RowDistribution [nobody + 1]
+  Buffer q_logits_;       // f32 [nobody, vocab_size]: q of what is drawn by rejection
+  // [1 + kMaxAlternatives, max_round_rows]; on the host [max_draft_rows], by rounds
+  Staged<DraftRow> draft_rows_;
   Staged<int32_t> proposed_;     // [slots, kMaxDraftTokens]: by copy drafters
   Staged<TokenCopy> proposals_;  // [slots * kMaxDraftTokens]: into the drafted tokens
   int64_t draft_rows_used_ = 0;
@@ -136,7 +161,7 @@ class SpeculativeStep {
   std::vector<int64_t> drafting_;  // works, by falling K
   std::vector<DraftContext> contexts_;
   std::vector<VerifyWork> to_verify_;
-  std::vector<int64_t> raw_rows_;  // [to_verify_]: its first row, before edits
+  std::vector<int64_t> raw_rows_;  // of each work that decodes: its first row, before edits
   std::vector<LogprobQuery> queries_;
   std::vector<SlotOutcome> outcomes_;
   StepPhases times_;

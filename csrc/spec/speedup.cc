@@ -6,10 +6,12 @@
 
 namespace outrider {
 
-void SpeedupRecord::add(int num_drafted, int num_emitted, const TimedStep& step) {
+void SpeedupRecord::add(int num_drafted, int num_emitted, const TimedStep& step,
+                        bool by_alternative) {
   if (step.plain_ms <= 0) return;
   ++steps[num_drafted];
   tokens += num_emitted;
+  alternatives += by_alternative && num_emitted > 1;
   sum.plain_ms += step.plain_ms;
   sum.expected_ms += step.expected_ms;
   sum.ms += step.ms;
@@ -17,7 +19,8 @@ void SpeedupRecord::add(int num_drafted, int num_emitted, const TimedStep& step)
 
 double SpeedupRecord::predicted(double alpha) const {
   alpha = std::clamp(alpha, 0.0, 1.0);  // a measured one may be a rounding beyond
-  double expected = 0, count = 0;
+  auto expected = static_cast<double>(alternatives);
+  double count = 0;
   for (int k = 0; k <= kMaxDraftTokens; ++k) {
     expected += static_cast<double>(steps[k]) * expected_tokens(alpha, k);
     count += static_cast<double>(steps[k]);

@@ -19,13 +19,14 @@ struct TimedStep {
 struct SpeedupRecord {
   std::array<int64_t, kMaxDraftTokens + 1> steps{};  // [K]: that drafted K tokens
   int64_t tokens = 0;                                // emitted
+  int64_t alternatives = 0;  // … of them, accepted in place of a first drafted one
   TimedStep sum;
 
   // A step that was not timed is left out.
-  void add(int num_drafted, int num_emitted, const TimedStep& step);
+  void add(int num_drafted, int num_emitted, const TimedStep& step, bool by_alternative = false);
 
-  // Tokens of a step by the theory for this alpha, over what steps should cost; 1 where nothing was
-  // timed.
+  // Tokens of a step by the theory for this alpha, and the alternatives that were accepted beside,
+  // over what steps should cost; 1 where nothing was timed.
   double predicted(double alpha) const;
   double measured() const;
 };

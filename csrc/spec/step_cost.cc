@@ -138,11 +138,9 @@ MemoryCost memory_cost(const ModelConfig& target, const Shard& shard, const Mode
   cost.workspace += activation + attention + kLoadingBytes;
   cost.workspace +=
       sum_scratch_bytes(shard.size, server.max_rows * target.hidden_size, server.numerics);
-  cost.workspace += std::max(
-      cuda_verify_scratch_bytes(std::max(summary_rows, server.max_sequences), shard.vocab.size()),
-      cuda_verify_scratch_bytes(round_rows, target.vocab_size));
-  cost.workspace +=
-      cuda_verify_arrivals_bytes(std::max({summary_rows, server.max_sequences, round_rows}));
+  cost.workspace += std::max(cuda_verify_scratch_bytes(summary_rows, shard.vocab.size()),
+                             cuda_verify_scratch_bytes(round_rows, target.vocab_size));
+  cost.workspace += cuda_verify_arrivals_bytes(std::max(summary_rows, round_rows));
   if (server.numerics == Numerics::fast) {  // bf16 weights in cuBLASLt's order as well
     cost.workspace += kFastLinearWorkspaceBytes;
     cost.weights += weight_bytes(target, shard).held;

@@ -34,14 +34,15 @@ std::string describe_disagreement(uint64_t ranks) {
   return "digest of plan and state, or drafted tokens, differ from rank 0's on " + differing;
 }
 
-// What the host gets of a step, in this order: the ranks that disagree (u64), the verdicts
-// [max_sequences], the drafted tokens i32 [max_sequences * kMaxDraftTokens + 1].
-constexpr size_t kVerdictsOffset = sizeof(uint64_t);
-size_t drafted_offset(int64_t max_sequences) {
-  return kVerdictsOffset + max_sequences * sizeof(Verdict);
+// What the host gets of a step, in this order: the ranks that disagree (u64), the drafted tokens
+// i32 [max_sequences * kMaxDraftTokens + 1] and what makes their number even, the verdicts.
+constexpr size_t kDraftedOffset = sizeof(uint64_t);
+size_t verdicts_offset(int64_t max_sequences) {
+  const int64_t drafted = max_sequences * kMaxDraftTokens + 1;
+  return kDraftedOffset + (drafted + drafted % 2) * sizeof(int32_t);
 }
-size_t record_bytes(int64_t max_sequences) {
-  return drafted_offset(max_sequences) + (max_sequences * kMaxDraftTokens + 1) * sizeof(int32_t);
+size_t record_bytes(int64_t max_sequences, int64_t num_verdicts) {
+  return verdicts_offset(max_sequences) + num_verdicts * sizeof(Verdict);
 }
 
 }  // namespace
@@ -57,8 +58,8 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
       max_sequences_(max_sequences),
       shards_(communicator.size()),
       rows_(backend, 2 * max_rows),
-      sequences_(backend, std::max(max_rows, max_sequences)),
-      raw_logits_(backend, max_sequences),
+      sequences_(backend, max_rows),
+      raw_logits_(backend, max_rows),
       unresolved_(backend, max_rows) {
   const int ranks = communicator.size();
   if (ranks > kMaxRanks) {
@@ -88,9 +89,9 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
   const size_t message = SummaryMessage::bytes(2 * max_rows, backend.padded_rows(2 * max_rows));
   all_ = backend.allocate(ranks * message);
   host_messages_ = backend.allocate_pinned(ranks * message);
-  all_raw_logits_ = backend.allocate(ranks * max_sequences * sizeof(float));
-  host_raw_logits_ = backend.allocate_pinned(ranks * max_sequences * sizeof(float));
-  const size_t races = std::max(max_rows, max_sequences) * sizeof(RaceResult);
+  all_raw_logits_ = backend.allocate(ranks * max_rows * sizeof(float));
+  host_raw_logits_ = backend.allocate_pinned(ranks * max_rows * sizeof(float));
+  const size_t races = max_rows * sizeof(RaceResult);
   my_race_ = backend.allocate(races);
   host_digest_ = backend.allocate_pinned(sizeof(uint64_t));
   if (ranks > 1) {
@@ -101,30 +102,33 @@ Verifier::Verifier(Backend& backend, Communicator& communicator, int64_t vocab_s
     whole_logits_ = backend.allocate(kGatheredRows * vocab_size * sizeof(float));
   }
   p_ = backend.allocate(max_rows * sizeof(RowDistribution));
-  record_ = backend.allocate(record_bytes(max_sequences));
-  host_record_ = backend.allocate_pinned(record_bytes(max_sequences));
-  backend.reserve_verification(std::max(2 * max_rows, max_sequences), shard_size);
+  record_ = backend.allocate(record_bytes(max_sequences, max_rows));
+  host_record_ = backend.allocate_pinned(record_bytes(max_sequences, max_rows));
+  backend.reserve_verification(2 * max_rows, shard_size);
   queries_.reserve(max_rows);
-  verdicts_.reserve(max_sequences);
-  raw_rows_.reserve(max_sequences);
+  verdicts_.reserve(max_rows);
+  raw_rows_.reserve(max_rows);
+  alternatives_.reserve(max_rows);
   logprobs_.reserve(max_rows);
 }
 
-int32_t* Verifier::drafted() { return as<int32_t>(record_, drafted_offset(max_sequences_)); }
+int32_t* Verifier::drafted() { return as<int32_t>(record_, kDraftedOffset); }
 
 const int32_t* Verifier::host_drafted() const {
-  return as<const int32_t>(host_record_, drafted_offset(max_sequences_));
+  return as<const int32_t>(host_record_, kDraftedOffset);
 }
 
 uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const LogprobQuery> queries,
-                           TensorView logits, bool padded, uint64_t digest, Stream& stream) {
+                           TensorView logits, int64_t padded_rows, uint64_t digest,
+                           Stream& stream) {
   logits_ = logits;
   num_sequences_ = static_cast<int64_t>(work.size());
-  CHECK(num_sequences_ <= max_sequences_ && static_cast<int64_t>(queries.size()) <= max_rows_);
+  CHECK(num_sequences_ <= max_rows_ && static_cast<int64_t>(queries.size()) <= max_rows_);
   exchange_seconds_ = 0;
   num_rows_ = 0;
   races_ = false;
   raw_rows_.clear();
+  alternatives_.clear();
   num_slots_ = 0;
   const auto add_row = [&](int64_t logits_row, bool candidates, const int32_t* drafted,
                            int32_t token, const Processors& processors, const RandomKey& key) {
@@ -140,6 +144,9 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
     const VerifyWork& w = work[s];
     CHECK(w.num_drafted <= kMaxDraftTokens && num_rows_ + w.num_drafted + 1 <= max_rows_);
     raw_rows_.push_back(w.raw_row);
+    const bool alternative = w.alternative_of >= 0;
+    CHECK(!alternative || (w.alternative_of < s && w.num_drafted == 0));
+    alternatives_.push_back({w.alternative_of, alternative ? w.alternative - drafted() : 0});
     Processors processors = w.processors;
     if (processors.top_k >= vocab_size_) processors.top_k = 0;  // filters nothing
     races_ = races_ || processors.mode == VerifyMode::rejection;
@@ -156,14 +163,16 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
         .processors = processors,
         .key = w.key};
     for (int i = 0; i <= w.num_drafted; ++i) {
-      add_row(w.first_row + i, processors.filtered(), i < w.num_drafted ? w.drafted + i : nullptr,
-              -1, processors, coupled_key(w.key, i));
+      // An alternative's row tells of the token that it stands on, which the ranks are to agree on.
+      add_row(w.first_row + i, processors.filtered(),
+              i < w.num_drafted ? w.drafted + i : w.alternative, -1, processors,
+              coupled_key(w.key, i));
     }
   }
   num_padded_sequences_ = num_sequences_;
-  if (padded) {
-    const int64_t rows = backend_.padded_rows(num_rows_);
-    CHECK(rows <= logits.extent(0));
+  if (padded_rows > 0) {
+    const int64_t rows = padded_rows;
+    CHECK(num_rows_ <= rows && rows <= logits.extent(0));
     while (num_rows_ < rows) add_row(num_rows_, false, nullptr, -1, {}, {});
     // A row may be a sequence, and filtered: there is room for as many, whatever there are.
     num_padded_sequences_ = rows;
@@ -179,7 +188,7 @@ uint64_t Verifier::prepare(std::span<const VerifyWork> work, std::span<const Log
     add_row(query.row, query.top_n > 0, query.drafted, query.token, {.mode = VerifyMode::rejection},
             {});
   }
-  CHECK(num_padded_sequences_ <= std::max(max_rows_, max_sequences_));
+  CHECK(num_padded_sequences_ <= max_rows_);
   message_bytes_ = SummaryMessage::bytes(num_rows_, num_slots_);
   *as<uint64_t>(host_digest_) = digest;
   backend_.copy_from_host(bytes_of(sent(), sizeof digest), host_digest_.data(), stream);
@@ -216,7 +225,9 @@ void Verifier::enqueue(Stream& stream) {
   enqueue_races(stream);
 }
 
-Verdict* Verifier::verdicts() const { return as<Verdict>(record_, kVerdictsOffset); }
+Verdict* Verifier::verdicts() const {
+  return as<Verdict>(record_, verdicts_offset(max_sequences_));
+}
 
 // From the accepted lengths on.
 void Verifier::enqueue_races(Stream& stream) {
@@ -234,7 +245,8 @@ void Verifier::enqueue_races(Stream& stream) {
     backend_.commit_step(sequences_.device(), n, as<RaceResult>(all_races_), ranks, verdicts(),
                          stream);
   }
-  backend_.copy_to_host(host_record_.data(), bytes_of(record_, record_.bytes()), stream);
+  backend_.copy_to_host(host_record_.data(), bytes_of(record_, record_bytes(max_sequences_, n)),
+                        stream);
   backend_.mark(kVerified, stream);
 }
 
@@ -250,7 +262,9 @@ std::span<const Verdict> Verifier::finish(Stream& stream) {
     backend_.accept_step(sequences_.device(), num_padded_sequences_, verdicts(), stream);
     enqueue_races(stream);
     take_verdicts(kResolveBegin, kResolveEnd, stream);
-    for (const Verdict& verdict : verdicts_) CHECK(verdict.unresolved == 0);
+    for (int64_t s = 0; s < num_sequences_; ++s) {
+      CHECK(verdicts_[s].unresolved == 0 || is_needless(s));
+    }
   }
   find_raw_logits(stream);
   combine_logprobs(stream);
@@ -266,7 +280,7 @@ void Verifier::take_verdicts(int begin, int end, Stream& stream) {
   if (disagreeing != 0) throw DisagreementError(describe_disagreement(disagreeing));
   for (int64_t s = 0; s < num_sequences_; ++s) {
     const int32_t gathered = verdicts_[s].gathered;
-    verdicts_[s] = as<Verdict>(host_record_, kVerdictsOffset)[s];
+    verdicts_[s] = as<Verdict>(host_record_, verdicts_offset(max_sequences_))[s];
     verdicts_[s].gathered = gathered;
   }
 }
@@ -281,6 +295,15 @@ double Verifier::seconds_of_exchange(int begin, int end) const {
   return communicator_.size() == 1 ? 0 : backend_.seconds_between(begin, end);
 }
 
+// An alternative to what was accepted, or that the target's token is not.
+bool Verifier::is_needless(int64_t s) const {
+  const Alternative& alternative = alternatives_[s];
+  if (alternative.of < 0) return false;
+  const Verdict& other = verdicts_[alternative.of];
+  return other.unresolved == 0 &&
+         (other.num_accepted > 0 || other.extra_token != host_drafted()[alternative.drafted]);
+}
+
 // Lists the rows that verdicts wait for, with this rank's part of their logits, and leaves the
 // other sequences out of what is verified from now on: their verdicts stand. Every rank finds the
 // same.
@@ -289,7 +312,7 @@ int64_t Verifier::find_unresolved() {
   bool races = false;
   for (int64_t s = 0; s < num_sequences_; ++s) {
     SequenceToVerify& of = sequences_.host()[s];
-    const auto rows = static_cast<uint32_t>(verdicts_[s].unresolved);
+    const auto rows = is_needless(s) ? 0 : static_cast<uint32_t>(verdicts_[s].unresolved);
     for (int i = 0; i <= of.rows.num_drafted; ++i) {
       if ((rows >> i & 1) == 0) continue;
       unresolved_.host()[count++] = {.logits = of.rows.target_logits + i * shard_size_,

@@ -30,6 +30,10 @@ struct VerifyWork {
   // Where its rows are edited ones (logit_editor.h) and the extra token's logit is wanted as the
   // model gave it: the first of the rows that they were made of. -1: the logit is the edited one.
   int64_t raw_row = -1;
+  // An alternative to the first drafted token of the work at this index, which stands before it:
+  // K is 0, and the row holds the logits behind `alternative`. -1: none.
+  int alternative_of = -1;
+  const int32_t* alternative = nullptr;
 };
 
 // A row whose log-probabilities are wanted: of the model itself, before temperature and filters.
@@ -55,25 +59,26 @@ constexpr int64_t kGatheredRows = 64;
 class Verifier {
  public:
   // This rank owns tokens [first_token, first_token + shard_size) of the vocabulary; ranks own
-  // ascending parts that cover it, else Error. max_rows: target rows of a step, over all sequences.
-  // Collective: the ranks tell each other what they own.
+  // ascending parts that cover it, else Error. max_rows: target rows of a step, over all sequences;
+  // a work has one at least. Collective: the ranks tell each other what they own.
   Verifier(Backend& backend, Communicator& communicator, int64_t vocab_size, int64_t first_token,
            int64_t shard_size, int64_t max_rows, int64_t max_sequences);
 
   // A step in three parts. `prepare` sends to the backend what the step is about; `digest` (of the
   // plan and of the state before it) rides in the first exchange, which takes place without work
   // too. At most max_rows queries.
-  // logits: f32 [rows, shard_size], which may be computed later. padded: of everything there is as
-  // much as a replayed step has, which `logits` has rows for: how much that is depends on its rows
-  // alone. Returns a key of all that `enqueue` does.
+  // logits: f32 [rows, shard_size], which may be computed later. padded_rows: as a replayed step
+  // has, whatever is in it: so many rows, sequences and places for candidates, which `logits` has
+  // rows for. 0: as many as there are. Returns a key of all that `enqueue` does.
   uint64_t prepare(std::span<const VerifyWork> work, std::span<const LogprobQuery> queries,
-                   TensorView logits, bool padded, uint64_t digest, Stream& stream);
+                   TensorView logits, int64_t padded_rows, uint64_t digest, Stream& stream);
   // Enqueues verification and its exchanges.
   void enqueue(Stream& stream);
   // Waits for the verdicts, in the order of the work; every rank has the same. Where some wait for
   // rows whose candidates did not suffice, these are gathered and those verdicts made again. Throws
-  // DisagreementError naming the ranks whose digest or drafted tokens differ from rank 0's. Valid
-  // until the next `prepare`.
+  // DisagreementError naming the ranks whose digest or drafted tokens differ from rank 0's. That of
+  // an alternative means nothing unless the other's row refused its first draft for it. Valid until
+  // the next `prepare`.
   std::span<const Verdict> finish(Stream& stream);
 
   // Where drafted tokens go, so that they come to the host with the verdicts: on the backend, i32
@@ -98,6 +103,7 @@ class Verifier {
   Verdict* verdicts() const;
   void enqueue_races(Stream& stream);
   void take_verdicts(int begin, int end, Stream& stream);
+  bool is_needless(int64_t s) const;
   int64_t find_unresolved();
   void resolve(int64_t count, Stream& stream);
   void gather(std::span<RowToResolve> rows, Stream& stream);
@@ -114,9 +120,14 @@ class Verifier {
 
   // What a step is about.
   Staged<VerifyRow> rows_;              // [2 max_rows]: of the work, then of the queries
-  Staged<SequenceToVerify> sequences_;  // [max_rows], or [max_sequences] where that is more
-  Staged<float> raw_logits_;            // [max_sequences]: of extra tokens; -infinity: not here
+  Staged<SequenceToVerify> sequences_;  // [max_rows]
+  Staged<float> raw_logits_;            // [max_rows]: of extra tokens; -infinity: not here
   std::vector<int64_t> raw_rows_;       // [sequences]: VerifyWork::raw_row
+  struct Alternative {
+    int64_t of;
+    int64_t drafted;  // its place in drafted()
+  };
+  std::vector<Alternative> alternatives_;  // [sequences]; of -1: none
   int64_t num_rows_ = 0, num_work_rows_ = 0, num_sequences_ = 0;
   int64_t num_padded_sequences_ = 0;
   int32_t num_slots_ = 0;     // for rows that want candidates
@@ -127,7 +138,7 @@ class Verifier {
 
   Buffer host_digest_;  // u64
   Buffer mine_, all_;   // exchange A: what a rank sends, and what came, [ranks]; alone, `all_`
-  Buffer all_raw_logits_, host_raw_logits_;  // f32 [ranks, max_sequences]
+  Buffer all_raw_logits_, host_raw_logits_;  // f32 [ranks, max_rows]
   Buffer my_race_, all_races_;       // exchange B: RaceResult [padded sequences], [ranks, …]
   Staged<RowToResolve> unresolved_;  // [max_rows]
   // Of those that are gathered together: f32 [kGatheredRows, largest_shard], [ranks, kGatheredRows,

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/distribution.h"
 #include "kernels/cpu/lanes_kernels.h"
+#include "kernels/distribution.h"
 #include "kernels/math_f64.h"
 
 namespace outrider::cpu {
@@ -219,11 +220,12 @@ int32_t sample_draft(const float* logits, int64_t vocab_size, const RowDistribut
   return q.choice;
 }
 
-void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
+void sample_drafts(float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
                    int32_t* drafted, RowDistribution* q, float* q_logits, Isa isa) {
   for (int64_t r = 0; r < num_rows; ++r) {
-    const float* row_logits = logits + r * vocab_size;
+    float* const row_logits = logits + r * vocab_size;
     const DraftRow& row = rows[r];
+    if (row.masked >= 0) row_logits[drafted[row.masked]] = kUnscoredLogit;
     q[row.drafted] = process_row(row_logits, vocab_size, row.processors, isa);
     drafted[row.drafted] = sample_draft(row_logits, vocab_size, q[row.drafted], row.processors.mode,
                                         row.key, row.offset, isa);

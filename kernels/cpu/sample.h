@@ -53,8 +53,9 @@ int32_t sample_draft(const float* logits,                           // [vocab_si
 
 // Both for many rows: the token and its distribution of row r go to drafted[rows[r].drafted] and
 // q[rows[r].drafted]; where it is drawn by rejection, so that verification reads all of q, its
-// logits to q_logits [rows[r].drafted, vocab_size]. Twin: ../cuda/sample.cu.
-void sample_drafts(const float* logits,  // [num_rows, vocab_size]
+// logits to q_logits [rows[r].drafted, vocab_size]. Logits change where rows[r].masked says so.
+// Twin: ../cuda/sample.cu.
+void sample_drafts(float* logits,  // [num_rows, vocab_size]
                    int64_t vocab_size,
                    const DraftRow* rows,  // [num_rows]
                    int64_t num_rows, int32_t* drafted, RowDistribution* q, float* q_logits,

@@ -62,8 +62,8 @@ constexpr int64_t kFewCounters =
 // other's latency more than for memory. head_dim is a multiple of 16, up to kFewMaxHeadDim;
 // workspace is for all rows. What stands in qkv stays as it is. Pages that no row of these writes
 // to, and the map, are read before the kernels before it in the stream are over: another pass that
-// wrote them is, since passes begin with embed. Bound: as attention; two latencies of memory, and
-// of its second-level cache some more.
+// wrote them is, since passes begin with embed; another launch of the same pass and layer is not.
+// Bound: as attention; two latencies of memory, and of its second-level cache some more.
 void attention_of_few(
     const float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages, bf16* v_pages,
     bf16* y, void* workspace,

@@ -19,15 +19,22 @@ __device__ inline bool races(const DraftRow& draft, const RowDistribution& q) {
 
 // A row of the draft's is whole: its summary is its distribution, unless it is filtered. By the
 // last of its blocks; one that runs no race draws its token at once. drafts: no kernel before has
-// written them.
+// written them. The block that has the masked token masks it.
 __global__ void __launch_bounds__(kChunkThreads, 8)
-    summarise_drafts(const float* logits, int64_t vocab_size, const DraftRow* drafts,
+    summarise_drafts(float* logits, int64_t vocab_size, const DraftRow* drafts,
                      ChunkSummary* chunks, unsigned* arrivals, RowDistribution* q,
                      int32_t* drafted) {
   const DraftRow& draft = drafts[blockIdx.y];
   const RowToSummarise row{logits + blockIdx.y * vocab_size, static_cast<int32_t>(vocab_size), 0,
                            draft.processors.needs_sum(), draft.processors.temperature};
   wait_for_earlier_kernels();
+  if (draft.masked >= 0) {
+    const int32_t token = drafted[draft.masked];
+    if (token / kChunk == static_cast<int32_t>(blockIdx.x) && threadIdx.x == 0) {
+      logits[blockIdx.y * vocab_size + token] = kUnscoredLogit;
+    }
+    __syncthreads();
+  }
   ChunkSummary* const of_row = chunks + int64_t{blockIdx.y} * gridDim.x;
   const ChunkSummary mine = summarise_chunk(row, nullptr);
   if (threadIdx.x == 0) of_row[blockIdx.x] = mine;
@@ -97,7 +104,7 @@ size_t verify_workspace_bytes(int64_t rows, int64_t vocab_size) {
 
 size_t verify_arrivals_bytes(int64_t rows) { return rows * sizeof(unsigned); }
 
-void sample_drafts(const float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
+void sample_drafts(float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
                    int32_t* drafted, RowDistribution* q, float* q_logits,
                    const VerifyScratch& scratch, cudaStream_t stream) {
   if (num_rows == 0) return;

@@ -89,7 +89,7 @@ TEST(SimulatedLoad, DraftsTakeTheirTime) {
   double least_ms = 1e9;  // a token
   for (int k = 0; k <= kMaxDraftTokens; ++k) {
     DecodeShape step;
-    step.add(server().tables.target, 0, kHead, Drawing::greedy, k);
+    step.add(server().tables.target, 0, kHead, Drawing::greedy, {.num_drafted = k});
     least_ms = std::min(least_ms, (costs.step_ms(step) + costs.draft_ms(step)) / (k + 1));
   }
   EXPECT_GT(least_ms, 1.5);

@@ -148,10 +148,10 @@ TEST(StepPricing, LearnsWhatDrawingTakesApartFromRounds) {
   tables.drawing_ms[static_cast<int>(kHead)] = {0, 0.1, 0.5};
   StepPricing pricing(tables);
   DecodeShape greedy, filtered, both;
-  greedy.add(tables.target, 0, kHead, Drawing::greedy, 2);
-  filtered.add(tables.target, 0, kHead, Drawing::filtered, 2);
-  both.add(tables.target, 0, kHead, Drawing::greedy, 2);
-  both.add(tables.target, 0, kHead, Drawing::filtered, 2);
+  greedy.add(tables.target, 0, kHead, Drawing::greedy, {.num_drafted = 2});
+  filtered.add(tables.target, 0, kHead, Drawing::filtered, {.num_drafted = 2});
+  both.add(tables.target, 0, kHead, Drawing::greedy, {.num_drafted = 2});
+  both.add(tables.target, 0, kHead, Drawing::filtered, {.num_drafted = 2});
   const double of_two = 2 * 1.01;  // two rounds of two rows
   for (int i = 0; i < 400; ++i) {
     pricing.observe(greedy, 12, 2);
@@ -171,8 +171,8 @@ TEST(StepPricing, WhatADrafterMissedIsNoPartOfARoundsPrice) {
   const LookaheadTables tables = tables_with(kModel, {{1, 1}, {3, 1.6}});
   StepPricing pricing(tables);
   DecodeShape behind, one;
-  behind.add(tables.target, 0, kModel, Drawing::greedy, 2, 2);
-  one.add(tables.target, 0, kModel, Drawing::greedy, 1);
+  behind.add(tables.target, 0, kModel, Drawing::greedy, {.num_drafted = 2, .num_missed = 2});
+  one.add(tables.target, 0, kModel, Drawing::greedy, {.num_drafted = 1});
   for (int i = 0; i < 400; ++i) pricing.observe(behind, 12.6, 1.6 + 1);
   EXPECT_NEAR(pricing.draft_ms(behind), 2.6, 0.01);
   EXPECT_NEAR(pricing.draft_ms(one), 1, 0.01);
@@ -184,8 +184,8 @@ TEST(StepPricing, WhoWasIdleForLongIsSoonPricedAnew) {
   const LookaheadTables tables = tables_with(kHead, {{1, 1}, {101, 2}});
   StepPricing pricing(tables);
   DecodeShape drafts, plain;
-  drafts.add(tables.target, 0, kHead, Drawing::greedy, 1);
-  plain.add(tables.target, 0, kHead, Drawing::greedy, 0);
+  drafts.add(tables.target, 0, kHead, Drawing::greedy, {.num_drafted = 1});
+  plain.add(tables.target, 0, kHead, Drawing::greedy, {});
   const auto price_after = [&](int idle) {
     StepPricing later = pricing;
     for (int i = 0; i < idle; ++i) later.observe(plain, 10, 0);

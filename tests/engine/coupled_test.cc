@@ -108,6 +108,7 @@ Request seeded_request(const std::string& model, int prompt) {
 
 Request with(Request request, const std::string& drafter, int k) {
   request.speculation.num_speculative_tokens = k;
+  request.speculation.num_alternatives = k == 0 ? 0 : k * 3 % (kMaxAlternatives + 1);
   request.speculation.drafter = drafter;
   return request;
 }
@@ -130,7 +131,7 @@ std::vector<Request> every_way(const Request& request) {
 }
 
 struct Counts {
-  int64_t drafted = 0, accepted = 0;
+  int64_t drafted = 0, accepted = 0, alternatives = 0;  // the last accepted
 };
 
 // The distinct outputs of answers [begin, end).
@@ -143,6 +144,7 @@ std::set<Tokens> distinct(const std::vector<CollectedAnswer>& answers, size_t be
     if (!answers[i].completion || counts == nullptr) continue;
     counts->drafted += answers[i].completion->speculation.num_draft_tokens;
     counts->accepted += answers[i].completion->speculation.num_accepted_draft_tokens;
+    counts->alternatives += answers[i].completion->speculation.num_accepted_alternatives;
   }
   return outputs;
 }
@@ -195,6 +197,7 @@ class Coupled : public testing::TestWithParam<int> {
 void expect_some_accepted(const std::string& model, const Counts& counts) {
   EXPECT_GT(counts.accepted, model == "tiny" ? 0 : counts.drafted / 40);
   EXPECT_LT(counts.accepted, counts.drafted);
+  EXPECT_GT(counts.alternatives, model == "tiny" ? 0 : counts.accepted / 20);
 }
 
 // Beside sixteen others, of other prompts most of them, and alone.
@@ -315,6 +318,7 @@ TEST_P(Coupled, ContinuedBehindWhatWasEmitted) {
         rest.push_back(requests[i]);
         rest.back().emitted.assign(whole.begin(), whole.begin() + static_cast<int64_t>(have));
         rest.back().speculation.num_speculative_tokens = static_cast<int32_t>((i + have) % 9);
+        rest.back().speculation.num_alternatives = static_cast<int32_t>(have % 7);
         of.push_back(i / kEveryDrafter.size());
       }
     }

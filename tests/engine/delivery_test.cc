@@ -13,10 +13,13 @@ using std::chrono::milliseconds;
 
 class Kept : public RequestSink {
  public:
-  void on_chunk(Chunk) override {}
+  void on_chunk(Chunk chunk) override {
+    origins.insert(origins.end(), chunk.origins.begin(), chunk.origins.end());
+  }
   void on_complete(Completion told) override { completion = std::move(told); }
   void on_error(absl::Status status) override { FAIL() << status; }
   bool cancelled() const override { return false; }
+  std::vector<TokenOrigin> origins;
   std::optional<Completion> completion;
 };
 
@@ -59,6 +62,36 @@ TEST(Delivery, AnObjectiveIsMissedByTheMeanFromTokenToToken) {
   EXPECT_FALSE(told(0).speculation.tpot_slo_missed);
   EXPECT_TRUE(told(9).speculation.tpot_slo_missed);
   EXPECT_FALSE(told(11).speculation.tpot_slo_missed);
+}
+
+// A step that kept one of its alternatives, and one that kept none and put its own token there.
+TEST(Delivery, TellsOfAlternatives) {
+  const Tokenizer tokenizer = Tokenizer::load(test_checkpoint("tiny"));
+  const auto sink = std::make_shared<Kept>();
+  const auto request = std::make_shared<RequestProgress>();
+  request->sink = sink;
+  const auto answer = std::make_shared<Answer>(request, OutputStream(tokenizer, {}));
+  std::vector<Delivered> items;
+  items.push_back({.answer = answer, .tokens = {5}});
+  items.push_back({.answer = answer, .tokens = {6, 7}});
+  items.back().drafts = {.num_drafted = 2, .num_alternatives = 3, .alternative = 1};
+  items.push_back({.answer = answer, .tokens = {8}});
+  items.back().drafts = {.num_drafted = 2, .num_alternatives = 4};
+  items.push_back({.answer = answer, .cancelled = true});
+  Delivery delivery;
+  delivery.push(items);
+  delivery.drain();
+  using enum TokenOrigin;
+  EXPECT_EQ(sink->origins, (std::vector{plain, drafted, bonus, corrected}));
+  const SpeculationStats& stats = sink->completion.value().speculation;
+  EXPECT_EQ(stats.num_spec_steps, 2);
+  EXPECT_EQ(stats.num_draft_tokens, 11);
+  EXPECT_EQ(stats.num_accepted_draft_tokens, 1);
+  EXPECT_EQ(stats.num_alternative_draft_tokens, 7);
+  EXPECT_EQ(stats.num_accepted_alternatives, 1);
+  EXPECT_EQ(stats.drafted_per_position[0], 2);
+  EXPECT_EQ(stats.accepted_per_position[0], 1);
+  EXPECT_EQ(stats.accepted_per_position[1], 0);
 }
 
 }  // namespace

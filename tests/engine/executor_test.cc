@@ -230,7 +230,7 @@ TEST(Executor, RanksThatHoldOtherStatesEndTheJob) {
                          // … then the comparison that each step makes.
                          Verifier verifier(*backend, communicator, 2, communicator.rank(), 1, 1, 1);
                          Stream stream;
-                         verifier.prepare({}, {}, {}, false, alone.state_digest(), stream);
+                         verifier.prepare({}, {}, {}, 0, alone.state_digest(), stream);
                          verifier.enqueue(stream);
                          verifier.finish(stream);
                        }),

@@ -55,8 +55,8 @@ class SimulatedServer {
                                      .alpha_sum = static_cast<double>(accepted),
                                      .alpha_rows = std::min(accepted + 1, k)},
                           .num_emitted = accepted + 1});
-      shape.add(real_.target(), 1, drafter_of(choice.id), Drawing::greedy, k);
-      plain.add(real_.target(), 1, drafter_of(choice.id), Drawing::greedy, 0);
+      shape.add(real_.target(), 1, drafter_of(choice.id), Drawing::greedy, {.num_drafted = k});
+      plain.add(real_.target(), 1, drafter_of(choice.id), Drawing::greedy, {});
       num_emitted += accepted + 1;
       num_drafted += k;
     }

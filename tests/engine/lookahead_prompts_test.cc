@@ -40,7 +40,7 @@ struct BesidePrompts {
       DecodeShape shape;
       for (const DecodeChoice& choice : both) {
         const int k = choice.num_draft_tokens, kept = accepted ? k : 0;
-        shape.add(tables().target, 1, kModel, Drawing::greedy, k);
+        shape.add(tables().target, 1, kModel, Drawing::greedy, {.num_drafted = k});
         outcomes.push_back({.id = choice.id,
                             .position = 1,
                             .drafts = {.num_drafted = k, .num_accepted = kept},

@@ -412,7 +412,7 @@ TEST_F(OneSequence, PredictsBeforeItMeasures) {
   planner.add(kId, {.drafter = kModel});
   const LookaheadOutcome plain_step{.id = kId, .position = 1, .num_emitted = 1};
   DecodeShape plain;
-  plain.add(tables().target, 1, kModel, Drawing::greedy, 0);
+  plain.add(tables().target, 1, kModel, Drawing::greedy, {});
   const double expected = StepPricing(tables()).step_ms(plain);
   TimedStep timed = planner.observe(std::span(&plain_step, 1), {}, {3 * expected, 0});
   EXPECT_DOUBLE_EQ(timed.expected_ms, expected);

@@ -17,7 +17,7 @@ TEST(EngineMetrics, AStepAllocatesNothing) {
   EngineMetrics metrics;
   const int64_t before = allocations.count;
   metrics.step_phase(StepPhase::draft, 0.01);
-  metrics.verified(4, 4, 2);
+  metrics.verified(4, {.num_drafted = 4, .num_accepted = 2});
   metrics.prefix_lookup(100, 48);
   metrics.set_kv_cache_usage(0.5);
   metrics.next_chunk(0.001);

@@ -66,29 +66,33 @@ TEST(OneTwoFive, IsWrittenAsItIsRead) {
 
 TEST(EngineMetrics, CountsSpeculation) {
   EngineMetrics metrics;
-  metrics.verified(4, 4, 2);
-  metrics.verified(7, 4, 4);  // which ended the answer
-  metrics.verified(1, 1, 0);
-  metrics.verified(0, 0, 0);  // no draft: the lookahead alone
+  metrics.verified(4, {.num_drafted = 4, .num_accepted = 2});
+  metrics.verified(7, {.num_drafted = 4, .num_accepted = 4});  // which ended the answer
+  metrics.verified(1, {.num_drafted = 1, .num_accepted = 0});
+  metrics.verified(0, {});  // no draft: the lookahead alone
+  metrics.verified(2, {.num_drafted = 2, .num_alternatives = 3});
+  metrics.verified(2, {.num_drafted = 2, .num_alternatives = 3, .alternative = 1});
   metrics.gathered(0);
   metrics.gathered(3);
   const std::string text = metrics.text();
-  EXPECT_EQ(value(text, "outrider_spec_decode_num_drafts_total"), 3);
-  EXPECT_EQ(value(text, "outrider_spec_decode_num_draft_tokens_total"), 9);
-  EXPECT_EQ(value(text, "outrider_spec_decode_num_accepted_tokens_total"), 6);
+  EXPECT_EQ(value(text, "outrider_spec_decode_num_drafts_total"), 5);
+  EXPECT_EQ(value(text, "outrider_spec_decode_num_draft_tokens_total"), 19);
+  EXPECT_EQ(value(text, "outrider_spec_decode_num_accepted_tokens_total"), 7);
   EXPECT_EQ(value(text, "outrider_spec_decode_num_gathered_rows_total"), 3);
+  EXPECT_EQ(value(text, "outrider_spec_decode_num_alternatives_total"), 6);
+  EXPECT_EQ(value(text, "outrider_spec_decode_num_accepted_alternatives_total"), 1);
   const auto at = [&](int i) {
     return value(text, "outrider_spec_decode_num_accepted_tokens_per_pos_total{position=\"" +
                            std::to_string(i) + "\"}");
   };
-  EXPECT_EQ(at(0), 2);
+  EXPECT_EQ(at(0), 3);  // one of them an alternative
   EXPECT_EQ(at(1), 2);
   EXPECT_EQ(at(2), 1);
   EXPECT_EQ(at(3), 1);
   EXPECT_EQ(at(4), 0);
-  EXPECT_EQ(value(text, "outrider_lookahead_tokens_count"), 4);
+  EXPECT_EQ(value(text, "outrider_lookahead_tokens_count"), 6);
   EXPECT_EQ(value(text, "outrider_lookahead_tokens_bucket{le=\"0\"}"), 1);
-  EXPECT_EQ(value(text, "outrider_lookahead_tokens_sum"), 12);
+  EXPECT_EQ(value(text, "outrider_lookahead_tokens_sum"), 16);
 }
 
 TEST(EngineMetrics, CountsRequests) {
@@ -186,7 +190,7 @@ TEST(EngineMetrics, AreTheOnesOfTheDashboardAndTheDocuments) {
   metrics.set_rank_up(0, true);
   metrics.set_drafter("model", {});
   const std::set<std::string> names = names_in(metrics.text());
-  EXPECT_EQ(names.size(), 24u);
+  EXPECT_EQ(names.size(), 26u);
   EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/grafana-dashboard.json")),
             names);
   EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/monitoring.md")), names);

@@ -154,6 +154,7 @@ TEST(RequestDigest, IsThatOfTheSameRequestAskedAgain) {
   EXPECT_TRUE(differs([](Request& r) { r.speculation.lenience = 0.5f; }));
   EXPECT_TRUE(differs([](Request& r) { r.speculation.drafter = "random"; }));
   EXPECT_TRUE(differs([](Request& r) { r.speculation.num_speculative_tokens = 2; }));
+  EXPECT_TRUE(differs([](Request& r) { r.speculation.num_alternatives = 2; }));
   EXPECT_TRUE(differs([](Request& r) { r.speculation.tpot_slo_ms = 20; }));
   Request biased = request, more = request;
   biased.sampling.logit_bias = {{5, 1.0f}};

@@ -69,6 +69,42 @@ TEST_F(RequestSettingsTest, WhatTheRequestNamesHolds) {
   EXPECT_EQ(s.tpot_slo_ms, 7);
 }
 
+TEST_F(RequestSettingsTest, AlternativesStandWhereTheTargetsTokenIsItsOwn) {
+  request_.sampling.temperature = 0;
+  EXPECT_EQ(settings().alternatives, limits_.max_alternatives);
+  limits_.max_alternatives = 2;
+  EXPECT_EQ(settings().alternatives, 2);
+  request_.speculation.num_alternatives = 5;
+  EXPECT_EQ(settings().alternatives, 5);
+  request_.sampling.logprobs = 0;
+  EXPECT_EQ(settings().alternatives, 0);
+  request_.sampling.logprobs.reset();
+  request_.speculation.drafter = "prompt_lookup";
+  EXPECT_EQ(settings().alternatives, 0);
+  request_.speculation.drafter.reset();
+  request_.sampling.temperature = 1;  // by rejection
+  EXPECT_EQ(settings().alternatives, 0);
+  request_.sampling.seed = 9;  // coupled
+  EXPECT_EQ(settings().alternatives, 5);
+  request_.speculation.off = true;
+  EXPECT_EQ(settings().alternatives, 0);
+}
+
+// Beside a K that is not chosen they are as many as the request says.
+TEST_F(RequestSettingsTest, AlternativesBesideAGivenK) {
+  request_.sampling.temperature = 0;
+  request_.speculation.num_speculative_tokens = 12;
+  EXPECT_EQ(settings().alternatives, 0);
+  request_.speculation.num_alternatives = 3;
+  EXPECT_EQ(settings().alternatives, 3);
+  request_.speculation.num_speculative_tokens.reset();
+  policy_.kind = LookaheadPolicy::Kind::fixed;
+  policy_.fixed = 13;
+  EXPECT_EQ(settings().alternatives, kMaxDraftTokens - 13);
+  request_.speculation.num_alternatives.reset();
+  EXPECT_EQ(settings().alternatives, 0);
+}
+
 TEST_F(RequestSettingsTest, WithoutDraftsTheSeedRepeatsTheAnswer) {
   const SpeculationParams without_drafts[] = {
       {.off = true},

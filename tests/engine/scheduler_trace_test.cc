@@ -26,6 +26,7 @@ struct Answer {
   std::vector<uint64_t> content;  // [tokens]: stands for the KV of each position
   int32_t slot = -1;
   bool admitted_once = false, over = false;
+  bool is_stale = false;      // the place of the last token but one holds another draft
   int64_t prompt_logits = 0;  // rows had
   int64_t usable_lookahead() const {
     const auto length = static_cast<int64_t>(tokens.size());
@@ -37,7 +38,7 @@ struct Answer {
 
 struct Coverage {
   int64_t steps = 0, preemptions = 0, reclaims = 0, prefix_hits = 0, waits = 0, cuts = 0;
-  int64_t draft_catch_ups = 0, shared_pages = 0, sequences = 0;
+  int64_t draft_catch_ups = 0, shared_pages = 0, sequences = 0, refed = 0;
 };
 
 // Chooses anything that it may.
@@ -51,7 +52,8 @@ class AnyLookahead final : public LookaheadChooser {
     for (DecodeChoice& choice : step) {
       if (choice.exact) continue;
       choice.num_draft_tokens = static_cast<int32_t>(random_() % (choice.num_draft_tokens + 1));
-      chosen[choice.id] = choice.num_draft_tokens;
+      choice.num_alternatives = static_cast<int32_t>(random_() % (choice.num_alternatives + 1));
+      chosen[choice.id] = {choice.num_draft_tokens, choice.num_alternatives};
     }
     owed_ms = random_() % 3 == 0 ? static_cast<double>(random_() % 10) : 0;
     return prompt_ms = random_() % 3 == 0 ? static_cast<double>(random_() % 20) : 0;
@@ -65,10 +67,10 @@ class AnyLookahead final : public LookaheadChooser {
   double slowness(int64_t) const override { return 1; }
   double owed_to_prompts_ms() const override { return owed_ms; }
 
-  std::map<int64_t, int64_t> chosen;  // of the last step
-  std::set<int64_t> refused;          // likewise
-  double prompt_ms = 0;               // likewise, that prompts may take
-  double owed_ms = 0;                 // likewise, beyond what they may without drafts
+  std::map<int64_t, std::pair<int64_t, int64_t>> chosen;  // of the last step: K, alternatives
+  std::set<int64_t> refused;                              // likewise
+  double prompt_ms = 0;                                   // likewise, that prompts may take
+  double owed_ms = 0;  // likewise, beyond what they may without drafts
 
  private:
   std::mt19937_64 random_;
@@ -144,6 +146,10 @@ class Trace {
                       .salt = static_cast<uint64_t>(below(2))};
     spec.drafter = static_cast<DrafterKind>(below(4));
     if (below(2) == 0) spec.drafter = DrafterKind::model;
+    if (spec.lookahead > 0 && spec.drafter != DrafterKind::prompt_lookup && below(2) == 0) {
+      spec.alternatives = std::min(static_cast<int32_t>(below(kMaxAlternatives + 1)),
+                                   kMaxDraftTokens - spec.lookahead);
+    }
     if (limits_.num_draft_pages == 0 && spec.drafter == DrafterKind::model) {
       spec.drafter = DrafterKind::random;
     }
@@ -208,6 +214,7 @@ class Trace {
   }
 
   void leave(Answer& answer) {
+    answer.is_stale = false;
     if (answer.slot < 0) return;
     target_.admit(answer.slot, 0);
     draft_.admit(answer.slot, 0);
@@ -264,13 +271,17 @@ class Trace {
       const int64_t target_from = target_.cached[w.slot], draft_from = draft_.cached[w.slot];
       REQUIRE(target_from <= w.prefill_end && w.prefill_end <= length - 1);
       REQUIRE(draft_from <= w.draft_prefill_end && w.draft_prefill_end <= length - 1);
-      const int64_t fed = w.prefill_end - target_from + w.draft_prefill_end - draft_from;
+      // What is fed again is a decode row, not a prompt's.
+      const int64_t refed = answer.is_stale && w.decode ? length - 1 - target_from : 0;
+      REQUIRE(refed <= 1);
+      coverage.refed += refed;
+      const int64_t fed = w.prefill_end - target_from - refed + w.draft_prefill_end - draft_from;
       REQUIRE(fed > 0 || w.decode);
       coverage.draft_catch_ups += w.draft_prefill_end > draft_from;
       prefill_rows += fed;
       rows += fed;
-      for (const auto& [begin, end] :
-           {std::pair(target_from, w.prefill_end), std::pair(draft_from, w.draft_prefill_end)}) {
+      for (const auto& [begin, end] : {std::pair(target_from + refed, w.prefill_end),
+                                       std::pair(draft_from, w.draft_prefill_end)}) {
         if (end == begin) continue;
         cost.prefill_context_ms += limits_.costs.context_ms(end - begin, begin);
         cost.longest_context_ms =
@@ -289,15 +300,17 @@ class Trace {
       target_.feed(w.slot, w.prefill_end, answer.content, target_users);
       draft_.feed(w.slot, w.draft_prefill_end, answer.content, draft_users);
       if (!w.decode) {
-        REQUIRE(w.num_draft_tokens == 0);
+        REQUIRE(w.num_draft_tokens == 0 && w.num_alternatives == 0);
         continue;
       }
-      const int64_t k = w.num_draft_tokens;
-      rows += 1 + k;
+      const int64_t k = w.num_draft_tokens, alternatives = w.num_alternatives;
+      const int64_t decode_rows = 1 + refed + k + alternatives;
+      REQUIRE(k > 0 || alternatives == 0);
+      rows += decode_rows;
       if (fed == 0 && !admitted[w.slot]) {
         cost.streams = true;
-        cost.decode_rows += 1 + k;
-        cost.decode_context_ms += limits_.costs.context_ms(1 + k, target_from);
+        cost.decode_rows += decode_rows;
+        cost.decode_context_ms += limits_.costs.context_ms(decode_rows, length - 1);
       } else {
         cost.uncertain = true;  // it is a stream, or becomes one in this very step
       }
@@ -306,7 +319,11 @@ class Trace {
                                              : k <= answer.usable_lookahead());
       if (chooser_ && !answer.spec.lookahead_is_exact) {
         const auto chosen = chooser_->chosen.find(at_[w.slot]);
-        REQUIRE(k <= (chosen == chooser_->chosen.end() ? 0 : chosen->second));
+        const bool asked = chosen != chooser_->chosen.end();
+        REQUIRE(k <= (asked ? chosen->second.first : 0));
+        REQUIRE(alternatives <= (asked ? chosen->second.second : 0));
+      } else {
+        REQUIRE(alternatives <= answer.spec.alternatives);
       }
       coverage.cuts += k < answer.usable_lookahead();
       if (answer.spec.prompt_logits && answer.spec.choice == 0) {
@@ -399,15 +416,17 @@ class Trace {
     const int64_t k = w.num_draft_tokens;
     const bool copied = answer.spec.drafter == DrafterKind::prompt_lookup;
     const int64_t drafted = copied ? below(k + 1) : k;  // the caller found no more to copy
-    const int64_t accepted = below(3) == 0 ? drafted : below(drafted + 1);
+    const bool by_alternative = w.num_alternatives > 0 && below(3) == 0;
+    const int64_t accepted = by_alternative ? 1 : below(3) == 0 ? drafted : below(drafted + 1);
     std::vector<int32_t> tokens;
     for (int64_t i = 0; i <= accepted; ++i) tokens.push_back(static_cast<int32_t>(below(2)));
     const auto length = static_cast<int64_t>(answer.tokens.size());
-    scheduler_.commit(id, tokens);
+    scheduler_.commit(id, tokens, !by_alternative);
+    answer.is_stale = by_alternative;
     extend(answer, tokens);
     const auto known = scheduler_.tokens(id);
     REQUIRE(std::equal(known.begin(), known.end(), answer.tokens.begin(), answer.tokens.end()));
-    const int64_t verified = length + accepted;
+    const int64_t verified = by_alternative ? length : length + accepted;
     // What was accepted holds now; the rest is forgotten.
     for (int64_t p = length; p < verified; ++p) target_.cell(w.slot, p) = answer.content[p];
     target_.cached[w.slot] = verified;
@@ -418,7 +437,7 @@ class Trace {
       draft_.cached[w.slot] = seen;
       draft_.truncate(w.slot, verified);
     }
-    if (verified + 1 == answer.spec.max_length || below(50) == 0) end(id);
+    if (length + accepted + 1 == answer.spec.max_length || below(50) == 0) end(id);
   }
 
   std::mt19937_64 random_;
@@ -457,7 +476,7 @@ TEST(SchedulerTraces, HoldWhatIsPromised) {
             << ", draft reclaims " << coverage.reclaims << ", draft catch-ups "
             << coverage.draft_catch_ups << ", K cut " << coverage.cuts << ", waits "
             << coverage.waits << ", prefix hits " << coverage.prefix_hits << ", shared pages "
-            << coverage.shared_pages << "\n";
+            << coverage.shared_pages << ", positions fed again " << coverage.refed << "\n";
   if (count >= 1000) {  // the traces come to where it is narrow
     EXPECT_GT(coverage.preemptions, count / 100);
     EXPECT_GT(coverage.reclaims, count / 100);
@@ -466,6 +485,7 @@ TEST(SchedulerTraces, HoldWhatIsPromised) {
     EXPECT_GT(coverage.waits, count / 100);
     EXPECT_GT(coverage.prefix_hits, count / 100);
     EXPECT_GT(coverage.shared_pages, count / 100);
+    EXPECT_GT(coverage.refed, count / 100);
   }
 }
 

@@ -30,6 +30,7 @@ StepPlan example() {
                        .prefill_end = 9,
                        .draft_prefill_end = 8,
                        .num_draft_tokens = 2,
+                       .num_alternatives = 3,
                        .proposed = {8, 9}});
   plan.work.push_back({.slot = 1, .prefill_end = 2, .prompt_logits = 1});
   return plan;
@@ -65,6 +66,8 @@ TEST(StepPlan, ComesBackAsItWas) {
   ASSERT_EQ(plan.draft_pages.size(), 1u);
   EXPECT_EQ(plan.draft_pages[0].first, 2);
   ASSERT_EQ(plan.work.size(), 2u);
+  EXPECT_EQ(plan.work[0].num_draft_tokens, 2);
+  EXPECT_EQ(plan.work[0].num_alternatives, 3);
   EXPECT_EQ(plan.work[0].proposed, (std::vector<int32_t>{8, 9}));
   EXPECT_EQ(plan.work[0].draft_prefill_end, 8);
   EXPECT_EQ(plan.work[1].prefill_end, 2);

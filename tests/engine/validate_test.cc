@@ -189,6 +189,26 @@ const std::vector<Case>& cases() {
        [](Request& r) { r.speculation.num_speculative_tokens = kMaxDraftTokens + 1; }},
       {"a negative number of drafted tokens", "speculation.num_speculative_tokens",
        [](Request& r) { r.speculation.num_speculative_tokens = -1; }},
+      {"the most alternatives", "",
+       [](Request& r) { r.speculation.num_alternatives = kMaxAlternatives; }},
+      {"an alternative too many", "speculation.num_alternatives",
+       [](Request& r) { r.speculation.num_alternatives = kMaxAlternatives + 1; }},
+      {"a negative number of alternatives", "speculation.num_alternatives",
+       [](Request& r) { r.speculation.num_alternatives = -1; }},
+      {"as many alternatives as K leaves", "",
+       [](Request& r) {
+         r.speculation.num_speculative_tokens = 13, r.speculation.num_alternatives = 2;
+       }},
+      {"more alternatives than K leaves", "speculation.num_alternatives",
+       [](Request& r) {
+         r.speculation.num_speculative_tokens = 13, r.speculation.num_alternatives = 3;
+       }},
+      {"alternatives to nothing", "speculation.num_alternatives",
+       [](Request& r) {
+         r.speculation.num_speculative_tokens = 0, r.speculation.num_alternatives = 1;
+       }},
+      {"alternatives where drafts are off", "speculation.num_alternatives",
+       [](Request& r) { r.speculation.off = true, r.speculation.num_alternatives = 1; }},
       {"off, and none drafted", "",
        [](Request& r) { r.speculation.off = true, r.speculation.num_speculative_tokens = 0; }},
       {"lenience", "", [](Request& r) { r.speculation.lenience = 0.5f; }},

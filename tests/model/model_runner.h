@@ -52,8 +52,10 @@ class ModelRunner {
   const Transformer& model() const { return model_; }
   Transformer& model() { return model_; }
 
-  // One pass. The logits of the rows that want them, over this rank's vocabulary.
-  std::vector<Logits> forward(const std::vector<Row>& rows) {
+  // One pass. The logits of the rows that want them, over this rank's vocabulary. segment_ends: as
+  // Batch has them.
+  std::vector<Logits> forward(const std::vector<Row>& rows,
+                              const std::vector<int64_t>& segment_ends = {}) {
     std::vector<int32_t> tokens, positions, slots, logit_rows;
     for (const Row& row : rows) {
       if (row.wants_logits) logit_rows.push_back(static_cast<int32_t>(tokens.size()));
@@ -63,7 +65,7 @@ class ModelRunner {
       CHECK(row.position < cache_.capacity(row.slot));
     }
     const Batch batch = {upload(0, tokens), upload(1, positions), upload(2, slots),
-                         upload(3, logit_rows)};
+                         upload(3, logit_rows), segment_ends};
     const int64_t vocab = model_.shard().vocab.size();
     const auto wanted = static_cast<int64_t>(logit_rows.size());
     const TensorView view = logits_.view(DType::f32, {wanted, vocab});

@@ -304,6 +304,51 @@ TEST(Transformer, RefusesWhatItCannotServe) {
   });
 }
 
+// Candidates for one position of a sequence, each in a segment of its own, have the logits that
+// each would have alone; the cache ends with those of the last segment.
+TEST(Transformer, SeesCandidatesForOnePosition) {
+  for (const char* name : {"tiny", "tiny-gpt2"}) {
+    for (const int ranks : {1, 2}) {
+      SCOPED_TRACE(std::string(name) + " on " + std::to_string(ranks));
+      const std::vector<int32_t> prompt = random_tokens(37, 300, 3);
+      const std::vector<int32_t> candidates = {5, 99, 7, 250};
+      const auto behind = [&](int32_t candidate) {
+        std::vector<int32_t> tokens = prompt;
+        tokens.push_back(candidate);
+        return tokens;
+      };
+      std::vector<Logits> expected;  // of each candidate, then of two behind the last
+      for (const int32_t candidate : candidates) {
+        std::vector<int32_t> tokens = behind(candidate);
+        if (candidate == candidates.back()) tokens.insert(tokens.end(), {11, 12});
+        const auto logits = run_ranks(test_checkpoint(name), ranks, [&](ModelRunner& runner) {
+          return runner.feed(0, tokens, 64);
+        });
+        expected.insert(expected.end(), logits.begin() + static_cast<int64_t>(prompt.size()),
+                        logits.end());
+      }
+      const auto found = run_ranks(test_checkpoint(name), ranks, [&](ModelRunner& runner) {
+        const auto position = static_cast<int32_t>(prompt.size());
+        runner.feed(0, {prompt.begin(), prompt.end() - 1}, 16);
+        // The last token of the prompt in the first segment, beside another sequence's rows.
+        std::vector<Row> rows = {
+            {0, position - 1, prompt.back(), false}, {1, 0, 3, false}, {1, 1, 4, false}};
+        std::vector<int64_t> ends = {3};
+        for (const int32_t candidate : candidates) {
+          rows.push_back({0, position, candidate});
+          ends.push_back(ends.back() + 1);
+        }
+        rows.push_back({0, position + 1, 11});
+        ++ends.back();
+        std::vector<Logits> logits = runner.forward(rows, ends);
+        logits.push_back(runner.forward({{0, position + 2, 12}})[0]);
+        return logits;
+      });
+      EXPECT_EQ(found, expected);
+    }
+  }
+}
+
 // What enters a layer, normed, is what a model that ends there, under that layer's norm, gives its
 // head.
 TEST(Transformer, KeepsWhatEntersLayers) {

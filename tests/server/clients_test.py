@@ -128,9 +128,10 @@ class Generate(unittest.TestCase):
                          {'queue_ms', 'prefill_ms', 'decode_ms', 'total_ms', 'ttft_ms'})
         self.assertEqual(set(answer['speculation']), {
             'num_spec_steps', 'num_draft_tokens', 'num_accepted_draft_tokens', 'num_copied_draft_tokens',
-            'mean_acceptance_length', 'draft_acceptance_rate', 'acceptance_by_position', 'alpha',
-            'lenience', 'lenience_shift', 'draft_cost', 'predicted_speedup', 'measured_speedup',
-            'steps_by_lookahead', 'tpot_slo_ms', 'tpot_slo_missed', 'mode', 'drafter', 'seed',
+            'num_alternative_draft_tokens', 'num_accepted_alternatives', 'mean_acceptance_length',
+            'draft_acceptance_rate', 'acceptance_by_position', 'alpha', 'lenience', 'lenience_shift',
+            'draft_cost', 'predicted_speedup', 'measured_speedup', 'steps_by_lookahead', 'tpot_slo_ms',
+            'tpot_slo_missed', 'mode', 'drafter', 'seed',
             'numerics_fingerprint'})
         self.assertEqual(answer['finish_reason'], 'LENGTH')
         self.assertEqual(answer['completion_tokens'], 12)

@@ -51,6 +51,7 @@ class MixedSteps {
     std::vector<SequenceState> states(kMaxSequences);
     std::vector<SlotWork> work;
     const int64_t sequences = 1 + below(kMaxSequences);
+    const bool branches = below(4) == 0, fed_again = below(4) == 0;
     int64_t rows = 0;
     for (int64_t slot = 0; slot < sequences; ++slot) {
       const auto drafted = static_cast<int>(below(kMostDrafted + 1));
@@ -58,10 +59,23 @@ class MixedSteps {
       rows += drafted + 1;
       begin(slot, states[slot]);
       const bool drafts = states[slot].drafter != nullptr;
+      // Some steps have them, with as many draws for all.
+      int alternatives = 0;
+      if (drafts && drafted > 0 && branches && rows + 2 <= kMaxRows &&
+          states[slot].processors.mode != VerifyMode::rejection) {
+        alternatives = 2;
+        rows += alternatives;
+      }
+      states[slot].is_stale = fed_again && rows < kMaxRows;
+      if (states[slot].is_stale) {
+        --states[slot].num_cached;
+        ++rows;
+      }
       work.push_back({.slot = slot,
                       .prefill_end = kContext,
                       .decode = true,
-                      .num_draft_tokens = drafts ? drafted : 0});
+                      .num_draft_tokens = drafts ? drafted : 0,
+                      .num_alternatives = alternatives});
     }
     step_.run(states, work, 0, stream_);
   }
@@ -105,9 +119,10 @@ TEST(ReplayedPasses, AreFew) {
   MixedSteps steps(kMaxRows, 1);
   for (int step = 0; step < 3000; ++step) steps.run();
   // The target's: of each size, with or without a race, filtered rows, edited ones. A drafter's:
-  // with edited rows or without; the model's first round may have two rows a sequence.
+  // with edited rows or without, with alternatives or without; the model's first round may have two
+  // rows a sequence.
   const int64_t target = 2 * 2 * 2 * num_sizes(kMaxRows);
-  const int64_t model = 2 * 2 * num_sizes(kMaxSequences), head = 2 * num_sizes(kMaxSequences);
+  const int64_t head = 2 * 2 * num_sizes(kMaxSequences), model = 2 * head;
   EXPECT_LE(steps.num_replayed(), target + model + head);
   EXPECT_GT(steps.num_replayed(), 30u);  // the steps are mixed
   RecordProperty("replayed", static_cast<int>(steps.num_replayed()));
@@ -121,8 +136,8 @@ TEST(ReplayedPasses, AreFewWhereRoundsTakeSeveralPasses) {
   for (int step = 0; step < 1000; ++step) steps.run();
   const int64_t target = 2 * 2 * 2 * num_sizes(kMaxRows);
   // A model's: of fewer sequences than rows, or drawn from what the passes before have made.
-  const int64_t model = 2 * num_sizes(kMaxSequences) * (num_sizes(kModelRows) + 1);
-  EXPECT_LE(steps.num_replayed(), target + model + 2 * num_sizes(kMaxSequences));
+  const int64_t model = 2 * 2 * num_sizes(kMaxSequences) * (num_sizes(kModelRows) + 1);
+  EXPECT_LE(steps.num_replayed(), target + model + 2 * 2 * num_sizes(kMaxSequences));
   EXPECT_GT(steps.num_replayed(), 30u);
 }
 

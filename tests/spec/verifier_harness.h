@@ -70,7 +70,7 @@ class Rank {
       drafted += c.drafted.size();
     }
     const TensorView logits(target_.data(), DType::f32, {row, shard_.size});
-    verifier_.prepare(work, {}, logits, false, digest, stream_);
+    verifier_.prepare(work, {}, logits, 0, digest, stream_);
     verifier_.enqueue(stream_);
     return verifier_.finish(stream_);
   }
@@ -79,7 +79,7 @@ class Rank {
   std::span<const LogprobRow> logprobs(const std::vector<float>& row,
                                        const std::vector<LogprobQuery>& queries) {
     std::vector<float> shard(row.begin() + shard_.first, row.begin() + shard_.first + shard_.size);
-    verifier_.prepare({}, queries, TensorView(shard.data(), DType::f32, {1, shard_.size}), false, 0,
+    verifier_.prepare({}, queries, TensorView(shard.data(), DType::f32, {1, shard_.size}), 0, 0,
                       stream_);
     verifier_.enqueue(stream_);
     verifier_.finish(stream_);

@@ -89,6 +89,31 @@ TEST_P(CudaTransformer, NeighboursDoNotShow) {
   for (size_t i = 0; i < mine.size(); ++i) EXPECT_EQ(got[mine[i]], expected[i]) << "row " << i;
 }
 
+// Candidates for one position, around the end of what attention reads in one piece: each sees the
+// keys and values that the segment before it has just written.
+TEST_P(CudaTransformer, OtherCandidatesDoNotShow) {
+  const auto alone = make_runner(), together = make_runner();
+  const auto vocab = static_cast<int>(alone->model().config().vocab_size);
+  const auto tokens = text(132, vocab);
+  const auto whole = alone->feed(0, tokens, 66);
+  const auto other = [&](int root) { return (tokens[root + 1] + 5) % vocab; };
+  constexpr int kFirst = 126, kLast = 128;
+  std::vector<Logits> others(kLast + 1);            // by what they stand behind
+  for (int root = kLast; root >= kFirst; --root) {  // what was fed behind it counts for nothing
+    others[root] = alone->forward({{0, root + 1, other(root)}})[0];
+  }
+  together->feed(2, std::vector(tokens.begin(), tokens.begin() + kFirst), 63);
+  for (int root = kFirst; root <= kLast; ++root) {
+    together->forward({{2, root, other(root)}});  // what stood there before is another token's
+    const auto got = together->forward({{2, root, tokens[root], false},
+                                        {2, root + 1, other(root)},
+                                        {2, root + 1, tokens[root + 1]},
+                                        {2, root + 2, tokens[root + 2]}},
+                                       {1, 2, 4});
+    EXPECT_EQ(got, (std::vector{others[root], whole[root + 1], whole[root + 2]})) << root;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Checkpoints, CudaTransformer,
                          testing::Values("tiny", "tiny-odd", "tiny-llama3", "tiny-gpt2",
                                          "tiny-gpt2-odd"),

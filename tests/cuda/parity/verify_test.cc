@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "device_array.h"
@@ -121,7 +122,8 @@ void expect_near(double a, double b, double relative, const char* what) {
 constexpr double kSumTolerance = 1.0 / (1 << 22);
 
 TEST_P(VerifyParity, DraftsAreTheCpus) {
-  const auto logits = random_logits(kRows, vocab_, GetParam().kind, 1);
+  auto logits = random_logits(kRows, vocab_, GetParam().kind, 1);
+  const DeviceArray<float> device_logits(logits);
   std::vector<DraftRow> rows;
   for (int r = 0; r < kRows; ++r) {
     rows.push_back({.processors = kProcessors[r % kSequences],
@@ -134,7 +136,6 @@ TEST_P(VerifyParity, DraftsAreTheCpus) {
   std::vector<float> expected_logits(kRows * vocab_, -1.0f);
   cpu::sample_drafts(logits.data(), vocab_, rows.data(), kRows, expected.data(), expected_q.data(),
                      expected_logits.data(), cpu::select_isa());
-  const DeviceArray<float> device_logits(logits);
   const DeviceArray<DraftRow> device_rows(rows);
   const DeviceArray<int32_t> drafted(kRows);
   const DeviceArray<RowDistribution> q(kRows);
@@ -165,12 +166,47 @@ TEST_P(VerifyParity, DraftsAreTheCpus) {
   }
 }
 
+// Drawn again and again from the same logits, a token is never drawn twice.
+TEST_P(VerifyParity, AlternativesAreTheCpus) {
+  constexpr int kDraws = 4;
+  auto logits = random_logits(kRows, vocab_, GetParam().kind, 4);
+  const DeviceArray<float> device_logits(logits);
+  const DeviceArray<int32_t> drafted(kDraws * kRows);
+  const DeviceArray<RowDistribution> q(kDraws * kRows);
+  const DeviceArray<float> q_logits(kDraws * kRows * vocab_);
+  std::vector<int32_t> expected(kDraws * kRows);
+  std::vector<RowDistribution> expected_q(kDraws * kRows);
+  std::vector<float> expected_logits(kDraws * kRows * vocab_);
+  for (int draw = 0; draw < kDraws; ++draw) {
+    std::vector<DraftRow> rows;
+    for (int r = 0; r < kRows; ++r) {
+      rows.push_back({.processors = kProcessors[r % kSequences],
+                      .key = {.seed = 7, .choice = 1, .base = static_cast<uint32_t>(r)},
+                      .offset = 0,
+                      .drafted = draw * kRows + r,
+                      .masked = draw == 0 ? -1 : (draw - 1) * kRows + r});
+    }
+    cpu::sample_drafts(logits.data(), vocab_, rows.data(), kRows, expected.data(),
+                       expected_q.data(), expected_logits.data(), cpu::select_isa());
+    const DeviceArray<DraftRow> device_rows(rows);
+    sample_drafts(device_logits.data(), vocab_, device_rows.data(), kRows, drafted.data(), q.data(),
+                  q_logits.data(), scratch(), stream_);
+    EXPECT_EQ(drafted.values(), expected);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    if (expected_q[r].non_finite != 0 || vocab_ <= kDraws) continue;
+    std::set<int32_t> distinct;
+    for (int draw = 0; draw < kDraws; ++draw) distinct.insert(expected[draw * kRows + r]);
+    EXPECT_EQ(distinct.size(), kDraws);
+  }
+}
+
 // One step of all sequences over the ranks' shards; the exchanges are copies. Each side's summaries
 // go through both sides' later functions, which must then agree bit for bit.
 TEST_P(VerifyParity, StepsAreTheCpus) {
   const int ranks = GetParam().ranks;
   const auto target = random_logits(kRows, vocab_, GetParam().kind, 2);
-  const auto draft = random_logits(kSequences * kK, vocab_, GetParam().kind, 3);
+  auto draft = random_logits(kSequences * kK, vocab_, GetParam().kind, 3);
   const cpu::Isa isa = cpu::select_isa();
 
   // What was drafted: sequence 1 by copying.
