@@ -178,9 +178,10 @@ StepCosts Executor::measure_step_costs() {
   // Behind a long context: one row, and several.
   StepCosts::Point one{1, kUnmeasured}, several{std::min(kCostRows, most), kUnmeasured};
   double all_logits = kUnmeasured;  // of several rows
-  // Rows that are candidates for one position, but for the first: two, several, and these far away.
-  const StepCosts::Point two{std::min<int64_t>(3, most), kUnmeasured};
-  StepCosts::Point candidates[] = {two, several, several};
+  // Rows that are candidates for one position, but for the first; and as many that are none, right
+  // behind them: what is looked for is the difference.
+  StepCosts::Point two{std::min<int64_t>(3, most), kUnmeasured}, far_candidates = several;
+  StepCosts::Point candidates[] = {two, several};
   // Noise only ever adds, and comes in bursts: the least of some rounds over all of them counts.
   for (int round = 0; round < kCostRounds; ++round) {
     const auto measure = [&](StepCosts::Point& point, int64_t position) {
@@ -194,9 +195,10 @@ StepCosts Executor::measure_step_costs() {
       point.ms = std::min(point.ms, 1e3 * seconds);
     };
     measure_candidates(candidates[0], 0);
+    two.ms = std::min(two.ms, measure_ms(two.rows, two.rows, 0));
     measure_candidates(candidates[1], 0);
     if (far <= 0) continue;
-    measure_candidates(candidates[2], far);
+    measure_candidates(far_candidates, far);
     measure(one, far);
     measure(several, far);
   }
@@ -206,8 +208,10 @@ StepCosts Executor::measure_step_costs() {
   if (several.rows > 1) {
     costs.ms_per_logit_row = std::max(0.0, all_logits - costs.rows_ms(several.rows)) /
                              static_cast<double>(several.rows - 1);
+    if (far > 0) costs.set_segment_context(candidates[1], far_candidates, far);
+    candidates[0].ms -= two.ms;
+    candidates[1].ms -= all_logits;
     costs.set_alternatives(candidates[0], candidates[1]);
-    if (far > 0) costs.set_segment_context(candidates[1], candidates[2], far);
   }
   return costs;
 }

@@ -18,11 +18,8 @@ void StepCosts::set_context(const Point& one, const Point& several, int64_t posi
 }
 
 void StepCosts::set_alternatives(const Point& two, const Point& several) {
-  const auto beside = [&](const Point& point) {
-    return std::max(0.0, point.ms - decode_ms(point.rows));
-  };
-  ms_of_first_alternative = beside(two);
-  ms_per_alternative = std::max(0.0, beside(several) - beside(two)) /
+  ms_of_first_alternative = std::max(0.0, two.ms);
+  ms_per_alternative = std::max(0.0, several.ms - ms_of_first_alternative) /
                        static_cast<double>(std::max<int64_t>(several.rows - two.rows, 1));
 }
 

@@ -28,10 +28,10 @@ struct StepCosts {
   void keep_rising();
   // From what passes over one row and over several take behind `position`; steps are known.
   void set_context(const Point& one, const Point& several, int64_t position);
-  // From what passes take of whose rows all but the first are candidates for one position; steps
-  // and ms_per_logit_row are known.
+  // From what passes take more of whose rows all but the first are candidates for one position.
   void set_alternatives(const Point& two, const Point& several);
-  // The same, without a context before them and behind `position`; set_context was called.
+  // From what such passes take without a context before them, and behind `position`; set_context
+  // was called.
   void set_segment_context(const Point& near, const Point& far, int64_t position);
 
   bool known() const { return steps.size() >= 2; }

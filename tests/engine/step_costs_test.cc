@@ -53,6 +53,21 @@ TEST(StepCosts, FindTheMostRowsThatFit) {
   }
 }
 
+TEST(StepCosts, KnowWhatAlternativesTake) {
+  StepCosts costs = kCosts;
+  costs.set_alternatives({3, 0.6}, {8, 2.1});  // beside their rows
+  EXPECT_EQ(costs.alternatives_ms(0), 0);
+  EXPECT_DOUBLE_EQ(costs.alternatives_ms(1), 0.6);
+  EXPECT_DOUBLE_EQ(costs.alternatives_ms(3), 0.6 + 2 * 0.3);
+  costs.set_alternatives({3, -0.1}, {8, -0.2});  // noise
+  EXPECT_EQ(costs.alternatives_ms(6), 0);
+  const double context_ms = costs.context_ms(8, 1000);
+  costs.set_segment_context({8, 12}, {8, 12 + context_ms + 7}, 1000);
+  EXPECT_NEAR(costs.ms_per_segment_position, 0.001, 1e-9);
+  costs.set_segment_context({8, 12}, {8, 12}, 1000);
+  EXPECT_EQ(costs.ms_per_segment_position, 0);
+}
+
 TEST(StepCosts, AreNotKnownFromOnePoint) {
   EXPECT_FALSE(StepCosts().known());
   EXPECT_FALSE((StepCosts{.steps = {{1, 10}}}.known()));
