@@ -2,7 +2,7 @@
 
 All arms of a prompt give the same answer, greedy or by a seed, so they differ in their steps alone.
 A step is priced at the median of what such steps took in the whole run, from the server's trace:
-the share of the drafter by drafter and number of tokens, the rest by the number of rows, both by
+the share of the drafter by drafter and number of rounds, the rest by the number of rows, both by
 the way of sampling; where the medians say that more rows take less, it is their mean for both.
 Before that each step is divided by how slow the machine was just then, over steps of all kinds. So
 what the machine does beside moves all arms alike. Steps that prefill a prompt are left out.
@@ -39,6 +39,14 @@ class Step(typing.NamedTuple):
     rest_ms: float
     at_s: float = 0.0  # when it began
     prompt: int = 0  # of its cell
+    alternatives: int = 0  # of the drafted tokens
+    refed: int = 0  # positions that it fed again
+
+    def rows(self):
+        return self.drafted + self.refed
+
+    def rounds(self):
+        return self.drafted - self.alternatives
 
 
 def read_steps(lines):
@@ -49,14 +57,15 @@ def read_steps(lines):
     for step in trace.steps:
         if step.sequences == 1 and step.prompt_rows == 0 and step.begin_s < trace.ends_s[-1]:
             requests[bisect.bisect_right(trace.ends_s, step.begin_s)].append(
-                Step(step.drafted, step.accepted, step.draft_ms, step.rest_ms, step.begin_s))
+                Step(step.drafted, step.accepted, step.draft_ms, step.rest_ms, step.begin_s,
+                     alternatives=step.alternatives, refed=step.refed))
     return requests
 
 
 def at_one_speed(cells):
     """What the steps had taken on a machine always as slow as in the mean. cells: as
     lookahead_text's."""
-    steps = [((sampling, step.drafted), step.at_s, step.rest_ms)
+    steps = [((sampling, step.rows()), step.at_s, step.rest_ms)
              for (sampling, _), arms in cells.items() for of_arm in arms.values()
              for step in of_arm]
     by = iter(slowness(*zip(*steps)))
@@ -90,9 +99,9 @@ class Prices:
         rest, draft = collections.defaultdict(list), collections.defaultdict(list)
         for (drafter, _), steps in arms.items():
             for step in steps:
-                rest[step.drafted].append(step.rest_ms)
+                rest[step.rows()].append(step.rest_ms)
                 if drafter not in ('', DEFAULT, *COPYING):
-                    draft[drafter, step.drafted].append(step.draft_ms)
+                    draft[drafter, step.rounds()].append(step.draft_ms)
         self._default = default
         self._rest = rising({k: (statistics.median(of_k), len(of_k)) for k, of_k in rest.items()})
         self._draft = collections.defaultdict(dict)
@@ -108,7 +117,7 @@ class Prices:
         return np.interp(k, sorted(known), [known[k] for k in sorted(known)]) if known else 0.0
 
     def ms(self, drafter, step):
-        return self._rest[step.drafted] + self._drawing_ms(drafter, step, step.drafted)
+        return self._rest[step.rows()] + self._drawing_ms(drafter, step, step.rounds())
 
     def informed_ms(self, drafter, step):
         """What it had taken to draft what was accepted and no more."""

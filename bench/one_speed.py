@@ -55,6 +55,8 @@ class TracedStep(typing.NamedTuple):
     accepted: int
     draft_ms: float
     rest_ms: float
+    alternatives: int = 0  # of the drafted tokens
+    refed: int = 0  # positions that it fed again
 
     def end_s(self):
         return self.begin_s + (self.draft_ms + self.rest_ms) / 1000
@@ -62,7 +64,7 @@ class TracedStep(typing.NamedTuple):
     def kind(self):
         """What it computes, to the row: arms whose prompts fill steps more or less may not pass for
         a machine that is slower or faster."""
-        return self.prompt_rows, self.sequences, self.drafted
+        return self.prompt_rows, self.sequences, self.drafted + self.refed
 
 
 class Trace(typing.NamedTuple):
@@ -84,7 +86,8 @@ def read_trace(lines):
             draft_ms = drafting[about['step']]
             steps.append(TracedStep(event['ts'] / 1e6, about['prompt_rows'], about['sequences'],
                                     about['drafted'], about['accepted'], draft_ms,
-                                    event['dur'] / 1000 - draft_ms))
+                                    event['dur'] / 1000 - draft_ms, about['alternatives'],
+                                    about['refed']))
     names = {event['id']: event['args']['request_id'] for event in events
              if event['name'] == 'request' and event['ph'] == 'b'}
     spans = collections.defaultdict(dict)

@@ -116,7 +116,7 @@ void add_policy_flags(CLI::App& command, EngineOptions& options) {
   command
       .add_option("--alternatives", options.max_alternatives,
                   "Most other candidates for a step's first drafted token that adaptive lookahead "
-                  "may have verified beside it (default 6)")
+                  "may have verified beside it, where a request gives none (default 6)")
       ->check(CLI::Range(0, kMaxAlternatives));
   command
       .add_option("--tpot-slo", options.tpot_slo_ms,

@@ -302,6 +302,8 @@ void Engine::step() {
     ++record.num_decoding;
     const LookaheadOutcome& decoded = decoded_.back();
     record.num_drafted += decoded.drafts.num_verified();
+    record.num_alternatives += decoded.drafts.num_alternatives;
+    record.num_refed += decoded.num_refed;
     record.num_tokens += decoded.num_emitted;
     record.num_accepted += decoded.drafts.within(decoded.num_emitted).num_kept();
   }
@@ -376,8 +378,7 @@ void Engine::apply(const SlotOutcome& outcome) {
   }
   sequence.has_state = true;
   const Verdict& verdict = outcome.verdict;
-  const int num_accepted = outcome.num_accepted();
-  const auto tokens = state.last(num_accepted + 1);
+  const auto tokens = state.last(outcome.num_accepted() + 1);
   bool ended = false;
   for (size_t i = 0; i < tokens.size() && !ended; ++i) {
     item.tokens.push_back(tokens[i]);
@@ -394,19 +395,18 @@ void Engine::apply(const SlotOutcome& outcome) {
         to_logprobs(row, tokens[i], extra ? verdict.extra_logit : row.token_logit));
   }
   item.copied = drafts_by_copying(lookahead_.drafter_now(id));
-  const Completion& completion = sequence.answer->completion;
   item.drafts = {.num_drafted = outcome.num_drafted,
                  .num_accepted = verdict.num_accepted,
                  .alpha_sum = verdict.alpha_sum,
                  .shift_sum = verdict.shift_sum,
                  .alpha_rows = verdict.alpha_rows,
-                 .alpha_counts = completion.mode != SpeculationMode::rejection,
+                 .alpha_counts = sequence.answer->completion.mode != SpeculationMode::rejection,
                  .num_alternatives = outcome.num_alternatives,
                  .alternative = outcome.alternative};
   item.last = ended;
   const auto num_emitted = static_cast<int>(item.tokens.size());
   decoded_.push_back({.id = id,
-                      .position = static_cast<int64_t>(state.size()) - num_accepted - 1,
+                      .position = std::ssize(state) - std::ssize(tokens),
                       .num_missed = scheduler_.num_missed(id),
                       .num_refed = scheduler_.num_refed(id),
                       .drafts = item.drafts,

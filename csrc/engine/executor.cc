@@ -178,10 +178,11 @@ StepCosts Executor::measure_step_costs() {
   // Behind a long context: one row, and several.
   StepCosts::Point one{1, kUnmeasured}, several{std::min(kCostRows, most), kUnmeasured};
   double all_logits = kUnmeasured;  // of several rows
-  // Rows that are candidates for one position, but for the first; and as many that are none, right
-  // behind them: what is looked for is the difference.
-  StepCosts::Point two{std::min<int64_t>(3, most), kUnmeasured}, far_candidates = several;
-  StepCosts::Point candidates[] = {two, several};
+  // What rows take that are candidates for one position, but for the first: two candidates and
+  // several, more than as many rows that are none; and the several by themselves, here and far
+  // away.
+  StepCosts::Point few_more{std::min<int64_t>(3, most), kUnmeasured}, more = several;
+  StepCosts::Point candidates = several, far_candidates = several;
   // Noise only ever adds, and comes in bursts: the least of some rounds over all of them counts.
   for (int round = 0; round < kCostRounds; ++round) {
     const auto measure = [&](StepCosts::Point& point, int64_t position) {
@@ -189,16 +190,19 @@ StepCosts Executor::measure_step_costs() {
       point.ms = std::min(point.ms, measure_ms(point.rows, 1, position));
     };
     for (StepCosts::Point& point : costs.steps) measure(point, 0);
-    all_logits = std::min(all_logits, measure_ms(several.rows, several.rows, 0));
-    const auto measure_candidates = [&](StepCosts::Point& point, int64_t position) {
-      const double seconds = step_.measure_alternatives(point.rows, position, stream_);
-      point.ms = std::min(point.ms, 1e3 * seconds);
+    const auto measure_candidates = [&](int64_t rows, int64_t position) {
+      return 1e3 * step_.measure_alternatives(rows, position, stream_);
     };
-    measure_candidates(candidates[0], 0);
-    two.ms = std::min(two.ms, measure_ms(two.rows, two.rows, 0));
-    measure_candidates(candidates[1], 0);
+    // Of passes side by side: what is found too dear here is never tried, and so never put right.
+    const double few_ms = measure_ms(few_more.rows, few_more.rows, 0);
+    few_more.ms = std::min(few_more.ms, measure_candidates(few_more.rows, 0) - few_ms);
+    const double several_ms = measure_ms(several.rows, several.rows, 0);
+    const double candidates_ms = measure_candidates(several.rows, 0);
+    all_logits = std::min(all_logits, several_ms);
+    candidates.ms = std::min(candidates.ms, candidates_ms);
+    more.ms = std::min(more.ms, candidates_ms - several_ms);
     if (far <= 0) continue;
-    measure_candidates(far_candidates, far);
+    far_candidates.ms = std::min(far_candidates.ms, measure_candidates(several.rows, far));
     measure(one, far);
     measure(several, far);
   }
@@ -208,10 +212,8 @@ StepCosts Executor::measure_step_costs() {
   if (several.rows > 1) {
     costs.ms_per_logit_row = std::max(0.0, all_logits - costs.rows_ms(several.rows)) /
                              static_cast<double>(several.rows - 1);
-    if (far > 0) costs.set_segment_context(candidates[1], far_candidates, far);
-    candidates[0].ms -= two.ms;
-    candidates[1].ms -= all_logits;
-    costs.set_alternatives(candidates[0], candidates[1]);
+    if (far > 0) costs.set_segment_context(candidates, far_candidates, far);
+    costs.set_alternatives(few_more, more);
   }
   return costs;
 }

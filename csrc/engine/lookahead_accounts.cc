@@ -1,6 +1,7 @@
 // The other half of LookaheadPlanner: what a step that was carried out says of costs, acceptance
 // and budgets.
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "engine/lookahead_planner.h"
@@ -42,7 +43,9 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
     }
     ++account.sequences[d];
     account.may_copy[d] += sequence.terms.may_copy && sequence.drafter == sequence.terms.drafter;
-    account.rows[d] += static_cast<int>(rows.target_rows());
+    account.rows[d] += rows.num_drafted + rows.num_alternatives;
+    // By an alternative of whoever draws for it.
+    account.rows[static_cast<int>(sequence.terms.drafter)] += static_cast<int>(rows.num_refed);
     account.alternatives[d] += rows.num_alternatives;
     account.drafted[d] = account.drafted[d] || rows.num_drafted > 0;
     num_alternatives += rows.num_alternatives;
@@ -54,15 +57,22 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
     return pricing_.alternatives_ms(shape.sequences, shape.most_alternatives);
   };
   const double beside_ms = alternatives_ms(account.all) - alternatives_ms(account.base);
+  std::array<double, kNumDrafterKinds> context_ms{};
+  for (int d = 0; d < kNumDrafterKinds; ++d) {
+    const auto kind = static_cast<DrafterKind>(d);
+    context_ms[d] = pricing_.segment_context_ms(account.all, kind) -
+                    pricing_.segment_context_ms(account.base, kind);
+  }
   const double rows_ms =
-      std::max(0.0, pricing_.step_ms(account.all) - pricing_.step_ms(account.base) - beside_ms);
+      std::max(0.0, pricing_.step_ms(account.all) - pricing_.step_ms(account.base) - beside_ms -
+                        std::accumulate(context_ms.begin(), context_ms.end(), 0.0));
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     const auto kind = static_cast<DrafterKind>(d);
     const double share = static_cast<double>(account.rows[d]) / num_adaptive_rows;
     account.added_ms[d] = share * rows_ms + pricing_.draft_ms(account.all, kind) -
                           pricing_.draft_ms(account.base, kind);
     if (account.alternatives[d] > 0) {
-      account.added_ms[d] += beside_ms * account.alternatives[d] / num_alternatives;
+      account.added_ms[d] += context_ms[d] + beside_ms * account.alternatives[d] / num_alternatives;
     }
   }
   return account;

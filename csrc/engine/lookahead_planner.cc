@@ -143,8 +143,10 @@ LookaheadPlanner::BesidePrompts LookaheadPlanner::beside_prompts(std::span<const
     const auto position = static_cast<int64_t>(step[i].tokens.size());
     const auto kind = static_cast<DrafterKind>(candidate.drafter);
     const Drawing drawing = sequences_.at(step[i].id).terms.drawing;
-    plain.add(pricing_.target(), position, kind, drawing, {});
-    all.add(pricing_.target(), position, kind, drawing, {.num_drafted = drafted});
+    const int64_t refed = step[i].num_refed;
+    plain.add(pricing_.target(), position, kind, drawing, {.num_refed = refed});
+    all.add(pricing_.target(), position, kind, drawing,
+            {.num_drafted = drafted, .num_refed = refed});
   }
   BesidePrompts found{.plain_ms = pricing_.step_ms(plain)};
   const double rows_ms = pricing_.step_ms(all) - found.plain_ms;

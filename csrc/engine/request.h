@@ -47,7 +47,7 @@ struct SpeculationParams {
   float lenience = 1.0f;                          // (0, 1]; 1: exact
   std::optional<std::string> drafter;             // unset: the server's default
   std::optional<int32_t> num_speculative_tokens;  // exactly this K; unset: the server's policy
-  std::optional<int32_t> num_alternatives;  // exactly so many beside that K, or at most where unset
+  std::optional<int32_t> num_alternatives;  // to the first of these; at most, where K is unset
   std::optional<double> tpot_slo_ms;        // that a step shall take at most; unset: the server's
 };
 

@@ -10,7 +10,8 @@ namespace outrider {
 // decodes.
 PromptRows Scheduler::prompt_rows_beside(std::span<ScheduledSequence* const> ready) const {
   if (ready.empty()) return {};
-  const auto decode_rows = static_cast<int64_t>(ready.size());
+  auto decode_rows = static_cast<int64_t>(ready.size());
+  for (const ScheduledSequence* s : ready) decode_rows += s->num_stale();
   PromptRows rows{.most = std::min(limits_.prefill_chunk, limits_.max_rows - decode_rows)};
   for (const ScheduledSequence* s : running_) {
     rows.waiting += s->length() - 1 - s->num_stale() - s->target.num_cached;
@@ -54,7 +55,8 @@ void Scheduler::limit_prefill() {
     if (!s->work.decode) continue;
     ++sequences;
     alternatives = std::max(alternatives, s->work.num_alternatives);
-    ms += limits_.costs.context_ms(s->decode_rows(), s->target.num_cached);
+    ms += limits_.costs.context_ms(s->decode_rows(), s->target.num_cached) +
+          limits_.costs.segment_context_ms(s->work.num_alternatives, s->target.num_cached);
   }
   ms += limits_.costs.alternatives_ms(alternatives);
   const double slowness = chooser_ != nullptr ? chooser_->slowness(sequences) : 1;

@@ -17,10 +17,10 @@ void StepCosts::set_context(const Point& one, const Point& several, int64_t posi
   ms_per_position = std::max(0.0, of_one - ms_per_row_position);
 }
 
-void StepCosts::set_alternatives(const Point& two, const Point& several) {
-  ms_of_first_alternative = std::max(0.0, two.ms);
-  ms_per_alternative = std::max(0.0, several.ms - ms_of_first_alternative) /
-                       static_cast<double>(std::max<int64_t>(several.rows - two.rows, 1));
+void StepCosts::set_alternatives(const Point& few_more, const Point& more) {
+  ms_of_first_alternative = std::max(0.0, few_more.ms);
+  ms_per_alternative = std::max(0.0, more.ms - ms_of_first_alternative) /
+                       static_cast<double>(std::max<int64_t>(more.rows - few_more.rows, 1));
 }
 
 void StepCosts::set_segment_context(const Point& near, const Point& far, int64_t position) {

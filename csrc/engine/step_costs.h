@@ -28,8 +28,9 @@ struct StepCosts {
   void keep_rising();
   // From what passes over one row and over several take behind `position`; steps are known.
   void set_context(const Point& one, const Point& several, int64_t position);
-  // From what passes take more of whose rows all but the first are candidates for one position.
-  void set_alternatives(const Point& two, const Point& several);
+  // From what passes take more than others of as many rows, since all rows but the first are
+  // candidates for one position: two candidates, and more of them.
+  void set_alternatives(const Point& few_more, const Point& more);
   // From what such passes take without a context before them, and behind `position`; set_context
   // was called.
   void set_segment_context(const Point& near, const Point& far, int64_t position);
@@ -46,6 +47,11 @@ struct StepCosts {
   double alternatives_ms(int64_t most) const {
     if (most == 0) return 0;
     return ms_of_first_alternative + ms_per_alternative * static_cast<double>(most - 1);
+  }
+  // What the context of a sequence adds to so many alternatives and the drafts behind the first.
+  double segment_context_ms(int64_t alternatives, int64_t position) const {
+    if (alternatives == 0) return 0;
+    return ms_per_segment_position * static_cast<double>((alternatives + 1) * position);
   }
   // What the context of a sequence adds where its `rows` rows begin at `position`.
   double context_ms(int64_t rows, int64_t position) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 namespace outrider {
 
@@ -26,10 +27,7 @@ void DecodeShape::add(const StepCosts& target, int64_t position, DrafterKind dra
   const double plain_ms = target.context_ms(1, position);
   context_ms += plain_ms;
   drafted_context_ms += target.context_ms(1 + rows.target_rows(), position) - plain_ms;
-  if (rows.num_alternatives > 0) {
-    drafted_context_ms += (rows.num_alternatives + 1) * target.ms_per_segment_position *
-                          static_cast<double>(position);
-  }
+  segment_context_ms[d] += target.segment_context_ms(rows.num_alternatives, position);
   for (int i = 0; i < rows.num_drafted; ++i) ++drafting[d][i];
   drawn[d][static_cast<int>(drawing)] += rows.num_drafted + rows.num_alternatives;
   drawn_again[d] += rows.num_alternatives;
@@ -60,7 +58,8 @@ double StepPricing::added_table_ms(const DecodeShape& shape) const {
       target().decode_ms(others + shape.drafted_rows) - target().decode_ms(others);
   const double least = kLeastRow * target().rows_ms(1) * static_cast<double>(shape.drafted_rows);
   return std::max(rows_ms, least) + shape.drafted_context_ms +
-         target().alternatives_ms(shape.most_alternatives);
+         target().alternatives_ms(shape.most_alternatives) +
+         std::accumulate(shape.segment_context_ms.begin(), shape.segment_context_ms.end(), 0.0);
 }
 
 double StepPricing::step_ms(const DecodeShape& shape) const {

@@ -53,6 +53,8 @@ struct DecodeShape {
   std::array<std::array<int, kMaxDraftTokens>, kNumDrafterKinds> drafting{};
   std::array<std::array<int, kNumDrawings>, kNumDrafterKinds> drawn{};  // tokens, by drawing
   std::array<int, kNumDrafterKinds> drawn_again{};                      // of them, alternatives
+  // [drafter]: that the table has for the contexts of their segments.
+  std::array<double, kNumDrafterKinds> segment_context_ms{};
   // [drafter]: positions that first rounds feed beside each sequence's last.
   std::array<int64_t, kNumDrafterKinds> missed{};
 
@@ -89,6 +91,9 @@ class StepPricing {
   double segment_context_ms(int64_t sequences, int64_t position) const {
     return fit(sequences).added_factor() * target().ms_per_segment_position *
            static_cast<double>(position);
+  }
+  double segment_context_ms(const DecodeShape& shape, DrafterKind kind) const {
+    return fit(shape.sequences).added_factor() * shape.segment_context_ms[static_cast<int>(kind)];
   }
   // Of drawing one.
   double again_ms(DrafterKind kind) const {

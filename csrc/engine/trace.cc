@@ -115,7 +115,9 @@ void TraceWriter::step(const StepRecord& record) {
   whole.prompt_rows = record.num_prompt_rows;
   whole.sequences = record.num_decoding;
   whole.drafted = record.num_drafted;
+  whole.alternatives = record.num_alternatives;
   whole.accepted = record.num_accepted;
+  whole.refed = record.num_refed;
   add("plan", record.begin, record.executed);
   auto from = record.executed;
   const StepPhases& times = record.times;
@@ -206,8 +208,10 @@ void TraceWriter::write_step(const Event& event) {
                         event.step);
   if (event.whole) {
     absl::StrAppendFormat(&text_,
-                          ",\"prompt_rows\":%d,\"sequences\":%d,\"drafted\":%d,\"accepted\":%d",
-                          event.prompt_rows, event.sequences, event.drafted, event.accepted);
+                          ",\"prompt_rows\":%d,\"sequences\":%d,\"drafted\":%d,\"alternatives\":%d,"
+                          "\"accepted\":%d,\"refed\":%d",
+                          event.prompt_rows, event.sequences, event.drafted, event.alternatives,
+                          event.accepted, event.refed);
   }
   text_ += "}}";
 }

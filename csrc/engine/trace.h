@@ -54,7 +54,7 @@ class TraceWriter {
     int64_t begin_ns, end_ns;
     uint64_t step;
     bool whole;  // step: what follows is set
-    int64_t prompt_rows, sequences, drafted, accepted;
+    int64_t prompt_rows, sequences, drafted, alternatives, accepted, refed;
     absl::StatusCode code;
     double queue_ms, prefill_ms, decode_ms;
     int64_t completion_tokens;

@@ -127,7 +127,7 @@ double LookaheadSearch::least_limit_ms() {
 
 template <typename Visit>
 void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int cap,
-                           const Visit& visit) {
+                           bool alternatives, const Visit& visit) {
   for (size_t d = 0; d < costs.drafters.size(); ++d) {
     drafting_[d] = costs.drafters[d].drafting;
     added_ms_[d] = 0;
@@ -135,6 +135,7 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
   }
   begin_limits(sequences, costs.step_ms[0]);
   rows_of_.assign(sequences.size(), 0);
+  has_all_alternatives_.assign(sequences.size(), !alternatives);
   int most_alternatives = costs.most_alternatives;
   double tokens = costs.tokens, beside_ms = 0;
   int num_rows = 0;
@@ -143,6 +144,7 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
     const int d = sequence.drafter;
     if ((row.position >= cap && !row.is_alternative()) || closed_[d]) continue;
     if (rows_of_[row.sequence] == kMaxDraftTokens) continue;
+    if (row.is_alternative() && has_all_alternatives_[row.sequence]) continue;
     const LookaheadCosts::Drafter& drafter = costs.drafters[d];
     double beside = sequence.row_ms;
     const int alternatives =
@@ -160,7 +162,12 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
     const double added =
         added_ms_[d] + beside + costs.step_ms[num_rows + 1] - costs.step_ms[num_rows];
     if (added > drafter.max_added_ms) {
-      closed_[d] = true;
+      // Another round or row may be affordable where an alternative is not.
+      if (row.is_alternative()) {
+        has_all_alternatives_[row.sequence] = true;
+      } else {
+        closed_[d] = true;
+      }
       continue;
     }
     if (!row.is_alternative()) ++drafting_[d][row.position];
@@ -202,29 +209,38 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
   for (const Row& row : rows_) {
     if (!row.is_alternative()) deepest = std::max(deepest, row.position + 1);
   }
+  const bool any_alternatives =
+      std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.is_alternative(); });
   int best_cap = 0, best_rows = 0;
-  for (int cap = 1; cap <= deepest; ++cap) {
-    int num_rows = 0;
-    walk(sequences, costs, cap, [&](const Row&, double tokens, double ms) {
-      ++num_rows;
-      if (ms > max_ms || tokens <= best * ms) return true;
-      if (ms > least_limit_ms()) {
-        choice_.held_back = true;
+  bool best_has_alternatives = false;
+  for (const bool alternatives : {false, true}) {
+    if (alternatives && !any_alternatives) break;
+    for (int cap = 1; cap <= deepest; ++cap) {
+      int num_rows = 0;
+      walk(sequences, costs, cap, alternatives, [&](const Row&, double tokens, double ms) {
+        ++num_rows;
+        if (ms > max_ms || tokens <= best * ms) return true;
+        if (ms > least_limit_ms()) {
+          choice_.held_back = true;
+          return true;
+        }
+        best = tokens / ms;
+        best_cap = cap;
+        best_rows = num_rows;
+        best_has_alternatives = alternatives;
         return true;
-      }
-      best = tokens / ms;
-      best_cap = cap;
-      best_rows = num_rows;
-      return true;
-    });
+      });
+    }
   }
   if (best_rows == 0) return choice_;
-  walk(sequences, costs, best_cap, [&](const Row& row, double tokens, double ms) {
-    ++(row.is_alternative() ? choice_.num_alternatives[row.sequence] : num_tokens[row.sequence]);
-    choice_.tokens = tokens;
-    choice_.ms = ms;
-    return --best_rows > 0;
-  });
+  walk(sequences, costs, best_cap, best_has_alternatives,
+       [&](const Row& row, double tokens, double ms) {
+         ++(row.is_alternative() ? choice_.num_alternatives[row.sequence]
+                                 : num_tokens[row.sequence]);
+         choice_.tokens = tokens;
+         choice_.ms = ms;
+         return --best_rows > 0;
+       });
   choice_.limit_ms = least_limit_ms();
   choice_.added_ms = added_ms_;
   return choice_;

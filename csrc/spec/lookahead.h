@@ -86,11 +86,11 @@ struct LookaheadChoice {
 // Chooses the K of all sequences of a step together, for the most expected tokens over expected
 // time. For each depth cap D the rows of the first D positions of all sequences are sorted by their
 // probability of being reached and accepted, and every prefix is evaluated: one row more may never
-// pay where several do, since the first row of a depth pays for the whole round. Alternatives to
-// first tokens are rows without a round, whatever the cap. Where a row and a
-// round cost the same for all, nothing is better; in any case no K that is the same for all is.
-// Prefixes that take too long for some sequence are passed over; there may then be something better
-// that is no prefix.
+// pay where several do, since the first row of a depth pays for the whole round. All of it with
+// alternatives to first tokens, which are rows without a round, and without. Where a row and a
+// round cost the same for all, and alternatives nothing else, nothing is better; in any case no K
+// that is the same for all is. Prefixes that take too long for some sequence are passed over; there
+// may then be something better that is no prefix.
 class LookaheadSearch {
  public:
   // num_tokens: [sequences]. Valid until the next call.
@@ -119,7 +119,8 @@ class LookaheadSearch {
   // drafter that may add no more, and calls visit(row, tokens, ms) with what the step comes to with
   // it and all before it; until visit returns false. limits_ms_ are of the same rows.
   template <typename Visit>
-  void walk(Sequences sequences, const LookaheadCosts& costs, int cap, const Visit& visit);
+  void walk(Sequences sequences, const LookaheadCosts& costs, int cap, bool alternatives,
+            const Visit& visit);
 
   void begin_limits(Sequences sequences, double plain_ms);
   double least_limit_ms();
@@ -132,6 +133,7 @@ class LookaheadSearch {
   std::vector<double> added_ms_;                            // [drafters]
   std::vector<bool> closed_;                                // [drafters]
   std::vector<int> rows_of_;                                // [sequences]
+  std::vector<bool> has_all_alternatives_;                  // [sequences]
   LookaheadChoice choice_;
 };
 

@@ -82,8 +82,8 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
   draft(slots, work, stream);
   backend_.mark(kDrafted, stream);
 
-  // One ragged pass: prompt rows, then for each decoding sequence its last token and the drafted
-  // ones.
+  // One ragged pass: prompt rows, then for each decoding sequence what it feeds again, its last
+  // token, the drafted ones and their alternatives.
   to_verify_.clear();
   raw_rows_.clear();
   queries_.clear();

@@ -145,7 +145,7 @@ class Verifier {
   // largest_shard], [kGatheredRows, vocab_size]. A rank alone has whole rows anyway.
   Buffer my_logits_, all_logits_, whole_logits_;
   Buffer p_;                          // RowDistribution [max_rows]
-  Buffer record_, host_record_;       // of the step: see Record
+  Buffer record_, host_record_;       // of the step: verifier.cc says what
   Buffer host_messages_;              // of exchange A, where there are queries
   std::vector<Verdict> verdicts_;     // [sequences]
   std::vector<LogprobRow> logprobs_;  // [queries]

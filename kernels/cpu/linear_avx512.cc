@@ -20,8 +20,8 @@ struct Bf16Weights {
   // As an Intel core without vdpbf16ps wants it, which has most from memory where many panels are
   // read side by side and little is fetched ahead of each, as long as all sums stay in registers:
   // on Ice Lake passes of eight rows took 1.19 times as long by four panels as by three, and of ten
-  // 1.29 times by three as by two. Of few rows each line of many panels is fetched once: not for
-  // both caches.
+  // 1.29 times by three as by two; sixteen by two, whose sums do not fit, 0.95 of one. Of few rows
+  // each line of many panels is fetched once: not for both caches.
   static constexpr int panels(int rows) {
     return rows <= 2 ? 12 : rows == 3 ? 6 : rows == 4 ? 5 : rows == 5 ? 4 : rows <= 8 ? 3 : 2;
   }

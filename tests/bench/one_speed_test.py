@@ -22,7 +22,7 @@ def load_events(number, begin_s, ms, prompt_rows=0, sequences=2, drafted=0, draf
                         'args': args})
             for name, of, args in (('step', ms + draft_ms, about | {
                 'prompt_rows': prompt_rows, 'sequences': sequences, 'drafted': drafted,
-                'accepted': 0}), ('draft', draft_ms, about))]
+                'alternatives': 0, 'accepted': 0, 'refed': 0}), ('draft', draft_ms, about))]
 
 
 def answer_events(number, name, first_s, last_s):

@@ -407,14 +407,16 @@ class Lookahead(unittest.TestCase):
             self.assertTrue(all(s.draft_ms >= 0 and s.rest_ms > 0 for s in steps))
 
     def test_a_step_has_the_median_price_of_its_kind(self):
-        held_up = Step(2, 0, 3.0, 400.0)
+        held_up, branching = Step(2, 0, 3.0, 400.0), Step(6, 1, 7.0, 16, alternatives=3, refed=1)
         prices = Prices({PLAIN: [step(0, 0)] * 3, ('head', 2): [step(2, 1, 2.0)] * 2 + [held_up],
-                         ('head', ADAPTIVE): [step(0, 0, 1.0), step(0, 0)],
+                         ('head', ADAPTIVE): [step(0, 0, 1.0), step(0, 0), branching],
                          ('ngram', 2): [step(2, 2, 5.0)],
                          (DEFAULT, ADAPTIVE): [step(2, 2), step(2, 0, 2.5)]}, 'head')
         self.assertEqual(prices.ms('', step(0, 0, 5.0)), 10)  # held up
         self.assertEqual(prices.ms('head', held_up), 14)
         self.assertEqual(prices.ms('head', step(0, 0)), 10.5)  # in the mean
+        self.assertEqual(prices.ms('head', branching), 16 + 7)  # seven rows, three rounds
+        self.assertEqual(prices.ms('head', Step(3, 0, 0, 16, refed=4)), 16 + 7)
         self.assertEqual(prices.ms('ngram', step(2, 2, 5.0)), 12)
         self.assertEqual(prices.ms(DEFAULT, step(2, 2)), 12)  # copied
         self.assertEqual(prices.ms(DEFAULT, step(2, 0, 2.5)), 14)  # drawn, by the head

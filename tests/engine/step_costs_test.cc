@@ -55,7 +55,7 @@ TEST(StepCosts, FindTheMostRowsThatFit) {
 
 TEST(StepCosts, KnowWhatAlternativesTake) {
   StepCosts costs = kCosts;
-  costs.set_alternatives({3, 0.6}, {8, 2.1});  // beside their rows
+  costs.set_alternatives({3, 0.6}, {8, 2.1});
   EXPECT_EQ(costs.alternatives_ms(0), 0);
   EXPECT_DOUBLE_EQ(costs.alternatives_ms(1), 0.6);
   EXPECT_DOUBLE_EQ(costs.alternatives_ms(3), 0.6 + 2 * 0.3);

@@ -31,8 +31,10 @@ TEST(Trace, StepsAndRequestsAreSpans) {
                 .num_prompt_rows = 5,
                 .num_decoding = 2,
                 .num_drafted = 8,
+                .num_alternatives = 3,
                 .num_accepted = 5,
-                .num_tokens = 7});
+                .num_tokens = 7,
+                .num_refed = 1});
     Completion completion;
     completion.completion_tokens = 12;
     completion.timings = {.queue_ms = 1, .prefill_ms = 2, .decode_ms = 4, .total_ms = 8};
@@ -50,7 +52,9 @@ TEST(Trace, StepsAndRequestsAreSpans) {
         EXPECT_EQ(event["args"]["prompt_rows"], 5);
         EXPECT_EQ(event["args"]["sequences"], 2);
         EXPECT_EQ(event["args"]["drafted"], 8);
+        EXPECT_EQ(event["args"]["alternatives"], 3);
         EXPECT_EQ(event["args"]["accepted"], 5);
+        EXPECT_EQ(event["args"]["refed"], 1);
       }
     }
     if (event["ph"] == "b") begin[event["name"]] = event["ts"];

@@ -94,6 +94,41 @@ TEST(LookaheadAlternatives, NothingIsBetterForOneSequence) {
   EXPECT_GT(without, 300);
 }
 
+// Where they are dear, nothing that is drafted without them is given up for them.
+TEST(LookaheadAlternatives, StandInNobodysWay) {
+  int with = 0;
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    Random random(seed);
+    const LookaheadSequence sequence = random_sequence(random);
+    LookaheadCosts costs =
+        costs_of(random.uniform(0, 0.5), random.uniform(0, 0.5), random.uniform(0, 1));
+    if (seed % 2 == 0) costs.drafters[0].max_added_ms = random.uniform(0, 3);
+    const Choice chosen = choose(sequence, costs);
+    double added = 0;
+    for (int k = 0; k <= kDepth; ++k) {
+      if (k > 0) added += costs.step_ms[1] - costs.step_ms[0] + costs.drafters[0].round_ms[1];
+      if (added > costs.drafters[0].max_added_ms) break;
+      ASSERT_GE(rate(sequence, costs, chosen), rate(sequence, costs, {k, 0}) * (1 - 1e-6)) << seed;
+    }
+    with += chosen.alternatives > 0;
+  }
+  EXPECT_GT(with, 50);
+  EXPECT_LT(with, 900);
+  // Six drafts of 0.6 each, in steps that an alternative would make half as long again.
+  LookaheadSequence sequence{.max_tokens = 10, .max_alternatives = kMaxAlternatives};
+  sequence.hazard.fill(0.6);
+  Hazard wrong;
+  wrong.fill(0.6);
+  sequence.alternatives = accepted_alternatives(sequence.hazard, wrong);
+  LookaheadCosts costs = costs_of(0, 0.02, 0.5);
+  costs.step_ms.assign(20, 2);
+  for (size_t rows = 0; rows < costs.step_ms.size(); ++rows) {
+    costs.step_ms[rows] += 0.02 * static_cast<double>(rows);
+  }
+  EXPECT_EQ(choose(sequence, costs).k, 6);
+  EXPECT_EQ(choose(sequence, costs).alternatives, 0);
+}
+
 // What a segment costs is paid once for all sequences that have so many alternatives.
 TEST(LookaheadAlternatives, SegmentsAreShared) {
   LookaheadSequence sequence{.max_tokens = 1, .hazard = {0.5}, .max_alternatives = 1};
