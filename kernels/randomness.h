@@ -1,12 +1,16 @@
 // Where random numbers come from: Philox4x32-10 as a pure function of (seed, choice, base, offset,
-// purpose, token). No two draws of an answer share a counter, since base, the length of the
-// sequence at the start of the step, grows strictly with each step.
+// purpose, token). No two draws that decide something share a counter, since base, the length of
+// the sequence at the start of the step, grows strictly with each step.
 //
 //   key     = seed, low word first
 //   counter = { token / 4, base, offset | purpose << 8, choice }
 //
 // offset is the position within the step, 0 … K. Word token % 4 of the output belongs to the token,
 // so that four neighbours share one call; the accept test takes word 0 of token 0.
+//
+// An alternative to a drafted token runs in the noise of the token that it may turn out to be:
+// where that is drawn by rejection, of the extra token behind a refusal at once. What the extra
+// token is does not depend on it.
 //
 // `coupled` alone is not drawn afresh in each step: its base is the absolute position of the token
 // that it chooses (the tokens before it, prompt included) and its offset 0, so that target and
@@ -58,6 +62,11 @@ constexpr uint32_t random_word(const RandomKey& key, int offset, Purpose purpose
 // The key of the coupled race for the token at `offset` of a step.
 constexpr RandomKey coupled_key(const RandomKey& step, int offset) {
   return {step.seed, step.choice, step.base + static_cast<uint32_t>(offset)};
+}
+
+// Of a coupled race for a drafted token.
+constexpr Purpose coupled_purpose(const DraftRow& row) {
+  return row.foretells_extra != 0 ? Purpose::extra : Purpose::coupled;
 }
 
 // A race's uniform from its token's first word k; `second` is called where it is refined.

@@ -43,6 +43,15 @@ struct Processors {
   }
 };
 
+// Of an alternative to the first drafted token, and of the row behind it: nothing is drafted there,
+// so nothing is refused, and where tokens are drawn by rejection these are coupled.
+inline Processors of_alternative(Processors processors) {
+  if (processors.mode != VerifyMode::rejection) return processors;
+  processors.mode = VerifyMode::coupled;
+  processors.lenience = 1.0f;
+  return processors;
+}
+
 // What the randomness of one sequence's step is a function of (kernels/randomness.h).
 struct RandomKey {
   uint64_t seed = 0;
@@ -191,6 +200,9 @@ struct DraftRow {
   // Where the token went that was drawn from the same logits last: its logit becomes
   // kUnscoredLogit first. -1: none was.
   int32_t masked = -1;
+  // 1: the row is coupled to the race for the step's extra token, where that is run by rejection,
+  // rather than to that of a coupled row.
+  int32_t foretells_extra = 0;
 };
 
 // A token that is known on the device alone, and where it is needed.

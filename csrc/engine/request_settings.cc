@@ -103,8 +103,7 @@ RequestSettings settle(const Request& request, const Limits& limits,
     processors.lenience = 1;
   }
   settings.mode = mode_of(processors.mode, settings.lookahead);
-  const bool may_have_alternatives = settings.lookahead > 0 && !sampling.logprobs &&
-                                     processors.mode != VerifyMode::rejection &&
+  const bool may_have_alternatives = settings.lookahead > 0 && !sampling.logprobs && !repeats &&
                                      !drafts_by_copying(settings.drafter);
   if (may_have_alternatives) {
     const bool adapts = lookahead.kind == LookaheadPolicy::Kind::adaptive;

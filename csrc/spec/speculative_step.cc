@@ -16,7 +16,7 @@ constexpr int64_t kPadding = 2;
 // have alternatives in the last, so that the cache ends with theirs.
 constexpr int kDraftSegment = kMaxAlternatives + 1;
 
-// Which alternative is the target's token where it refused the first draft; -1: none. verdicts: of
+// Which alternative is the extra token where the first draft was refused; -1: none. verdicts: of
 // the drafts, then of each alternative. drafted: the alternatives.
 int find_alternative(const int32_t* drafted, std::span<const Verdict> verdicts) {
   const Verdict& of_drafts = verdicts.front();
@@ -309,7 +309,7 @@ void SpeculativeStep::add_alternatives(const SequenceState& state, const SlotWor
   if (w.num_alternatives == 0) return;
   CHECK(w.draws() && w.num_alternatives <= kMaxAlternatives);
   CHECK(w.num_draft_tokens + w.num_alternatives <= kMaxDraftTokens);
-  CHECK(state.processors.mode != VerifyMode::rejection && state.top_logprobs < 0);
+  CHECK(state.top_logprobs < 0);
   const auto drafts = static_cast<int>(to_verify_.size()) - 1;
   const auto length = static_cast<int64_t>(state.tokens.size());
   for (int i = 0; i < w.num_alternatives; ++i) {
@@ -317,7 +317,7 @@ void SpeculativeStep::add_alternatives(const SequenceState& state, const SlotWor
     const int64_t raw_row = rows_.num_logit_rows();
     const bool edits = editor_.edits(w.slot);
     to_verify_.push_back({.first_row = edits ? max_rows_ + edited_rows_ : raw_row,
-                          .processors = state.processors,
+                          .processors = of_alternative(state.processors),
                           .key = {state.seed, state.choice, static_cast<uint32_t>(length) + 1},
                           .alternative_of = drafts,
                           .alternative = token});

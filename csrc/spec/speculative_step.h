@@ -1,8 +1,9 @@
 // One step of speculative sampling over any number of sequences: draft, one target pass,
 // verification. Chen et al. 2023, Algorithm 2. Beside a draft of K tokens, one behind the other,
-// may stand alternatives to its first: where the target's token does not depend on what was
-// drafted, as of greedy and coupled answers, one of these that is the target's token is accepted
-// with the token behind it.
+// may stand alternatives to its first: where that one is refused, and the extra token is one of
+// these, the token behind it comes from its row. A step without them, and then one without drafts,
+// would emit the same two, where by rejection the second is a coupled one: its noise serves nothing
+// else there.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ struct SlotWork {
   bool decode = false;            // then prefill_end is the sequence's length - 1
   int num_draft_tokens = 0;       // K: drawn from the sequence's drafter …
   std::span<const int32_t> proposed;  // … or, where there are any, these K tokens
-  // Drawn beside the first of K, none of them by rejection; without log-probabilities.
+  // Drawn beside the first of K; without log-probabilities.
   int num_alternatives = 0;
 
   bool draws() const { return num_draft_tokens > 0 && proposed.empty(); }

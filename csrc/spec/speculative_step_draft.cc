@@ -83,6 +83,8 @@ int SpeculativeStep::add_alternative_draws(std::span<const SlotWork> work, int64
       const SlotWork& w = work[drafting_[j]];
       if (n >= w.num_alternatives) continue;
       rows[j] = first[n * padded + static_cast<int64_t>(j)];
+      if (rows[j].processors.mode == VerifyMode::rejection) rows[j].foretells_extra = 1;
+      rows[j].processors = of_alternative(rows[j].processors);
       rows[j].masked = rows[j].drafted;
       rows[j].drafted = static_cast<int32_t>(place(drafting_[j]) + w.num_draft_tokens + n);
     }

@@ -233,8 +233,9 @@ void verify_summary(const float* logits, int64_t shard_size, int32_t first_token
                       (row, shard_size, first_token, rows[r], summaries[r], candidates));
     if (rows[r].races == 0 || summaries[r].non_finite != 0) continue;
     const auto size = static_cast<int32_t>(shard_size);
-    summaries[r].runner = coupled_race(
-        coupled_shard(row, first_token, size, rows[r].processors.temperature), rows[r].key, isa);
+    summaries[r].runner =
+        coupled_race(coupled_shard(row, first_token, size, rows[r].processors.temperature),
+                     rows[r].key, Purpose::coupled, isa);
   }
 }
 
@@ -264,7 +265,7 @@ RowDistribution resolve_row(const RowDistribution& unresolved, const float* logi
   RowDistribution row =
       filter(WholeRow{logits, vocab_size, isa}, vocab_size, unresolved, processors);
   if (processors.mode == VerifyMode::coupled) {
-    choose(row, coupled_race(draft_row(logits, vocab_size, row), key, isa));
+    choose(row, coupled_race(draft_row(logits, vocab_size, row), key, Purpose::coupled, isa));
   }
   return row;
 }

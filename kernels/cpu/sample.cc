@@ -147,7 +147,7 @@ OUTRIDER_MULTIVERSION(RaceResult, race,
                       (row, key, offset, purpose, philox));
 
 [[gnu::always_inline]] inline Runner coupled_race_body(const RaceRow& row, const RandomKey& key,
-                                                       PhiloxBlock* philox) {
+                                                       Purpose purpose, PhiloxBlock* philox) {
   const double per = per_temperature(row.p.temperature);
   Runner best = kNobody;
   const bool filtered = row.p.cut_logit > -kInfinity;
@@ -159,12 +159,12 @@ OUTRIDER_MULTIVERSION(RaceResult, race,
     if (filtered && !may_keep(logits, count, row.p)) continue;
     uint32_t of_block[kBlock];
     const auto first_word = static_cast<uint32_t>(row.first_token + block);
-    random_block(philox, key, 0, Purpose::coupled, first_word, of_block);
+    random_block(philox, key, 0, purpose, first_word, of_block);
     const uint32_t* const words = of_block + (begin - block);
     const auto limit = static_cast<float>(best.time);
     if (!can_win(logits, count, words, 0.0f, static_cast<float>(per), limit)) continue;
     double u[kBlock], time[kBlock];
-    uniforms(key, 0, Purpose::coupled, row.first_token + begin, words, count, u);
+    uniforms(key, 0, purpose, row.first_token + begin, words, count, u);
     for (int32_t i = 0; i < count; ++i) {
       const double arrival = coupled_time(u[i], logits[i] * per);
       time[i] = is_kept(row.p, logits[i], row.first_token + begin + i) ? arrival : kNever;
@@ -176,8 +176,9 @@ OUTRIDER_MULTIVERSION(RaceResult, race,
 }
 
 OUTRIDER_MULTIVERSION(Runner, coupled_race,
-                      (const RaceRow& row, const RandomKey& key, PhiloxBlock* philox),
-                      (row, key, philox));
+                      (const RaceRow& row, const RandomKey& key, Purpose purpose,
+                       PhiloxBlock* philox),
+                      (row, key, purpose, philox));
 
 }  // namespace
 
@@ -191,8 +192,8 @@ RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose pu
   return OUTRIDER_DISPATCH(isa, race, (row, key, offset, purpose, philox_of(isa)));
 }
 
-Runner coupled_race(const RaceRow& row, const RandomKey& key, Isa isa) {
-  return OUTRIDER_DISPATCH(isa, coupled_race, (row, key, philox_of(isa)));
+Runner coupled_race(const RaceRow& row, const RandomKey& key, Purpose purpose, Isa isa) {
+  return OUTRIDER_DISPATCH(isa, coupled_race, (row, key, purpose, philox_of(isa)));
 }
 
 RaceRow draft_row(const float* logits, int64_t vocab_size, const RowDistribution& q) {
@@ -206,16 +207,17 @@ RaceRow draft_row(const float* logits, int64_t vocab_size, const RowDistribution
 }
 
 int32_t sample_draft(const float* logits, int64_t vocab_size, const RowDistribution& q,
-                     VerifyMode mode, const RandomKey& key, int offset, Isa isa) {
+                     const DraftRow& row, Isa isa) {
   if (q.non_finite != 0) return 0;
-  const RaceRow row = draft_row(logits, vocab_size, q);
-  switch (mode) {
+  const RaceRow race_row = draft_row(logits, vocab_size, q);
+  switch (row.processors.mode) {
     case VerifyMode::greedy:
       return q.choice;
     case VerifyMode::rejection:
-      return race(row, key, offset, Purpose::draft, isa).token;
+      return race(race_row, row.key, row.offset, Purpose::draft, isa).token;
     case VerifyMode::coupled:
-      return coupled_race(row, coupled_key(key, offset), isa).token;
+      return coupled_race(race_row, coupled_key(row.key, row.offset), coupled_purpose(row), isa)
+          .token;
   }
   return q.choice;
 }
@@ -227,8 +229,7 @@ void sample_drafts(float* logits, int64_t vocab_size, const DraftRow* rows, int6
     const DraftRow& row = rows[r];
     if (row.masked >= 0) row_logits[drafted[row.masked]] = kUnscoredLogit;
     q[row.drafted] = process_row(row_logits, vocab_size, row.processors, isa);
-    drafted[row.drafted] = sample_draft(row_logits, vocab_size, q[row.drafted], row.processors.mode,
-                                        row.key, row.offset, isa);
+    drafted[row.drafted] = sample_draft(row_logits, vocab_size, q[row.drafted], row, isa);
     if (row.processors.mode == VerifyMode::rejection) {
       std::copy_n(row_logits, vocab_size, q_logits + row.drafted * vocab_size);
     }

@@ -40,16 +40,15 @@ RaceResult race(const RaceRow& row, const RandomKey& key, int offset, Purpose pu
 
 // The first of a coupled row's race over the tokens that row.p keeps (its temperature and cut are
 // all that is read of row.p): the smallest time, then the smallest token. key: coupled_key of the
-// row. Twin: ../cuda/race.cuh.
+// row. purpose: coupled, or coupled_purpose of a draft's row. Twin: ../cuda/race.cuh.
 // Bound: as race's. No sums, so no order.
-Runner coupled_race(const RaceRow& row, const RandomKey& key, Isa isa);
+Runner coupled_race(const RaceRow& row, const RandomKey& key, Purpose purpose, Isa isa);
 
 // Draws a drafted token from the whole row; greedy: its arg max. Token 0 where the row has a NaN or
 // an infinity (its q is then no distribution, and verification refuses the token unseen).
-// offset: the token's position within the step, from 0
 int32_t sample_draft(const float* logits,                           // [vocab_size]
                      int64_t vocab_size, const RowDistribution& q,  // process_row of it
-                     VerifyMode mode, const RandomKey& key, int offset, Isa isa);
+                     const DraftRow& row, Isa isa);
 
 // Both for many rows: the token and its distribution of row r go to drafted[rows[r].drafted] and
 // q[rows[r].drafted]; where it is drawn by rejection, so that verification reads all of q, its

@@ -139,7 +139,7 @@ __global__ void resolve(const RowToResolve* rows, int64_t vocab_size) {
     RaceRow whole =
         coupled_shard(row.logits, 0, static_cast<int32_t>(vocab_size), processors.temperature);
     whole.p = resolved;
-    choose(resolved, coupled_first(whole, row.key, 0, whole.size));
+    choose(resolved, coupled_first(whole, row.key, Purpose::coupled, 0, whole.size));
   }
   __syncthreads();
   if (threadIdx.x == 0) *row.p = resolved;

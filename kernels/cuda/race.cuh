@@ -144,7 +144,7 @@ __device__ inline void enter_group(Race& race, const GroupDraw& draw, unsigned t
 __device__ inline void enter_coupled_group(Race& race, const GroupDraw& draw, unsigned there,
                                            const float* logits, const float (&loaded)[kGroup],
                                            double per) {
-  const auto words = draw.words(Purpose::coupled);
+  const auto words = draw.words(draw.purpose);
   Arrival arrivals[kGroup];
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) {
@@ -175,9 +175,10 @@ __device__ inline float kept_exp_of(const RowDistribution& row, float logit, int
 }
 
 // The first of a whole row's tokens [begin, begin + count) that p keeps, by a block together; lane
-// 0 of every warp gets it. begin: of a group. key: coupled_key of the row.
-__device__ inline Runner coupled_first(const RaceRow& row, const RandomKey& key, int32_t begin,
-                                       int32_t count) {
+// 0 of every warp gets it. begin: of a group. key: coupled_key of the row. purpose: coupled, or
+// coupled_purpose of a draft's row.
+__device__ inline Runner coupled_first(const RaceRow& row, const RandomKey& key, Purpose purpose,
+                                       int32_t begin, int32_t count) {
   const double per = per_temperature(row.p.temperature);
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarp;
   Race race;
@@ -192,8 +193,7 @@ __device__ inline Runner coupled_first(const RaceRow& row, const RandomKey& key,
       if (!is_kept(row.p, logits[j], row.first_token + first + j)) there &= ~(1u << j);
     }
     const auto token = static_cast<uint32_t>(row.first_token + first);
-    enter_coupled_group(race, {key, 0, Purpose::coupled, token}, there, row.p_logits + first,
-                        logits, per);
+    enter_coupled_group(race, {key, 0, purpose, token}, there, row.p_logits + first, logits, per);
   }
   return block_first(race.best);
 }

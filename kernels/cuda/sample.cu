@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(kChunkThreads)
                     .first_token = 0,
                     .size = static_cast<int32_t>(vocab_size)};
   const Runner best = draft.processors.mode == VerifyMode::coupled
-                          ? coupled_first(row, coupled_key(draft.key, draft.offset), begin, kChunk)
+                          ? coupled_first(row, coupled_key(draft.key, draft.offset),
+                                          coupled_purpose(draft), begin, kChunk)
                           : weighted_first(row, draft.key, draft.offset, begin, kChunk);
   Runner* const of_row = runners + int64_t{blockIdx.y} * gridDim.x;
   if (threadIdx.x == 0) of_row[blockIdx.x] = best;

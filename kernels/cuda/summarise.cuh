@@ -77,7 +77,7 @@ __device__ inline ChunkSummary summarise_chunk(const RowToSummarise& row, const 
   }
   if (race == nullptr) return {sum, best, kNobody};
   const RaceRow shard = coupled_shard(row.logits, row.first_token, row.size, row.temperature);
-  return {sum, best, coupled_first(shard, *race, begin, kChunk)};
+  return {sum, best, coupled_first(shard, *race, Purpose::coupled, begin, kChunk)};
 }
 
 // The chunks of a row, by the block that ended last. Thread 0 gets the summary.

@@ -69,7 +69,7 @@ TEST_F(RequestSettingsTest, WhatTheRequestNamesHolds) {
   EXPECT_EQ(s.tpot_slo_ms, 7);
 }
 
-TEST_F(RequestSettingsTest, AlternativesStandWhereTheTargetsTokenIsItsOwn) {
+TEST_F(RequestSettingsTest, AlternativesStandWhereTheyMay) {
   request_.sampling.temperature = 0;
   EXPECT_EQ(settings().alternatives, limits_.max_alternatives);
   limits_.max_alternatives = 2;
@@ -83,9 +83,12 @@ TEST_F(RequestSettingsTest, AlternativesStandWhereTheTargetsTokenIsItsOwn) {
   EXPECT_EQ(settings().alternatives, 0);
   request_.speculation.drafter.reset();
   request_.sampling.temperature = 1;  // by rejection
-  EXPECT_EQ(settings().alternatives, 0);
+  EXPECT_EQ(settings().alternatives, 5);
   request_.sampling.seed = 9;  // coupled
   EXPECT_EQ(settings().alternatives, 5);
+  request_.speculation.mode = VerifyMode::rejection;  // to repeat
+  EXPECT_EQ(settings().alternatives, 0);
+  request_.speculation.mode.reset();
   request_.speculation.off = true;
   EXPECT_EQ(settings().alternatives, 0);
 }

@@ -329,13 +329,13 @@ TEST(Race, ShardingCannotChangeTheOutcome) {
 }
 
 // Behind the scenes of coupled rows: arg max (logit / T + Gumbel) in long double.
-Runner reference_coupled(const RaceRow& row, const RandomKey& key) {
+Runner reference_coupled(const RaceRow& row, const RandomKey& key, Purpose purpose) {
   Runner best = kNobody;
   long double time = INFINITY;
   for (int32_t i = 0; i < row.size; ++i) {
     const int32_t token = row.first_token + i;
     if (!is_kept(row.p, row.p_logits[i], token)) continue;
-    const long double u = reference_uniform(key, 0, Purpose::coupled, static_cast<uint32_t>(token));
+    const long double u = reference_uniform(key, 0, purpose, static_cast<uint32_t>(token));
     const long double gumbel = -logl(-log1pl(-u));
     const long double t = -(static_cast<long double>(row.p_logits[i]) / row.p.temperature + gumbel);
     if (t >= time) continue;
@@ -361,16 +361,18 @@ TEST(CoupledRace, FollowsItsDefinitionOnEveryInstructionSet) {
         }
         for (uint32_t position = 0; position < 4; ++position) {
           const RandomKey key{.seed = 0x123456789abcdefu, .choice = 2, .base = position};
-          const Runner expected = reference_coupled(row, key);
-          const Runner scalar = coupled_race(row, key, Isa::scalar);
+          const Purpose purpose = position == 3 ? Purpose::extra : Purpose::coupled;
+          const Runner expected = reference_coupled(row, key, purpose);
+          const Runner scalar = coupled_race(row, key, purpose, Isa::scalar);
           EXPECT_EQ(scalar.token, expected.token);
           EXPECT_EQ(scalar.logit, expected.logit);
           EXPECT_NEAR(scalar.time, expected.time, 1e-13);  // of at most 64, in four roundings
           for (const Isa isa : available_isas()) {
-            const Runner result = coupled_race(row, key, isa);
+            const Runner result = coupled_race(row, key, purpose, isa);
             EXPECT_EQ(result.token, scalar.token);
             EXPECT_EQ(result.time, scalar.time) << isa_name(isa);
           }
+          if (purpose != Purpose::coupled) continue;
           // A candidate's time is the race's, bit for bit.
           const Runner candidate = coupled_candidate(row.p, key, {scalar.logit, scalar.token});
           EXPECT_EQ(candidate.time, scalar.time);
@@ -386,7 +388,7 @@ TEST(CoupledRace, TokensThatNobodyScoresArriveLate) {
   for (const float temperature : {0.1f, 1.0f}) {
     const RaceRow row = coupled_shard(logits.data(), 0, 1000, temperature);
     for (const Isa isa : available_isas()) {
-      const Runner result = coupled_race(row, {.seed = 3}, isa);
+      const Runner result = coupled_race(row, {.seed = 3}, Purpose::coupled, isa);
       EXPECT_GE(result.token, 0);
       EXPECT_GT(result.time, 1e30);
       EXPECT_LT(result.time, INFINITY);
@@ -403,7 +405,7 @@ TEST(CoupledRace, ShardsTiesAndDraftsCannotChangeTheOutcome) {
     const RandomKey key{.seed = 9, .choice = 0, .base = position};
     const auto race_of = [&](int begin, int end) {
       return coupled_race(coupled_shard(&logits[begin], begin, end - begin, 0.8f), key,
-                          select_isa());
+                          Purpose::coupled, select_isa());
     };
     const Runner whole = race_of(0, 1001);
     for (const int cut : {1, 255, 256, 333, 1000}) {
@@ -417,8 +419,10 @@ TEST(CoupledRace, ShardsTiesAndDraftsCannotChangeTheOutcome) {
     for (const uint32_t offset : {0u, 1u, 7u}) {
       if (offset > position) break;
       const RandomKey step{.seed = 9, .choice = 0, .base = position - offset};
-      EXPECT_EQ(sample_draft(logits.data(), 1001, q, processors.mode, step,
-                             static_cast<int>(offset), select_isa()),
+      EXPECT_EQ(sample_draft(
+                    logits.data(), 1001, q,
+                    {.processors = processors, .key = step, .offset = static_cast<int32_t>(offset)},
+                    select_isa()),
                 whole.token);
     }
   }

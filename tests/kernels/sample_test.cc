@@ -17,9 +17,10 @@ constexpr Processors kSampled{.mode = VerifyMode::rejection};
 int32_t draw(const std::vector<float>& logits, const Processors& processors, uint32_t base,
              int offset = 0) {
   const auto size = static_cast<int64_t>(logits.size());
-  return sample_draft(logits.data(), size,
-                      process_row(logits.data(), size, processors, select_isa()), processors.mode,
-                      {.seed = 3, .choice = 0, .base = base}, offset, select_isa());
+  return sample_draft(
+      logits.data(), size, process_row(logits.data(), size, processors, select_isa()),
+      {.processors = processors, .key = {.seed = 3, .choice = 0, .base = base}, .offset = offset},
+      select_isa());
 }
 
 TEST(SampleDraft, GreedyTakesTheSmallestTokenOfTheLargestLogit) {

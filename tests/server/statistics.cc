@@ -36,6 +36,7 @@ struct Setting {
   SamplingParams sampling = {};
   bool seeded = false;  // so that answers are coupled
   int64_t answers = kSomeAnswers;
+  int alternatives = 0;
 };
 
 v1::GenerateRequest sampled(const Setting& setting) {
@@ -58,6 +59,7 @@ v1::GenerateRequest sampled(const Setting& setting) {
   wire.set_ignore_eos(true);
   request.mutable_speculation()->set_drafter(setting.drafter);
   request.mutable_speculation()->set_num_speculative_tokens(3);
+  request.mutable_speculation()->set_num_alternatives(setting.alternatives);
   return request;
 }
 
@@ -74,6 +76,7 @@ class Arm {
   }
 
   const Drawn& drawn() const { return drawn_; }
+  int64_t accepted_alternatives() const { return accepted_alternatives_; }
 
  private:
   void ask() {
@@ -111,6 +114,7 @@ class Arm {
       EXPECT_EQ(stats[i].mode(), setting_.seeded ? "coupled" : "rejection");
       EXPECT_EQ(stats[i].drafter(), setting_.drafter);
       drawn_.add(ids[i], stats[i].num_draft_tokens(), stats[i].num_accepted_draft_tokens());
+      accepted_alternatives_ += stats[i].num_accepted_alternatives();
     }
   }
 
@@ -121,6 +125,7 @@ class Arm {
   std::mutex mutex_;  // guards all below
   std::set<uint64_t> seeds_;
   Drawn drawn_;
+  int64_t accepted_alternatives_ = 0;
 };
 
 class ServerSampling : public ::testing::TestWithParam<Setting> {};
@@ -130,6 +135,7 @@ TEST_P(ServerSampling, DrawsFromTheTargetsDistribution) {
   const Drawn& drawn = arm.drawn();
   EXPECT_GT(drawn.accepted, 0);
   EXPECT_LT(drawn.accepted, drawn.drafted);
+  EXPECT_EQ(arm.accepted_alternatives() > 0, GetParam().alternatives > 0);
   expect_drawn_from(exact_triples(GetParam().sampling), drawn.triples);
 }
 
@@ -146,6 +152,20 @@ std::vector<Setting> settings() {
     all.push_back({drafter, "penalised", penalised});
     all.push_back({drafter, "coupled", {}, true});
     all.push_back({drafter, "coupled_penalised", penalised, true});
+  }
+  all.push_back({.drafter = "model",
+                 .name = "alternatives",
+                 .answers = kManyAnswers,
+                 .alternatives = kMaxAlternatives});
+  for (const char* const drafter : {"model", "head"}) {
+    all.push_back({.drafter = drafter,
+                   .name = "alternatives_filtered",
+                   .sampling = filtered,
+                   .alternatives = 3});
+    all.push_back({.drafter = drafter,
+                   .name = "alternatives_penalised",
+                   .sampling = penalised,
+                   .alternatives = 3});
   }
   return all;
 }

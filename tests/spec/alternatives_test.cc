@@ -1,10 +1,13 @@
 // Alternatives to a step's first drafted token: what is accepted is what steps without drafts would
-// have given, bit for bit, whichever of the candidates is right.
+// have given, bit for bit, whichever of the candidates is right; and what is drawn by rejection is
+// what steps without alternatives would have drawn.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -22,13 +25,27 @@ constexpr int64_t kMaxRows = 64;
 constexpr int64_t kSlots = 3;
 constexpr int kPrompt = 9, kLength = 40;
 
-// Drafts what it is told to: of each length a slot may have, candidates for the next token, the
-// best first.
-class ScriptedDrafter final : public LogitDrafter {
- public:
-  using Script = std::map<std::pair<int64_t, int64_t>, Tokens>;  // by slot and length
+// Makes a row of logits, of zeros before, for the next token of a slot that has this length.
+using DraftLogits = std::function<void(int64_t slot, int64_t length, std::span<float> logits)>;
 
-  ScriptedDrafter(Backend& backend, const Script& script) : backend_(backend), script_(script) {}
+// Of each length a slot may have, candidates for the next token, the best first; far apart, so that
+// no noise makes another one first.
+using Script = std::map<std::pair<int64_t, int64_t>, Tokens>;  // by slot and length
+DraftLogits scripted(const Script& script) {
+  return [&script](int64_t slot, int64_t length, std::span<float> logits) {
+    float logit = 20'000.0f;
+    for (const int32_t token : script.at({slot, length})) {
+      logits[token] = logit;
+      logit -= 1000.0f;
+    }
+  };
+}
+
+// Drafts what it is told to.
+class ToldDrafter final : public LogitDrafter {
+ public:
+  ToldDrafter(Backend& backend, DraftLogits draft_logits)
+      : backend_(backend), draft_logits_(std::move(draft_logits)) {}
 
   void begin_step() override {}
   int64_t num_seen(int64_t) const override { return INT64_MAX; }
@@ -36,44 +53,37 @@ class ScriptedDrafter final : public LogitDrafter {
   void prefill(std::span<const DraftContext>, Stream&) override {}
   uint64_t prepare(std::span<const DraftContext> contexts, TensorView logits, Stream&) override {
     logits_ = logits;
-    rows_.clear();
-    for (const DraftContext& context : contexts) {
-      rows_.push_back(script_.at({context.slot, context.length()}));
+    values_.assign(logits.size(), 0.0f);
+    const auto vocab = static_cast<size_t>(logits.extent(1));
+    for (size_t r = 0; r < contexts.size(); ++r) {
+      draft_logits_(contexts[r].slot, contexts[r].length(),
+                    std::span(values_).subspan(r * vocab, vocab));
     }
     return 0;
   }
   void enqueue(Stream& stream) override {
-    std::vector<float> values(logits_.size(), 0.0f);
-    for (size_t r = 0; r < rows_.size(); ++r) {
-      // Far apart, so that no noise makes another one first.
-      float logit = 20'000.0f;
-      for (const int32_t token : rows_[r]) {
-        values[r * logits_.extent(1) + token] = logit;
-        logit -= 1000.0f;
-      }
-    }
-    backend_.copy_from_host(logits_, values.data(), stream);
+    backend_.copy_from_host(logits_, values_.data(), stream);
     backend_.synchronize(stream);
   }
   void truncate(int64_t, int64_t) override {}
 
  private:
   Backend& backend_;
-  const Script& script_;
+  DraftLogits draft_logits_;
   TensorView logits_;
-  std::vector<Tokens> rows_;
+  std::vector<float> values_;
 };
 
 // One rank's model, and sequences that go on behind prompts of their own.
 class Sequences {
  public:
   Sequences(Communicator& communicator, const Processors& processors, const LogitRules& rules,
-            const ScriptedDrafter::Script& script)
+            const DraftLogits& draft_logits)
       : backend_(make_cpu_backend()),
         stream_(backend_->make_stream()),
         target_(test_checkpoint("tiny"), *backend_, communicator, kMaxRows, 0),
         cache_(target_.make_kv_cache(kSlots * 8, kSlots)),
-        drafter_(*backend_, script),
+        drafter_(*backend_, draft_logits),
         step_(*backend_, communicator, target_, cache_, kSlots, kMaxRows),
         states_(kSlots) {
     cache_.deal_pages(stream_);
@@ -106,13 +116,16 @@ class Sequences {
   }
 
   const SequenceState& state(int64_t slot) const { return states_[slot]; }
+  void set_mode(VerifyMode mode) {
+    for (SequenceState& state : states_) state.processors.mode = mode;
+  }
 
  private:
   std::unique_ptr<Backend> backend_;
   Stream stream_;
   Transformer target_;
   KvCache cache_;
-  ScriptedDrafter drafter_;
+  ToldDrafter drafter_;
   SpeculativeStep step_;
   std::vector<SequenceState> states_;
 };
@@ -126,25 +139,26 @@ struct Case {
 
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
+LogitRules rules_of(const Case& c) {
+  LogitRules rules;
+  if (c.edited) {
+    rules.frequency_penalty = 0.7f;
+    rules.presence_penalty = 0.4f;
+    rules.min_tokens = 5;
+    rules.listed = {{.token = 17, .bias = 2.0f, .ends = 0}, {.token = 0, .bias = 0, .ends = 1}};
+  }
+  return rules;
+}
+
 class Alternatives : public testing::TestWithParam<Case> {
  protected:
-  LogitRules rules() const {
-    LogitRules rules;
-    if (GetParam().edited) {
-      rules.frequency_penalty = 0.7f;
-      rules.presence_penalty = 0.4f;
-      rules.min_tokens = 5;
-      rules.listed = {{.token = 17, .bias = 2.0f, .ends = 0}, {.token = 0, .bias = 0, .ends = 1}};
-    }
-    return rules;
-  }
-
   // Calls body(sequences) on every rank.
   template <typename Body>
-  void on_ranks(const ScriptedDrafter::Script& script, const Body& body) const {
+  void on_ranks(const Script& script, const Body& body) const {
     run_thread_ranks(GetParam().ranks, [&](Communicator& communicator) {
       set_float_environment();
-      Sequences sequences(communicator, GetParam().processors, rules(), script);
+      Sequences sequences(communicator, GetParam().processors, rules_of(GetParam()),
+                          scripted(script));
       body(sequences, communicator.rank());
     });
   }
@@ -190,7 +204,7 @@ TEST_P(Alternatives, WhicheverIsRightTheTextIsThePlainOne) {
   const auto right_at = [](int64_t slot, int64_t length) {
     return static_cast<int>((length * 5 + slot * 3) % 9) - 1;  // 7: none that is drafted
   };
-  ScriptedDrafter::Script script;
+  Script script;
   for (int64_t slot = 0; slot < kSlots; ++slot) {
     for (int64_t length = kPrompt; length < kPrompt + kLength; ++length) {
       script[{slot, length}] = candidates(expected[slot][length], right_at(slot, length));
@@ -254,14 +268,14 @@ TEST_P(Alternatives, WhicheverIsRightTheTextIsThePlainOne) {
 // Ranks that draft other alternatives are found, though all drafted alike but for these.
 TEST_P(Alternatives, RanksAgreeOnThem) {
   if (GetParam().ranks == 1) return;
-  const ScriptedDrafter::Script one = {{{0, kPrompt}, {41, 42, 43}}, {{0, kPrompt + 1}, {44}}};
-  const ScriptedDrafter::Script other = {{{0, kPrompt}, {41, 42, 45}}, {{0, kPrompt + 1}, {44}}};
+  const Script one = {{{0, kPrompt}, {41, 42, 43}}, {{0, kPrompt + 1}, {44}}};
+  const Script other = {{{0, kPrompt}, {41, 42, 45}}, {{0, kPrompt + 1}, {44}}};
   std::mutex mutex;
   int found = 0;
   run_thread_ranks(GetParam().ranks, [&](Communicator& communicator) {
     set_float_environment();
-    Sequences sequences(communicator, GetParam().processors, rules(),
-                        communicator.rank() == 1 ? other : one);
+    Sequences sequences(communicator, GetParam().processors, rules_of(GetParam()),
+                        scripted(communicator.rank() == 1 ? other : one));
     try {
       sequences.step({{0, {.k = 2, .alternatives = 2}}});
     } catch (const DisagreementError& error) {
@@ -285,6 +299,77 @@ INSTANTIATE_TEST_SUITE_P(Ways, Alternatives,
                                          Case{"gathered", 1, kGathered},
                                          Case{"gathered_on_two", 2, kGathered},
                                          Case{"gathered_edited", 2, kGathered, true}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// A draft of which a good part is refused: the target's rows are flat.
+void draft_at_random(int64_t slot, int64_t length, std::span<float> logits) {
+  std::mt19937 random(static_cast<uint32_t>(97 * length + slot));
+  std::normal_distribution<float> normal;
+  for (float& logit : logits) logit = normal(random);
+}
+
+class RejectionAlternatives : public testing::TestWithParam<Case> {};
+
+// A step that accepts one is a step without alternatives, which ends with this token for a refused
+// one, and then a coupled step without drafts: no token is drawn otherwise than by these.
+TEST_P(RejectionAlternatives, ChangeNoToken) {
+  int refused = 0, taken = 0, behind = 0;
+  run_thread_ranks(GetParam().ranks, [&](Communicator& communicator) {
+    set_float_environment();
+    const LogitRules rules = rules_of(GetParam());
+    Sequences with(communicator, GetParam().processors, rules, draft_at_random);
+    Sequences without(communicator, GetParam().processors, rules, draft_at_random);
+    const auto length = [&](int64_t slot) {
+      return static_cast<int64_t>(without.state(slot).tokens.size());
+    };
+    for (int i = 0; i < 60; ++i) {
+      std::map<int64_t, Sequences::Drafts> drafts, chains, plain;
+      for (int64_t slot = 0; slot < kSlots; ++slot) {
+        if ((i + slot) % 4 == 3) continue;  // it waits
+        const auto k = static_cast<int>((i + slot) % 3);
+        drafts[slot] = {k, k == 0 ? 0 : kMaxAlternatives - static_cast<int>(i % 3)};
+        chains[slot] = {k, 0};
+      }
+      for (const SlotOutcome& outcome : with.step(drafts)) {
+        if (outcome.alternative >= 0) plain[outcome.slot] = {};
+        if (communicator.rank() != 0 || outcome.num_drafted == 0) continue;
+        refused += outcome.verdict.num_accepted == 0 ? 1 : 0;
+        taken += outcome.alternative >= 0 ? 1 : 0;
+        behind += outcome.alternative > 0 ? 1 : 0;
+      }
+      for (const SlotOutcome& outcome : without.step(chains)) {
+        if (plain.contains(outcome.slot)) {
+          ASSERT_EQ(outcome.verdict.num_accepted, 0);
+        }
+      }
+      if (!plain.empty()) {
+        without.set_mode(VerifyMode::coupled);
+        without.step(plain);
+        without.set_mode(VerifyMode::rejection);
+      }
+      for (const auto& [slot, unused] : drafts) {
+        ASSERT_EQ(with.state(slot).tokens, without.state(slot).tokens);
+      }
+    }
+  });
+  EXPECT_GT(refused, 30);
+  EXPECT_GT(taken, 8);  // in noise of their own they were one at most
+  EXPECT_GT(behind, 4);
+}
+
+const Processors kRejection = {.mode = VerifyMode::rejection};
+const Processors kLenient = {.mode = VerifyMode::rejection, .lenience = 0.6f};
+const Processors kRejectionGathered = {
+    .mode = VerifyMode::rejection, .temperature = 3.0f, .top_p = 0.95f};
+
+INSTANTIATE_TEST_SUITE_P(Ways, RejectionAlternatives,
+                         testing::Values(Case{"whole", 1, kRejection},
+                                         Case{"on_three", 3, kRejection},
+                                         Case{"edited", 2, kRejection, true},
+                                         Case{"lenient", 2, kLenient},
+                                         Case{"gathered", 1, kRejectionGathered},
+                                         Case{"gathered_on_two", 2, kRejectionGathered},
+                                         Case{"gathered_edited", 2, kRejectionGathered, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

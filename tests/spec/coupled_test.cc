@@ -63,9 +63,10 @@ void step(const Language& language, const Setting& setting, uint64_t seed, const
   for (int i = 0; i < k; ++i) {
     const auto& logits = language.draft[last];
     const auto q = cpu::process_row(logits.data(), kVocab, setting.processors, isa);
-    last = setting.copied
-               ? q.choice
-               : steps.sample_draft(logits.data(), kVocab, q, setting.processors.mode, key, i, isa);
+    last = setting.copied ? q.choice
+                          : steps.sample_draft(
+                                logits.data(), kVocab, q,
+                                {.processors = setting.processors, .key = key, .offset = i}, isa);
     drafted.push_back(last);
     rows.push_back(&language.target[last]);
   }
@@ -198,7 +199,8 @@ TEST(Coupled, AcceptsBetweenItsBounds) {
     for (uint32_t position = 0; position < kPositions; ++position) {
       const RandomKey key{.seed = 4, .choice = 0, .base = position};
       const auto draw = [&](const std::vector<float>& logits, const RowDistribution& row) {
-        return cpu::sample_draft(logits.data(), kVocab, row, processors.mode, key, 0, isa);
+        return cpu::sample_draft(logits.data(), kVocab, row, {.processors = processors, .key = key},
+                                 isa);
       };
       agreed += draw(target, processed_p) == draw(draft, processed_q) ? 1 : 0;
     }
@@ -217,8 +219,10 @@ TEST(CoupledPlantedBugs, NoiseKeyedByTheStepIsSeen) {
 TEST(CoupledPlantedBugs, ADraftWithOtherNoiseIsSeen) {
   Steps steps;
   steps.sample_draft = [](const float* logits, int64_t vocab_size, const RowDistribution& q,
-                          VerifyMode, const RandomKey& key, int offset, Isa isa) {
-    return cpu::sample_draft(logits, vocab_size, q, VerifyMode::rejection, key, offset, isa);
+                          const DraftRow& row, Isa isa) {
+    DraftRow other = row;
+    other.processors.mode = VerifyMode::rejection;
+    return cpu::sample_draft(logits, vocab_size, q, other, isa);
   };
   EXPECT_EQ(differing_texts(steps, 1), 0);  // a drafter decides nothing
   EXPECT_LT(acceptance(0.0f, steps), 0.9);

@@ -356,7 +356,8 @@ double sampled_total_variation(double (*accept_u)(const RandomKey&, int offset),
   std::vector<double> frequency(4, 0.0);
   for (uint32_t base = 0; base < kSamples; ++base) {
     const RandomKey key{.seed = 11, .choice = 0, .base = base};
-    const int32_t drafted = cpu::sample_draft(draft.data(), 4, q, draft_mode, key, 0, isa);
+    const int32_t drafted = cpu::sample_draft(
+        draft.data(), 4, q, {.processors = {.mode = draft_mode}, .key = key}, isa);
     p.draft_logit = target[drafted];
     const SequenceRows rows{target.data(), draft.data(), &drafted, &p, &q, 1, 0, 4, 4};
     double p_draft, q_draft;
@@ -399,7 +400,9 @@ double total_variation_behind_a_refusal(bool reused) {
   RowDistribution p = cpu::process_row(target.data(), 4, processors, isa);
   const RowDistribution q = cpu::process_row(draft.data(), 4, processors, isa);
   const auto drafted_by = [&](const RandomKey& key, int offset) {
-    return cpu::sample_draft(draft.data(), 4, q, VerifyMode::rejection, key, offset, isa);
+    return cpu::sample_draft(
+        draft.data(), 4, q,
+        {.processors = {.mode = VerifyMode::rejection}, .key = key, .offset = offset}, isa);
   };
   constexpr int kSamples = 200'000;
   std::vector<double> frequency(4, 0.0);

@@ -61,8 +61,7 @@ class MixedSteps {
       const bool drafts = states[slot].drafter != nullptr;
       // Some steps have them, with as many draws for all.
       int alternatives = 0;
-      if (drafts && drafted > 0 && branches && rows + 2 <= kMaxRows &&
-          states[slot].processors.mode != VerifyMode::rejection) {
+      if (drafts && drafted > 0 && branches && rows + 2 <= kMaxRows) {
         alternatives = 2;
         rows += alternatives;
       }

@@ -175,6 +175,55 @@ TEST_P(VerifierGathers, AllRowsOfAStepAtOnce) {
   EXPECT_GT(lengths.size(), 2u);  // refused at once, later, and never
 }
 
+// Flat rows of alternatives, beside sharp ones of the drafts: that of the extra token alone is
+// gathered, and the drafts' verdicts stand.
+TEST_P(VerifierGathers, OfAlternativesTheOneThatIsWanted) {
+  constexpr int kVocab = 3000;
+  constexpr int32_t kRefused = 17, kLikely = 400, kUnlikely = 2900;
+  const Processors nucleus{GetParam(), 1.0f, 0, 0.95f};
+  const Processors coupled{VerifyMode::coupled, 1.0f, 0, 0.95f};
+  std::mt19937 random(21);
+  const auto sharp = [&](int32_t token) {
+    std::vector<float> row(kVocab, 0.0f);
+    row[token] = 40.0f;
+    return row;
+  };
+  std::vector<Case> cases;
+  for (uint32_t i = 0; i < 6; ++i) {
+    const int32_t drafted = i < 3 ? kRefused : kLikely;  // the others are accepted
+    const auto drafts = static_cast<int>(cases.size());
+    cases.push_back({.target = {sharp(kLikely), sharp(kUnlikely)},
+                     .draft = {sharp(drafted)},
+                     .drafted = {drafted},
+                     .processors = nucleus,
+                     .key = {i, 0, 5}});
+    for (const int32_t token : {kUnlikely, kLikely}) {
+      cases.push_back({.target = {random_row(random, kVocab, 0.3f)},
+                       .draft = {},
+                       .drafted = {},
+                       .processors = coupled,
+                       .key = {i, 0, 6},
+                       .alternative_of = drafts,
+                       .alternative = token});
+    }
+  }
+  for (const int ranks : {1, 2, 3}) {
+    const auto verdicts = verify_over(ranks, cases);
+    for (size_t i = 0; i < cases.size(); i += 3) {
+      const bool refused = cases[i].drafted[0] == kRefused;
+      EXPECT_EQ(verdicts[i].num_accepted, refused ? 0 : 1);
+      EXPECT_EQ(verdicts[i].extra_token, refused ? kLikely : kUnlikely);
+      EXPECT_EQ(verdicts[i].gathered, 0);
+      EXPECT_EQ(verdicts[i].alpha_rows, 1);
+      EXPECT_NEAR(verdicts[i].alpha_sum, refused ? 0.0 : 1.0, 1e-9);
+      EXPECT_EQ(verdicts[i + 1].gathered, 0);
+      EXPECT_EQ(verdicts[i + 2].gathered, refused ? 1 : 0);
+      if (!refused) continue;
+      EXPECT_EQ(verdicts[i + 2].extra_token, reference_tokens(cases[i + 2])[0]);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Modes, VerifierGathers,
                          testing::Values(VerifyMode::rejection, VerifyMode::coupled));
 

@@ -23,6 +23,8 @@ struct Case {
   std::vector<int32_t> drafted;            // [K]
   Processors processors;
   RandomKey key{.seed = 1, .choice = 0, .base = 1};
+  int alternative_of = -1;  // as VerifyWork says; then this is the token
+  int32_t alternative = 0;
 };
 
 // One rank's Verifier, and the memory that a step needs.
@@ -57,13 +59,17 @@ class Rank {
     const int32_t* drafted = drafted_.data();
     int64_t row = 0;
     for (const Case& c : cases) {
+      int32_t* const alternative = verifier_.drafted() + work.size();
+      if (c.alternative_of >= 0) *alternative = c.alternative;
       work.push_back({.first_row = row,
                       .num_drafted = static_cast<int>(c.drafted.size()),
                       .drafted = drafted,
                       .draft_logits = c.draft.empty() ? nullptr : draft,
                       .draft_rows = q,
                       .processors = c.processors,
-                      .key = c.key});
+                      .key = c.key,
+                      .alternative_of = c.alternative_of,
+                      .alternative = c.alternative_of >= 0 ? alternative : nullptr});
       row += static_cast<int64_t>(c.target.size());
       draft += c.draft.size() * vocab_;
       q += c.draft.size();
@@ -103,8 +109,8 @@ inline int32_t draw(const std::vector<float>& logits, const Processors& processo
   const auto vocab = static_cast<int64_t>(logits.size());
   const cpu::Isa isa = cpu::select_isa();
   return cpu::sample_draft(logits.data(), vocab,
-                           cpu::process_row(logits.data(), vocab, processors, isa), processors.mode,
-                           key, offset, isa);
+                           cpu::process_row(logits.data(), vocab, processors, isa),
+                           {.processors = processors, .key = key, .offset = offset}, isa);
 }
 
 inline std::string describe(const Verdict& v) {

@@ -173,10 +173,10 @@ TEST_P(VerifyParity, AlternativesAreTheCpus) {
   const DeviceArray<float> device_logits(logits);
   const DeviceArray<int32_t> drafted(kDraws * kRows);
   const DeviceArray<RowDistribution> q(kDraws * kRows);
-  const DeviceArray<float> q_logits(kDraws * kRows * vocab_);
   std::vector<int32_t> expected(kDraws * kRows);
   std::vector<RowDistribution> expected_q(kDraws * kRows);
-  std::vector<float> expected_logits(kDraws * kRows * vocab_);
+  std::vector<float> expected_logits(kDraws * kRows * vocab_, -1.0f);
+  const DeviceArray<float> q_logits(expected_logits);
   for (int draw = 0; draw < kDraws; ++draw) {
     std::vector<DraftRow> rows;
     for (int r = 0; r < kRows; ++r) {
@@ -185,6 +185,10 @@ TEST_P(VerifyParity, AlternativesAreTheCpus) {
                       .offset = 0,
                       .drafted = draw * kRows + r,
                       .masked = draw == 0 ? -1 : (draw - 1) * kRows + r});
+      DraftRow& row = rows.back();
+      if (draw == 0 || row.processors.mode != VerifyMode::rejection) continue;
+      row.processors.mode = VerifyMode::coupled;
+      row.foretells_extra = 1;
     }
     cpu::sample_drafts(logits.data(), vocab_, rows.data(), kRows, expected.data(),
                        expected_q.data(), expected_logits.data(), cpu::select_isa());
@@ -193,6 +197,8 @@ TEST_P(VerifyParity, AlternativesAreTheCpus) {
                   q_logits.data(), scratch(), stream_);
     EXPECT_EQ(drafted.values(), expected);
   }
+  const auto kept = q_logits.values();  // of the first draws, before anything was masked
+  EXPECT_EQ(std::memcmp(kept.data(), expected_logits.data(), kept.size() * sizeof(float)), 0);
   for (int r = 0; r < kRows; ++r) {
     if (expected_q[r].non_finite != 0 || vocab_ <= kDraws) continue;
     std::set<int32_t> distinct;
