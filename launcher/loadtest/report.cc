@@ -14,6 +14,8 @@ void add_counts(const RequestRecord& record, LoadReport& report) {
   report.num_spec_steps += record.num_spec_steps;
   report.num_draft_tokens += record.num_draft_tokens;
   report.num_accepted_draft_tokens += record.num_accepted_draft_tokens;
+  report.num_alternative_draft_tokens += record.num_alternative_draft_tokens;
+  report.num_accepted_alternatives += record.num_accepted_alternatives;
   report.mean_acceptance_length += record.mean_acceptance_length;
   ++report.answers_by_mode[record.mode];
   ++report.answers_by_drafter[record.drafter];

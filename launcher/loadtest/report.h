@@ -45,6 +45,7 @@ struct LoadReport {
   int64_t prompt_tokens = 0, completion_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompts', found in the prefix cache
   int64_t num_spec_steps = 0, num_draft_tokens = 0, num_accepted_draft_tokens = 0;
+  int64_t num_alternative_draft_tokens = 0, num_accepted_alternatives = 0;  // of them
   double draft_acceptance_rate = 0;
   double mean_acceptance_length = 0;  // the mean of the answers' own
   std::map<std::string, int64_t> answers_by_mode, answers_by_drafter;

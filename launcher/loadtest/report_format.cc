@@ -107,6 +107,8 @@ Json to_json(const LoadReport& report) {
            {{"num_spec_steps", report.num_spec_steps},
             {"num_draft_tokens", report.num_draft_tokens},
             {"num_accepted_draft_tokens", report.num_accepted_draft_tokens},
+            {"num_alternative_draft_tokens", report.num_alternative_draft_tokens},
+            {"num_accepted_alternatives", report.num_accepted_alternatives},
             {"draft_acceptance_rate", report.draft_acceptance_rate},
             {"mean_acceptance_length", report.mean_acceptance_length},
             {"answers_by_mode", report.answers_by_mode},
@@ -132,12 +134,16 @@ std::string to_table(const LoadReport& report) {
   if (report.goodput) text += goodput_line(*report.goodput);
   if (report.answers() == 0) return text;
   text += prompts_line(report);
-  text += absl::StrFormat(
-      "speculation: accepted %d of %d drafted tokens (%.1f %%), %.2f tokens a step; answers by %s; "
-      "%s\n",
-      report.num_accepted_draft_tokens, report.num_draft_tokens, 100 * report.draft_acceptance_rate,
-      report.mean_acceptance_length, counts(report.answers_by_mode),
-      counts(report.answers_by_drafter));
+  text += absl::StrFormat("speculation: accepted %d of %d drafted tokens (%.1f %%)",
+                          report.num_accepted_draft_tokens, report.num_draft_tokens,
+                          100 * report.draft_acceptance_rate);
+  if (report.num_alternative_draft_tokens > 0) {
+    text += absl::StrFormat(", %d of %d that stood beside a first one",
+                            report.num_accepted_alternatives, report.num_alternative_draft_tokens);
+  }
+  text +=
+      absl::StrFormat(", %.2f tokens a step; answers by %s; %s\n", report.mean_acceptance_length,
+                      counts(report.answers_by_mode), counts(report.answers_by_drafter));
   return text;
 }
 
@@ -199,6 +205,8 @@ Json to_json(const RequestRecord& record) {
           {"cached_tokens", record.cached_tokens},
           {"num_draft_tokens", record.num_draft_tokens},
           {"num_accepted_draft_tokens", record.num_accepted_draft_tokens},
+          {"num_alternative_draft_tokens", record.num_alternative_draft_tokens},
+          {"num_accepted_alternatives", record.num_accepted_alternatives},
           {"mode", record.mode},
           {"drafter", record.drafter},
           {"chunks", std::move(chunks)},

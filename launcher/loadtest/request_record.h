@@ -39,6 +39,8 @@ struct RequestRecord {
   int64_t num_spec_steps = 0;
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_draft_tokens = 0;
+  // Of the drafted ones, beside a first one; and of the accepted ones, in its place.
+  int64_t num_alternative_draft_tokens = 0, num_accepted_alternatives = 0;
   double mean_acceptance_length = 0;
   std::string mode, drafter;  // of its speculation
 

@@ -46,6 +46,8 @@ void StreamingCall::take(const v1::Complete& complete, double now_s) {
   record_.num_spec_steps = speculation.num_spec_steps();
   record_.num_draft_tokens = speculation.num_draft_tokens();
   record_.num_accepted_draft_tokens = speculation.num_accepted_draft_tokens();
+  record_.num_alternative_draft_tokens = speculation.num_alternative_draft_tokens();
+  record_.num_accepted_alternatives = speculation.num_accepted_alternatives();
   record_.mean_acceptance_length = speculation.mean_acceptance_length();
   record_.mode = speculation.mode();
   record_.drafter = speculation.drafter();

@@ -63,6 +63,8 @@ TEST(LoadGenerator, RecordsWhatCame) {
   speculation.set_num_spec_steps(15);
   speculation.set_num_draft_tokens(16);
   speculation.set_num_accepted_draft_tokens(17);
+  speculation.set_num_alternative_draft_tokens(18);
+  speculation.set_num_accepted_alternatives(19);
   speculation.set_mean_acceptance_length(1.8);
   speculation.set_mode("coupled");
   speculation.set_drafter("head");
@@ -88,6 +90,8 @@ TEST(LoadGenerator, RecordsWhatCame) {
     EXPECT_EQ(record.num_spec_steps, 15);
     EXPECT_EQ(record.num_draft_tokens, 16);
     EXPECT_EQ(record.num_accepted_draft_tokens, 17);
+    EXPECT_EQ(record.num_alternative_draft_tokens, 18);
+    EXPECT_EQ(record.num_accepted_alternatives, 19);
     EXPECT_EQ(record.mean_acceptance_length, 1.8);
     EXPECT_EQ(record.mode, "coupled");
     EXPECT_EQ(record.drafter, "head");

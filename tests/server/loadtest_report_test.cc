@@ -32,6 +32,8 @@ RequestRecord answer(int64_t index, double due_s, int num_chunks) {
   record.num_spec_steps = 1;
   record.num_draft_tokens = 4;
   record.num_accepted_draft_tokens = 1;
+  record.num_alternative_draft_tokens = 3;
+  record.num_accepted_alternatives = 1;
   record.mean_acceptance_length = 2;
   return record;
 }
@@ -71,6 +73,8 @@ TEST(Report, MeasuresFromWhenARequestWasDue) {
   EXPECT_EQ(report.prompt_tokens, 3);
   EXPECT_EQ(report.completion_tokens, 10);
   EXPECT_EQ(report.draft_acceptance_rate, 0.25);
+  EXPECT_EQ(report.num_alternative_draft_tokens, 3);
+  EXPECT_EQ(report.num_accepted_alternatives, 1);
   EXPECT_EQ(report.mean_acceptance_length, 2);
 }
 
