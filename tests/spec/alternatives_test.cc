@@ -319,9 +319,6 @@ TEST_P(RejectionAlternatives, ChangeNoToken) {
     const LogitRules rules = rules_of(GetParam());
     Sequences with(communicator, GetParam().processors, rules, draft_at_random);
     Sequences without(communicator, GetParam().processors, rules, draft_at_random);
-    const auto length = [&](int64_t slot) {
-      return static_cast<int64_t>(without.state(slot).tokens.size());
-    };
     for (int i = 0; i < 60; ++i) {
       std::map<int64_t, Sequences::Drafts> drafts, chains, plain;
       for (int64_t slot = 0; slot < kSlots; ++slot) {
