@@ -93,21 +93,21 @@ void Intake::process(const Item& item) {
     item.sink->on_error(absl::CancelledError("cancelled while waiting"));
     return;
   }
-  // One request's tokenisation may fail (a regular expression's limits, memory): it alone ends.
-  absl::StatusOr<Request> request = absl::UnknownError("");
+  // One request may fail on its way (a regular expression's limits, memory): it alone ends.
+  absl::Status status;
   try {
-    request = to_request(item.request, context_);
+    absl::StatusOr<Request> request = to_request(item.request, context_);
+    status = request.status();
+    if (status.ok()) {
+      request->request_id = item.request_id;
+      request->tenant = item.tenant;
+      request->received = item.received;
+      engine_.submit(*std::move(request), item.sink);
+    }
   } catch (const std::exception& error) {
-    request = absl::InternalError(absl::StrCat("cannot prepare the request: ", error.what()));
+    status = absl::InternalError(absl::StrCat("cannot prepare the request: ", error.what()));
   }
-  if (!request.ok()) {
-    item.sink->on_error(request.status());
-    return;
-  }
-  request->request_id = item.request_id;
-  request->tenant = item.tenant;
-  request->received = item.received;
-  engine_.submit(*std::move(request), item.sink);
+  if (!status.ok()) item.sink->on_error(status);
 }
 
 }  // namespace outrider

@@ -212,7 +212,7 @@ void Engine::start(Submission& submission) {
                                     .text = std::move(text),
                                     .top_logprobs = sampling.logprobs.value_or(-1),
                                     .top_prompt_logprobs = sampling.prompt_logprobs.value_or(0)});
-    tokens_waiting_ += prompt_length;
+    tokens_waiting_ += std::ssize(tokens);
     lookahead_.add(
         id, {.drafter = settings.drafter,
              .drawing = drawing_of(settings.processors),
@@ -260,7 +260,7 @@ void Engine::drop_ended() {
       }
       delivered_.push_back(std::move(end));
     }
-    if (!sequence.started) tokens_waiting_ -= answer.completion.prompt_tokens;
+    if (!sequence.started) tokens_waiting_ -= std::ssize(scheduler_.tokens(id));
     ended.push_back(id);
   }
   for (const int64_t id : ended) end_sequence(id, false);
@@ -340,7 +340,7 @@ void Engine::note_admissions(StepPlan& plan) {
     if (!std::exchange(request.begun, true) && quarantine_ != nullptr) {
       quarantine_->began(request.digest);
     }
-    tokens_waiting_ -= sequence.answer->completion.prompt_tokens;
+    tokens_waiting_ -= std::ssize(scheduler_.tokens(scheduler_.sequence_at(admission.slot)));
     sequence.answer->started = now;
     Completion& completion = sequence.answer->completion;
     // Behind the prompt may be what a resumed answer had already.

@@ -30,7 +30,7 @@ namespace outrider {
 struct EngineStats {
   int64_t num_requests_running = 0;  // answers, where requests ask for several
   int64_t num_requests_waiting = 0;
-  int64_t num_tokens_waiting = 0;  // of the prompts that wait
+  int64_t num_tokens_waiting = 0;  // of the prompts that wait, and emitted_token_ids
   int64_t num_requests_finished = 0;
   int64_t num_requests_failed = 0;
   int64_t num_steps = 0;
@@ -120,7 +120,7 @@ class Engine {
   LookaheadPlanner lookahead_;
   std::unordered_map<int64_t, Sequence> sequences_;
   int64_t next_id_ = 0;
-  int64_t tokens_waiting_ = 0;  // of prompts that were never admitted
+  int64_t tokens_waiting_ = 0;  // of sequences that were never admitted
   uint64_t next_step_ = 1;
   struct NonFinite {
     uint64_t step;

@@ -8,8 +8,9 @@ namespace {
 
 int64_t answers(const Submission& submission) { return submission.request.sampling.n; }
 
-int64_t prompt_tokens(const Submission& submission) {
-  return answers(submission) * std::ssize(submission.request.prompt);
+int64_t tokens(const Submission& submission) {
+  const Request& request = submission.request;
+  return answers(submission) * (std::ssize(request.prompt) + std::ssize(request.emitted));
 }
 
 }  // namespace
@@ -20,14 +21,14 @@ Submission* Inbox::closed() {
 }
 
 bool Inbox::push(std::unique_ptr<Submission>& submission) {
-  const int64_t waiting = answers(*submission), tokens = prompt_tokens(*submission);
+  const int64_t waiting = answers(*submission), length = tokens(*submission);
   num_answers_ += waiting;
-  num_tokens_ += tokens;
+  num_tokens_ += length;
   Submission* head = head_.load();
   do {
     if (head == closed()) {
       num_answers_ -= waiting;
-      num_tokens_ -= tokens;
+      num_tokens_ -= length;
       return false;
     }
     submission->next = head;
@@ -53,7 +54,7 @@ Inbox::Submissions Inbox::unwind(Submission* newest) {
     Submission* const next = newest->next;
     submissions.emplace_back(newest);
     num_answers_ -= answers(*newest);
-    num_tokens_ -= prompt_tokens(*newest);
+    num_tokens_ -= tokens(*newest);
     newest = next;
   }
   std::reverse(submissions.begin(), submissions.end());

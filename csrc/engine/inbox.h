@@ -44,7 +44,7 @@ class Inbox {
   Submissions close();
 
   int64_t num_answers() const { return num_answers_; }  // n of each request
-  int64_t num_tokens() const { return num_tokens_; }    // of their prompts
+  int64_t num_tokens() const { return num_tokens_; }    // of their prompts and emitted_token_ids
 
  private:
   static Submission* closed();  // the head once nothing is taken any more

@@ -124,9 +124,11 @@ void Scheduler::plan_decodes() {
   const auto least = [](const ScheduledSequence& s) {
     return 1 + s.num_stale() + (s.exact() ? s.usable_lookahead() + s.usable_alternatives() : 0);
   };
+  int64_t missed = 0;  // that drafters' caches lack of sequences which wait for that
   for (ScheduledSequence* s : running_) {
     s->chosen_lookahead = kMaxDraftTokens;
     s->chosen_alternatives = s->usable_alternatives();
+    if (s->exact() && !s->draft_caught_up()) missed += s->num_missed();
     if (!s->ready_to_decode()) continue;
     ready.push_back(s);
     s->considered = true;
@@ -138,7 +140,7 @@ void Scheduler::plan_decodes() {
       ready.size() < running_.size() || (!waiting_.empty() && !free_slots_.empty());
   const int64_t most_kept =
       std::max<int64_t>(1, std::min(limits_.max_rows / 4, limits_.max_rows - owed));
-  const int64_t kept = others_wait ? std::clamp<int64_t>(prompts.plain, 1, most_kept) : 0;
+  const int64_t kept = others_wait ? std::clamp<int64_t>(prompts.plain + missed, 1, most_kept) : 0;
   rows_.all -= kept;
   std::stable_sort(ready.begin(), ready.end(),
                    [](const auto* a, const auto* b) { return a->last_served < b->last_served; });

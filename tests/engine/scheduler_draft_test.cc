@@ -61,6 +61,20 @@ TEST(Scheduler, LeavesAFewPositionsToTheDrafterItself) {
   EXPECT_EQ(work_of(scheduler, plan, 1)->draft_prefill_end, kMaxDraftTokens + 1 + 10);
 }
 
+// Whoever has to draft K waits for its drafter's cache; the drafts of others leave that some rows,
+// when the target has read the prompt, too.
+TEST(Scheduler, DraftsOfOthersLeaveRowsForADraftCacheThatIsWaitedFor) {
+  SchedulerLimits limits = roomy();
+  limits.max_rows = 20;
+  Scheduler scheduler(limits);
+  for (int64_t id = 1; id <= 4; ++id) scheduler.add(spec(id, 1, 8, DrafterKind::random));
+  step(scheduler);
+  scheduler.add(exactly(spec(5, 61, 4)));
+  int steps = 1;
+  while (drafts_of(scheduler, step(scheduler), 5) < 0) ASSERT_LT(++steps, 100);
+  EXPECT_LT(steps, 30);  // 105 positions, a quarter of a step's rows in each
+}
+
 // Drafts as many as it may, and keeps what it was told.
 struct RecordingChooser final : LookaheadChooser {
   double choose(std::span<DecodeChoice> step, const PromptRows& prompts) override {

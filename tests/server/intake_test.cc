@@ -37,6 +37,20 @@ TEST(Intake, RefusesAtOnceWhatIsTooManyTokensToWait) {
   EXPECT_TRUE(generate(server.port(), greedy("Second again", 5)).status.ok());
 }
 
+// What is to be computed before the first new token waits, whoever wrote it.
+TEST(Intake, TokensOfAnAnswerThatGoesOnWaitToo) {
+  RunningServer server({}, /*run_engine=*/false);
+  v1::GenerateRequest request = greedy("On", 60);
+  for (int i = 0; i < 50; ++i) request.add_emitted_token_ids(65 + i % 20);
+  OpenCall call(server.port(), request);
+  server.wait_for_waiting(1);
+  EXPECT_GE(server.engine().stats().num_tokens_waiting, 51);
+  server.start_engine();
+  EXPECT_TRUE(call.finish().status.ok());
+  server.wait_until_idle();
+  EXPECT_EQ(server.engine().stats().num_tokens_waiting, 0);
+}
+
 // Prompts of the most bytes that are read at all, all one word, which no step may need: they are
 // longer than the model allows.
 constexpr int kPrompts = 64;
