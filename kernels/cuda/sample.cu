@@ -61,7 +61,7 @@ __global__ void filter_drafts(const float* logits, int64_t vocab_size, const Dra
 
 // A block a chunk of a row; the last of a row's blocks draws the token. Verification of a row drawn
 // by rejection reads its logits again, finite or not: they are kept.
-__global__ void __launch_bounds__(kChunkThreads)
+__global__ void __launch_bounds__(kChunkThreads, 6)
     race_drafts(const float* logits, int64_t vocab_size, const DraftRow* drafts,
                 const RowDistribution* q, float* q_logits, Runner* runners, unsigned* arrivals,
                 int32_t* drafted) {
