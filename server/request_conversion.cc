@@ -100,6 +100,16 @@ absl::Status check_text(absl::string_view field, std::string_view text,
   return absl::OkStatus();
 }
 
+// A text that is too long is not read to its end.
+absl::StatusOr<std::vector<int32_t>> encode(std::string_view text, bool add_special_tokens,
+                                            const RequestContext& context) {
+  const int64_t most = context.limits.max_positions - 1;
+  std::vector<int32_t> ids = context.tokenizer.encode(text, add_special_tokens, most);
+  if (static_cast<int64_t>(ids.size()) <= most) return ids;
+  return field_error("input",
+                     absl::StrCat("has more than ", most, " tokens; expected at most ", most));
+}
+
 absl::StatusOr<std::vector<int32_t>> tokenise_chat(const v1::Chat& chat,
                                                    const RequestContext& context) {
   if (chat.messages_size() > context.limits.max_positions) {
@@ -127,7 +137,7 @@ absl::StatusOr<std::vector<int32_t>> tokenise_chat(const v1::Chat& chat,
   if (!text.ok()) return text.status();
   if (auto status = check_text("messages", *text, context); !status.ok()) return status;
   // The template writes the special tokens that it wants.
-  return context.tokenizer.encode(*text, false);
+  return encode(*text, false, context);
 }
 
 absl::StatusOr<std::vector<int32_t>> tokenise(const v1::GenerateRequest& proto,
@@ -137,7 +147,7 @@ absl::StatusOr<std::vector<int32_t>> tokenise(const v1::GenerateRequest& proto,
       if (auto status = check_text("text", proto.text(), context); !status.ok()) {
         return status;
       }
-      return context.tokenizer.encode(proto.text());
+      return encode(proto.text(), true, context);
     case v1::GenerateRequest::kTokenized: {
       const auto& ids = proto.tokenized().input_ids();
       if (ids.empty()) {

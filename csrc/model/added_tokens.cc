@@ -84,8 +84,8 @@ const AddedToken* AddedTokens::longest_at(std::string_view text) const {
   return longest;
 }
 
-void AddedTokens::split(std::string_view text, absl::FunctionRef<void(std::string_view)> between,
-                        absl::FunctionRef<void(int32_t)> token) const {
+bool AddedTokens::split(std::string_view text, absl::FunctionRef<bool(std::string_view)> between,
+                        absl::FunctionRef<bool(int32_t)> token) const {
   size_t done = 0;  // what has been handed over
   for (size_t at = 0; at < text.size();) {
     const AddedToken* found =
@@ -116,12 +116,12 @@ void AddedTokens::split(std::string_view text, absl::FunctionRef<void(std::strin
         end += behind.bytes;
       }
     }
-    if (done < begin) between(text.substr(done, begin - done));
+    if (done < begin && !between(text.substr(done, begin - done))) return false;
     // A token of white space may lie within what the one before it has swallowed.
-    if (begin < end) token(found->id);
+    if (begin < end && !token(found->id)) return false;
     done = std::max(begin, end);
   }
-  if (done < text.size()) between(text.substr(done));
+  return done >= text.size() || between(text.substr(done));
 }
 
 }  // namespace outrider

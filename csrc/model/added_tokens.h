@@ -31,9 +31,10 @@ class AddedTokens {
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
   // Cuts `text` at the tokens in it, the longest of those that begin leftmost, and hands over in
-  // order the text between them (non-empty) and their ids.
-  void split(std::string_view text, absl::FunctionRef<void(std::string_view)> between,
-             absl::FunctionRef<void(int32_t)> token) const;
+  // order the text between them (non-empty) and their ids, until one of the two returns false;
+  // returns whether neither did.
+  bool split(std::string_view text, absl::FunctionRef<bool(std::string_view)> between,
+             absl::FunctionRef<bool(int32_t)> token) const;
 
  private:
   static constexpr int32_t kNone = -1;

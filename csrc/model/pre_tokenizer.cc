@@ -54,19 +54,19 @@ void PreTokenizer::read(const JsonNode& node) {
   rules_.push_back(std::move(rule));
 }
 
-void PreTokenizer::split(std::string_view text,
-                         absl::FunctionRef<void(std::string_view)> piece) const {
+bool PreTokenizer::split(std::string_view text,
+                         absl::FunctionRef<bool(std::string_view)> piece) const {
   std::vector<std::optional<Regex::Matcher>> matchers(rules_.size());
   for (size_t i = 0; i < rules_.size(); ++i) {
     if (rules_[i].pattern.has_value()) matchers[i].emplace(*rules_[i].pattern);
   }
-  apply(0, matchers, text, piece);
+  return apply(0, matchers, text, piece);
 }
 
-void PreTokenizer::apply(size_t rule, std::vector<std::optional<Regex::Matcher>>& matchers,
+bool PreTokenizer::apply(size_t rule, std::vector<std::optional<Regex::Matcher>>& matchers,
                          std::string_view text,
-                         absl::FunctionRef<void(std::string_view)> piece) const {
-  if (text.empty()) return;
+                         absl::FunctionRef<bool(std::string_view)> piece) const {
+  if (text.empty()) return true;
   if (rule == rules_.size()) return piece(text);
   const Rule& current = rules_[rule];
   std::string prefixed;
@@ -78,7 +78,7 @@ void PreTokenizer::apply(size_t rule, std::vector<std::optional<Regex::Matcher>>
   if (!current.pattern.has_value()) return apply(rule + 1, matchers, text, piece);
 
   const auto next = [&](size_t begin, size_t end, bool keep) {
-    if (keep) apply(rule + 1, matchers, text.substr(begin, end - begin), piece);
+    return !keep || apply(rule + 1, matchers, text.substr(begin, end - begin), piece);
   };
   size_t from = 0;   // where the search goes on
   size_t after = 0;  // the end of the last match
@@ -91,12 +91,14 @@ void PreTokenizer::apply(size_t rule, std::vector<std::optional<Regex::Matcher>>
       from += first_utf8_piece(text.substr(from)).bytes;
       continue;
     }
-    next(after, match->begin, current.keep_between);
-    next(match->begin, match->end, current.keep_matches);
+    if (!next(after, match->begin, current.keep_between) ||
+        !next(match->begin, match->end, current.keep_matches)) {
+      return false;
+    }
     from = after = match->end;
     matched = true;
   }
-  next(after, text.size(), current.keep_between);
+  return next(after, text.size(), current.keep_between);
 }
 
 }  // namespace outrider

@@ -19,9 +19,10 @@ class PreTokenizer {
   // node: "pre_tokenizer" of tokenizer.json. Throws Error for a rule that is not known.
   explicit PreTokenizer(const JsonNode& node);
 
-  // Hands the non-empty pieces of `text` (valid UTF-8) to `piece`, in order. They are views that
-  // last for the call. Without a prefix space and dropped matches the pieces joined are the text.
-  void split(std::string_view text, absl::FunctionRef<void(std::string_view)> piece) const;
+  // Hands the non-empty pieces of `text` (valid UTF-8) to `piece`, in order, until that returns
+  // false; returns whether it never did. They are views that last for the call. Without a prefix
+  // space and dropped matches the pieces joined are the text.
+  bool split(std::string_view text, absl::FunctionRef<bool(std::string_view)> piece) const;
 
  private:
   // Each rule cuts what the one before it left.
@@ -33,8 +34,8 @@ class PreTokenizer {
   };
 
   void read(const JsonNode& node);
-  void apply(size_t rule, std::vector<std::optional<Regex::Matcher>>& matchers,
-             std::string_view text, absl::FunctionRef<void(std::string_view)> piece) const;
+  bool apply(size_t rule, std::vector<std::optional<Regex::Matcher>>& matchers,
+             std::string_view text, absl::FunctionRef<bool(std::string_view)> piece) const;
 
   std::vector<Rule> rules_;
   bool byte_level_ = false;  // the last rule so far is ByteLevel

@@ -157,24 +157,33 @@ void Tokenizer::read_tokens(const JsonNode& file, const std::vector<AddedToken>&
   }
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens,
+                                       int64_t max_tokens) const {
   std::string repaired;
   if (!is_valid_utf8(text)) {
     if (append_utf8(text, &repaired) > 0) repaired += kReplacementCharacter;
     text = repaired;
   }
   std::vector<int32_t> ids;
-  ids.reserve(text.size() / 3);
+  const auto useful = static_cast<size_t>(max_tokens);
+  ids.reserve(std::min(text.size() / 3, useful));
   Bpe::Scratch scratch;
-  const auto append = [&](int32_t id) { ids.push_back(id); };
+  const auto append = [&](int32_t id) {
+    ids.push_back(id);
+    return ids.size() <= useful;
+  };
   const auto append_pieces = [&](std::string_view part) {
-    pre_tokenizer_.split(part, [&](std::string_view piece) { bpe_.encode(piece, scratch, &ids); });
+    return pre_tokenizer_.split(part, [&](std::string_view piece) {
+      bpe_.encode(piece, scratch, &ids);
+      return ids.size() <= useful;
+    });
   };
   if (add_special_tokens) ids = addition_.prefix;
   in_text_.split(
       text,
       [&](std::string_view part) {
-        in_normalized_.split(normalizer_.empty() ? part : normalizer_(part), append_pieces, append);
+        return in_normalized_.split(normalizer_.empty() ? part : normalizer_(part), append_pieces,
+                                    append);
       },
       append);
   if (add_special_tokens) ids.insert(ids.end(), addition_.suffix.begin(), addition_.suffix.end());

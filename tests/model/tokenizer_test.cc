@@ -197,6 +197,26 @@ TEST(Tokenizer, ReadsIllFormedTextAsReplacements) {
   EXPECT_EQ(tokenizer.encode(std::string_view()), Ids());
 }
 
+// With and without rules that cut the text, tokens that are found in it, and a prefix.
+TEST(Tokenizer, ReadsNoFurtherThanIsOfUse) {
+  for (const char* name : {"digits", "split", "gpt2"}) {
+    const Tokenizer tokenizer = Tokenizer::load(kTestdata / name);
+    const json cases = read(kTestdata / "tokenizer_golden.json")[name];
+    std::string text;
+    for (const json& c : cases) text += c["text"].get<std::string>();
+    const Ids all = tokenizer.encode(text);
+    const auto length = static_cast<int64_t>(all.size());
+    EXPECT_EQ(tokenizer.encode(text, true, length), all);
+    bool stops_early = false;
+    for (int64_t most = 0; most < length; most += 1 + most / 8) {
+      Ids some = tokenizer.encode(text, true, most);
+      ASSERT_GT(static_cast<int64_t>(some.size()), most) << name;
+      stops_early |= static_cast<int64_t>(some.size()) < length / 2;
+    }
+    EXPECT_TRUE(stops_early) << name;
+  }
+}
+
 TEST(Tokenizer, MayBeCalledFromManyThreads) {
   const Tokenizer tokenizer = Tokenizer::load(kTestdata / "split");
   const json cases = read(kTestdata / "tokenizer_golden.json")["split"];
