@@ -69,11 +69,12 @@ struct ServeOptions {
 // Options that every rank must share, as text.
 std::string shared_settings(const EngineOptions& options) {
   return std::to_string(options.drafter ? static_cast<int>(*options.drafter) : -1) + " " +
-         options.lookahead.text() + " " + std::to_string(options.max_alternatives) + " " +
-         std::to_string(options.tpot_slo_ms) + " " + std::to_string(options.max_positions) + " " +
-         std::to_string(options.max_sequences) + " " + std::to_string(options.max_rows) + " " +
-         std::to_string(options.prefill_chunk) + " " + std::to_string(options.prefill_beside) +
-         " " + std::to_string(options.kv_cache_tokens);
+         options.lookahead.text() + " " + std::to_string(options.max_draft_tokens) + " " +
+         std::to_string(options.max_alternatives) + " " + std::to_string(options.tpot_slo_ms) +
+         " " + std::to_string(options.max_positions) + " " + std::to_string(options.max_sequences) +
+         " " + std::to_string(options.max_rows) + " " + std::to_string(options.prefill_chunk) +
+         " " + std::to_string(options.prefill_beside) + " " +
+         std::to_string(options.kv_cache_tokens);
 }
 
 // Of all that drafts, as text.
@@ -105,6 +106,13 @@ void check_together(const ServeOptions& options) {
     throw Error("--address " + server.address +
                 " can be reached from other machines; expected --tls-cert and --tls-key, a "
                 "loopback address, or --insecure to send everything in the clear");
+  }
+  const LookaheadPolicy& lookahead = options.engine.lookahead;
+  if (lookahead.kind != LookaheadPolicy::Kind::adaptive &&
+      lookahead.most() > options.engine.max_draft_tokens) {
+    throw Error("--lookahead " + lookahead.text() + " drafts " + std::to_string(lookahead.most()) +
+                " tokens; expected at most --max-speculative-tokens, " +
+                std::to_string(options.engine.max_draft_tokens));
   }
   if (options.engine.drafter) {
     check_drafter(*options.engine.drafter, options.engine.drafter_files());
@@ -207,32 +215,33 @@ void lead(const Process& process, ControlServer* control, Server& server) {
   if (quarantine_memory != nullptr) quarantine.emplace(*quarantine_memory);
   Engine engine(executor, control, {&server.metrics(), server.trace()},
                 quarantine ? &*quarantine : nullptr);
-  server.start_serving(engine, {.name = model_name(engine_options),
-                                .backend = process.backend.description(),
-                                .numerics = options.device.numerics,
-                                .num_ranks = communicator->size(),
-                                .chat_template = std::move(chat_template)});
-  end.serving(engine, server, [&liveness] { return liveness.peer_gone(); });
-  process.signals.on_stop([&end](StopRequest request) { end.request(request); });
-  if (const StepCosts& costs = executor.tables().target; costs.known()) {
-    spdlog::info(
-        "a step takes {:.1f} ms for 1 row, {:.1f} for 8, {:.1f} for 32; 1000 tokens before "
-        "a sequence's rows {:.2f} more, and {:.2f} for each row",
-        costs.rows_ms(1), costs.rows_ms(8), costs.rows_ms(32), 1000 * costs.ms_per_position,
-        1000 * costs.ms_per_row_position);
-  }
-  spdlog::info("listening on {}:{}, {} ranks, model {}", options.server.address, server.port(),
-               communicator->size(), model_name(engine_options));
-  if (server.http_port() != 0) {
-    spdlog::info("metrics and probes on {}:{}", options.server.address, server.http_port());
-  }
-  if (process.launcher != nullptr) process.launcher->serving(process.on_gpus);
-  const PortProbe probe(server.addresses(), [&end] { end.unreachable(); });
+  std::optional<PortProbe> probe;
   const auto ended = [&] {
     end.engine_ended();
     process.signals.on_stop({});
   };
   try {
+    server.start_serving(engine, {.name = model_name(engine_options),
+                                  .backend = process.backend.description(),
+                                  .numerics = options.device.numerics,
+                                  .num_ranks = communicator->size(),
+                                  .chat_template = std::move(chat_template)});
+    end.serving(engine, server, [&liveness] { return liveness.peer_gone(); });
+    process.signals.on_stop([&end](StopRequest request) { end.request(request); });
+    if (const StepCosts& costs = executor.tables().target; costs.known()) {
+      spdlog::info(
+          "a step takes {:.1f} ms for 1 row, {:.1f} for 8, {:.1f} for 32; 1000 tokens before "
+          "a sequence's rows {:.2f} more, and {:.2f} for each row",
+          costs.rows_ms(1), costs.rows_ms(8), costs.rows_ms(32), 1000 * costs.ms_per_position,
+          1000 * costs.ms_per_row_position);
+    }
+    spdlog::info("listening on {}:{}, {} ranks, model {}", options.server.address, server.port(),
+                 communicator->size(), model_name(engine_options));
+    if (server.http_port() != 0) {
+      spdlog::info("metrics and probes on {}:{}", options.server.address, server.http_port());
+    }
+    if (process.launcher != nullptr) process.launcher->serving(process.on_gpus);
+    probe.emplace(server.addresses(), [&end] { end.unreachable(); });
     engine.run();
   } catch (const std::exception& error) {
     ended();
@@ -433,6 +442,12 @@ void add_serve_command(CLI::App& app, Action& action) {
                    "Calls that may be under way with one token, or without tokens all together; "
                    "default 0: no limit")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
+  command
+      ->add_option(
+          "--max-speculative-tokens", options->engine.max_draft_tokens,
+          "Most tokens that a step drafts for an answer, one behind the other, and that a request "
+          "may ask for with their alternatives (default 15)")
+      ->check(CLI::Range(0, kMaxDraftTokens));
   command
       ->add_option_function<int>(
           "--http-port", [options](int port) { options->server.http_port = port; },

@@ -9,7 +9,6 @@
 #include "engine/metrics.h"
 
 namespace outrider {
-
 namespace {
 
 // A request's priority is worth so much waiting.
@@ -64,6 +63,7 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
   limits_.max_kv_tokens = (executor.num_pages() - 1) * kPageTokens;
   limits_.drafters = executor.drafters();
   limits_.default_drafter = executor.default_drafter();
+  limits_.max_draft_tokens = executor.options().max_draft_tokens;
   limits_.max_alternatives = executor.options().max_alternatives;
 }
 

@@ -87,7 +87,8 @@ RequestSettings settle(const Request& request, const Limits& limits,
   // By rejection, a seed's answer repeats only with a fixed K and a drafter that has it in every
   // step; greedy and coupled ones are the same for any.
   const bool repeats = sampling.seed.has_value() && processors.mode == VerifyMode::rejection;
-  const int chosen = repeats ? std::min(lookahead.fixed, lookahead.most()) : lookahead.most();
+  const int most = std::min(lookahead.most(), limits.max_draft_tokens);
+  const int chosen = repeats ? std::min(lookahead.fixed, most) : most;
   if (!speculation.off) {
     settings.lookahead = speculation.num_speculative_tokens.value_or(chosen);
   }
@@ -111,7 +112,8 @@ RequestSettings settle(const Request& request, const Limits& limits,
     settings.alternatives =
         speculation.num_alternatives.value_or(is_chosen ? limits.max_alternatives : 0);
     if (!is_chosen) {
-      settings.alternatives = std::min(settings.alternatives, kMaxDraftTokens - settings.lookahead);
+      settings.alternatives =
+          std::min(settings.alternatives, limits.max_draft_tokens - settings.lookahead);
     }
   }
   return settings;

@@ -108,6 +108,24 @@ TEST_F(RequestSettingsTest, AlternativesBesideAGivenK) {
   EXPECT_EQ(settings().alternatives, 0);
 }
 
+// What the server allows bounds what it chooses; what a request names was checked against it.
+TEST_F(RequestSettingsTest, NoMoreIsDraftedThanTheServerAllows) {
+  limits_.max_draft_tokens = 5;
+  EXPECT_EQ(settings().lookahead, 5);
+  policy_.fixed = 7;  // of seeded answers by rejection
+  request_.sampling.seed = 9;
+  request_.speculation.mode = VerifyMode::rejection;
+  EXPECT_EQ(settings().lookahead, 5);
+  request_.sampling.seed.reset();
+  policy_ = {.kind = LookaheadPolicy::Kind::fixed, .fixed = 3};
+  request_.speculation.num_alternatives = 4;
+  EXPECT_EQ(settings().lookahead, 3);
+  EXPECT_EQ(settings().alternatives, 5 - 3);
+  limits_.max_draft_tokens = 0;
+  EXPECT_EQ(settings().mode, SpeculationMode::off);
+  EXPECT_EQ(settings().alternatives, 0);
+}
+
 TEST_F(RequestSettingsTest, WithoutDraftsTheSeedRepeatsTheAnswer) {
   const SpeculationParams without_drafts[] = {
       {.off = true},

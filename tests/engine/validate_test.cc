@@ -320,6 +320,23 @@ TEST(Validate, SaysWhatWasFound) {
             "sampling_params.logit_bias is 101 for token 5; expected a number in [-100, 100]");
 }
 
+TEST(Validate, DraftedTokensAreBoundByTheServer) {
+  Limits few = limits();
+  few.max_draft_tokens = 4;
+  Request request = good_request();
+  request.speculation.num_speculative_tokens = 4;
+  EXPECT_TRUE(validate(request, few).ok());
+  request.speculation.num_alternatives = 1;
+  EXPECT_EQ(validate(request, few).message(), "speculation.num_alternatives is 1; expected 0 … 0");
+  request.speculation.num_speculative_tokens = 5;
+  EXPECT_EQ(validate(request, few).message(),
+            "speculation.num_speculative_tokens is 5; expected 0 … 4");
+  request.speculation = {.num_alternatives = 4};
+  EXPECT_TRUE(validate(request, few).ok());
+  request.speculation.num_alternatives = 5;
+  EXPECT_EQ(field_of(validate(request, few)), "speculation.num_alternatives");
+}
+
 // Its drafts begin with a step's states, and where answers are computed again there are other
 // steps.
 TEST(Validate, AHeadThatDraftsByRejectionTakesNoSeed) {

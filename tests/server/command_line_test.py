@@ -142,6 +142,12 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(['serve', '--model', 'x', '--port', '70000'], '--port')
         self.refuses(['serve', '--model', 'x', '--lookahead', 'fixed:16'], '--lookahead', '15')
         self.refuses(['serve', '--model', 'x', '--lookahead', '4'], '--lookahead', 'fixed:K')
+        self.refuses(['serve', '--model', 'x', '--max-speculative-tokens', '16'],
+                     '--max-speculative-tokens', '15')
+        self.refuses(['serve', '--model', 'x', '--lookahead', 'table:1=2,2=5',
+                      '--max-speculative-tokens', '4'],
+                     '--lookahead table:1=2,2=5 drafts 5 tokens; expected at most '
+                     '--max-speculative-tokens, 4')
         self.refuses(['serve', '--model', 'x', '--lookahead', 'table:8=1,4=2'], '--lookahead', 'table')
         self.refuses(['serve', '--model', 'x', '--tpot-slo', '0'], '--tpot-slo',
                      '0 is not a number from 0.001')
