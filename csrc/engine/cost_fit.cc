@@ -52,11 +52,6 @@ void CostFit::drift() {
 void CostFit::observe(double plain_ms, double added_ms, int64_t drafted_rows, double ms) {
   if (plain_ms <= 0 || ms <= 0) return;
   ++num_observed_;
-  ++num_since_plain_;
-  if (added_ms == 0) {
-    ++num_plain_;
-    num_since_plain_ = 0;
-  }
   drift();
   std::array<double, kStates> of_ms{};  // what the time rises by with each state
   of_ms[kPlain] = plain_ms;

@@ -33,8 +33,6 @@ class CostFit {
     return drafted_rows == 0 ? 0 : mean_[share_of(drafted_rows)];
   }
   int64_t num_observed() const { return num_observed_; }
-  int64_t num_plain() const { return num_plain_; }  // … of them, steps without drafts
-  int64_t num_since_plain() const { return num_since_plain_; }
 
  private:
   // Behind these, the share of one drafted row, of two, … of as many as one sequence drafts or
@@ -53,7 +51,7 @@ class CostFit {
 
   std::array<double, kStates> mean_{};
   std::array<std::array<double, kStates>, kStates> covariance_{};
-  int64_t num_observed_ = 0, num_plain_ = 0, num_since_plain_ = 0;
+  int64_t num_observed_ = 0;
 };
 
 }  // namespace outrider

@@ -22,7 +22,7 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
     shape->prompt_rows = prompt_rows;
   }
   const StepCosts& target = pricing_.target();
-  int64_t num_adaptive_rows = 0, num_alternatives = 0;
+  int64_t num_alternatives = 0;
   for (const LookaheadOutcome& outcome : outcomes) {
     const Sequence& sequence = sequences_.at(outcome.id);
     const auto d = static_cast<int>(sequence.drafter);
@@ -50,9 +50,9 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
     account.drafted[d] = account.drafted[d] || rows.num_drafted > 0;
     num_alternatives += rows.num_alternatives;
     account.accepted[d] += accepted;
-    num_adaptive_rows += rows.target_rows();
+    account.adaptive_rows += static_cast<int>(rows.target_rows());
   }
-  if (num_adaptive_rows == 0) return account;
+  if (account.adaptive_rows == 0) return account;
   const auto alternatives_ms = [&](const DecodeShape& shape) {
     return pricing_.alternatives_ms(shape.sequences, shape.most_alternatives);
   };
@@ -68,7 +68,7 @@ LookaheadPlanner::Account LookaheadPlanner::account_of(std::span<const Lookahead
                         std::accumulate(context_ms.begin(), context_ms.end(), 0.0));
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     const auto kind = static_cast<DrafterKind>(d);
-    const double share = static_cast<double>(account.rows[d]) / num_adaptive_rows;
+    const double share = static_cast<double>(account.rows[d]) / account.adaptive_rows;
     account.added_ms[d] = share * rows_ms + pricing_.draft_ms(account.all, kind) -
                           pricing_.draft_ms(account.base, kind);
     if (account.alternatives[d] > 0) {
@@ -99,9 +99,9 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
                .expected_ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all),
                .ms = durations.ms};
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
-      if (account.all.drafted_rows == 0) {
-        plain_asked_[StepPricing::size_of(account.all.sequences)] = 0;
-      }
+      BaseSteps& base = base_steps_[StepPricing::size_of(account.all.sequences)];
+      ++base.since;
+      if (account.adaptive_rows == 0) base = {.count = base.count + 1};
     }
   }
   learn(outcomes);

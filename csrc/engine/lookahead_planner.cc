@@ -12,10 +12,10 @@ namespace {
 
 // Observations of a position that count in full: of a server's drafter, and of one sequence.
 constexpr double kServerWindow = 1024, kSequenceWindow = 32;
-// A plain step is taken after so many others, so that what one costs stays known, and first of all.
-constexpr int64_t kPlainEvery = 128;
-constexpr int64_t kPlainFirst = 3;
-constexpr int kPlainPatience = 4;  // prompts may stand in the way
+// A base step is taken after so many others, so that what one costs stays known, and first of all.
+constexpr int64_t kBaseEvery = 128;
+constexpr int64_t kBaseFirst = 3;
+constexpr int kBasePatience = 4;  // prompts may stand in the way
 // A drafter that is not worth its time is tried again after so many steps.
 constexpr int64_t kTryEvery = 64;
 // Beside prompts: K at most, and how much faster these have to get on.
@@ -74,12 +74,12 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
   for (Drafter& drafter : drafters_) drafter.tried = -1;
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
     const bool beside_prompts = prompts.waiting > 0;
-    const bool plain = beside_prompts || wants_plain_step(step);
-    if (!beside_prompts) choose_drafters(step, plain);
+    const bool base_alone = beside_prompts || wants_base_step(step);
+    if (!beside_prompts) choose_drafters(step, base_alone);
     find_base(step);
     count_sequences(step);
     if (beside_prompts) return choose_beside_prompts(step, prompts);
-    choose_adaptively(step, plain);
+    choose_adaptively(step, base_alone);
     return 0;
   }
   if (policy_.kind == LookaheadPolicy::Kind::fixed) return 0;
@@ -196,7 +196,7 @@ void LookaheadPlanner::find_base(std::span<const DecodeChoice> step) {
   }
 }
 
-void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool plain) {
+void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool base_alone) {
   if (step.empty()) return;
   const DecodeShape& base = base_;
   costs_.tokens = base_tokens_;
@@ -224,7 +224,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool plai
     int most = std::exchange(choice.num_draft_tokens, 0);
     const int alternatives = std::exchange(choice.num_alternatives, 0);
     // A drafter whose budget is spent is not even asked.
-    if (most == 0 || plain || of(sequence.drafter).budget.left_ms() == 0) continue;
+    if (most == 0 || base_alone || of(sequence.drafter).budget.left_ms() == 0) continue;
     if (drafts_by_copying(sequence.drafter)) {
       choice.num_draft_tokens = most;
       if (sequence.proposed.empty() && !find_proposal(sequence, choice)) most = 0;
@@ -266,17 +266,13 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool plai
   for (const DecodeChoice& held : step) sequences_.at(held.id).judged = false;
 }
 
-// What a plain step takes is known from plain steps alone.
-bool LookaheadPlanner::wants_plain_step(std::span<const DecodeChoice> step) {
-  const bool is_never_plain = std::ranges::any_of(
-      step, [](const DecodeChoice& choice) { return choice.exact && choice.num_draft_tokens > 0; });
-  if (step.empty() || is_never_plain) return false;
-  const auto sequences = static_cast<int64_t>(step.size());
-  const CostFit& fit = pricing_.fit(sequences);
-  if (fit.num_since_plain() < kPlainEvery && fit.num_plain() >= kPlainFirst) return false;
-  int& asked = plain_asked_[StepPricing::size_of(sequences)];
-  if (++asked > kPlainEvery) asked = 0;
-  return asked <= kPlainPatience;
+// What a step takes without what is chosen is known from such steps alone.
+bool LookaheadPlanner::wants_base_step(std::span<const DecodeChoice> step) {
+  if (step.empty()) return false;
+  BaseSteps& base = base_steps_[StepPricing::size_of(static_cast<int64_t>(step.size()))];
+  if (base.since < kBaseEvery && base.count >= kBaseFirst) return false;
+  if (++base.asked > kBaseEvery) base.asked = 0;
+  return base.asked <= kBasePatience;
 }
 
 // Who may copy or draw is one of both drafters, whatever it does now: or a budget would be that of
@@ -327,22 +323,23 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
 
 // Copies where that is at least as likely to be right as what would be drawn. Texts change: one
 // copy that this refuses is tried every so often, in a step that may draft.
-void LookaheadPlanner::choose_drafters(std::span<const DecodeChoice> step, bool plain) {
+void LookaheadPlanner::choose_drafters(std::span<const DecodeChoice> step, bool base_alone) {
   if (step.empty()) return;
   ++steps_since_copy_tried_;
   for (const DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
-    if (sequence.terms.may_copy) choose_drafter(sequence, choice, plain);
+    if (sequence.terms.may_copy) choose_drafter(sequence, choice, base_alone);
   }
 }
 
-void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice, bool plain) {
+void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& choice,
+                                      bool base_alone) {
   if (choice.num_draft_tokens == 0 || of(DrafterKind::prompt_lookup).budget.is_spent()) return;
   const double drawn = hazard_of_sequence(sequence)[0];
   sequence.drafter = DrafterKind::prompt_lookup;
   if (find_proposal(sequence, choice)) {
     if (hazard_of_sequence(sequence)[0] >= drawn) return;
-    if (!plain && steps_since_copy_tried_ >= kTryEvery) {
+    if (!base_alone && steps_since_copy_tried_ >= kTryEvery) {
       steps_since_copy_tried_ = 0;
       sequence.tries_copy = true;
       return;

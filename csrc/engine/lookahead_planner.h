@@ -140,6 +140,13 @@ class LookaheadPlanner final : public LookaheadChooser {
     std::array<int, kNumDrafterKinds> accepted{};  // … and emitted
     std::array<int, kNumDrafterKinds> may_copy{};  // adaptive ones that might have copied instead
     int accepted_exact = 0;
+    int adaptive_rows = 0;  // of all drafters
+  };
+  // Steps whose adaptive sequences drafted nothing, and had nothing to feed again.
+  struct BaseSteps {
+    int64_t count = 0;
+    int64_t since = 0;  // other steps since the last
+    int asked = 0;      // for one, since then
   };
 
   Drafter& of(DrafterKind kind) { return drafters_[static_cast<int>(kind)]; }
@@ -147,7 +154,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   void forget_removed();
 
   void find_base(std::span<const DecodeChoice> step);
-  void choose_adaptively(std::span<DecodeChoice> step, bool plain);
+  void choose_adaptively(std::span<DecodeChoice> step, bool base_alone);
   struct BesidePrompts {
     double gain = 0;       // how many times as fast as without drafts prompts get on
     double prompt_ms = 0;  // as choose() returns it
@@ -157,13 +164,13 @@ class LookaheadPlanner final : public LookaheadChooser {
   double choose_beside_prompts(std::span<DecodeChoice> step, const PromptRows& prompts);
   BesidePrompts beside_prompts(std::span<const DecodeChoice> step, const PromptRows& prompts,
                                int k) const;
-  bool wants_plain_step(std::span<const DecodeChoice> step);
+  bool wants_base_step(std::span<const DecodeChoice> step);
   void count_sequences(std::span<const DecodeChoice> step);
   void fill_costs(const DecodeShape& base, int64_t most_drafted);
   void set_budgets(const DecodeShape& base);
   bool find_proposal(Sequence& sequence, const DecodeChoice& choice);
-  void choose_drafters(std::span<const DecodeChoice> step, bool plain);
-  void choose_drafter(Sequence& sequence, const DecodeChoice& choice, bool plain);
+  void choose_drafters(std::span<const DecodeChoice> step, bool base_alone);
+  void choose_drafter(Sequence& sequence, const DecodeChoice& choice, bool base_alone);
   Hazard hazard_of_sequence(const Sequence& sequence) const;
   std::array<double, kMaxAlternatives> alternatives_of(const Sequence& sequence) const;
   void try_others(std::span<DecodeChoice> step, int64_t num_drafted, const LookaheadChoice& choice);
@@ -178,7 +185,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::array<Drafter, kNumDrafterKinds> drafters_;  // by DrafterKind
   std::unordered_map<int64_t, Sequence> sequences_;
   std::vector<int64_t> removed_;
-  std::array<int, StepPricing::kSizes> plain_asked_{};
+  std::array<BaseSteps, StepPricing::kSizes> base_steps_{};
   int64_t steps_since_copy_tried_ = 0;
   DecodeShape base_;        // of the step that is planned, without what is chosen
   double base_tokens_ = 0;  // that it is expected to emit

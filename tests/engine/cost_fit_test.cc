@@ -16,7 +16,7 @@ TEST(CostFit, ATableIsRightUntilStepsSayOtherwise) {
   const CostFit fit;
   EXPECT_EQ(fit.plain_factor(), 1);
   EXPECT_EQ(fit.added_factor(), 1);
-  EXPECT_EQ(fit.num_plain(), 0);
+  EXPECT_EQ(fit.num_observed(), 0);
 }
 
 TEST(CostFit, TellsPlainStepsFromDraftedRows) {
@@ -29,7 +29,6 @@ TEST(CostFit, TellsPlainStepsFromDraftedRows) {
   }
   EXPECT_NEAR(fit.plain_factor(), 1.2, 0.06);
   EXPECT_NEAR(fit.added_factor(), 2.5, 0.3);
-  EXPECT_EQ(fit.num_plain(), 3000 / 64 + 1);
 }
 
 // A machine that slows down slows all steps down; drafted rows are not to blame.
@@ -53,8 +52,6 @@ TEST(CostFit, AGuessIsSoonGivenUp) {
   for (int i = 0; i < 20; ++i) fit.observe(10, i % 2, i % 2, 15 + i % 2);
   EXPECT_NEAR(fit.plain_factor(), 1.5, 0.15);
   EXPECT_EQ(fit.num_observed(), 20);
-  EXPECT_EQ(fit.num_plain(), 10);
-  EXPECT_EQ(fit.num_since_plain(), 1);
 }
 
 // What was not seen for long is not held on to.

@@ -167,6 +167,17 @@ TEST(LookaheadPlanner, WrongTablesAreFoundOutBesideAnotherDrafter) {
   EXPECT_LT(server.num_drafted - exact, server.num_steps / 10);
 }
 
+// Whose steps are never without drafted rows: what these cost is told by those that have no others.
+TEST(LookaheadPlanner, DearRowsAreFoundOutBesideWhoNamesAK) {
+  for (const double row_ms : {3.0, 4.0}) {
+    SimulatedServer server(adaptive(), tables(), tables(row_ms), 2, with_probability(0.3), false,
+                           kModel);
+    for (int64_t i = 0; i < kSteps; ++i) server.step();
+    const int64_t exact = 4 * server.num_steps;
+    EXPECT_LT(server.num_drafted - exact, server.num_steps / 10) << row_ms;
+  }
+}
+
 // From five rows on a pass takes half as long again, and the table knows nothing of it.
 TEST(LookaheadPlanner, ACliffInTheRowsIsFoundOut) {
   LookaheadTables real = tables();

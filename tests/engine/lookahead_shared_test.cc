@@ -136,7 +136,7 @@ TEST(LookaheadPlanner, WhoGainsHoldsNobodyBack) {
   EXPECT_LT(steps.slowdowns.front(), 0.65);
 }
 
-// Who names one above 0 leaves no step plain, so that there is no sense in asking for any.
+// Who names one above 0 leaves no step without drafts.
 TEST(LookaheadPlanner, WhoNamesAKHoldsNobodyBack) {
   for (const int named : {0, 4}) {
     LookaheadPlanner planner(adaptive(), tables());
@@ -164,7 +164,7 @@ TEST(LookaheadPlanner, WhoNamesAKHoldsNobodyBack) {
       const double rounds = std::max(k, named);
       planner.observe(outcomes, {}, {10.2 + 0.2 * (k + named) + rounds, rounds});
     }
-    EXPECT_GT(drafting, (named > 0 ? 0.99 : 0.9) * kSteps) << named;
+    EXPECT_GT(drafting, 0.9 * kSteps) << named;
   }
 }
 
@@ -251,11 +251,15 @@ TEST(LookaheadPlanner, ExactCopiesArePricedByWhatThereIsToCopy) {
     LookaheadPlanner planner(adaptive(), known);
     planner.add(1, {.drafter = kRandom});
     planner.add(2, {.drafter = DrafterKind::prompt_lookup, .exact = true});
-    std::vector<DecodeChoice> both = {
-        {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens},
-        {.id = 2, .exact = true, .tokens = tokens, .num_draft_tokens = 4}};
-    planner.choose(both, {});
-    return both[0].num_draft_tokens;
+    int chosen = 0;
+    for (int i = 0; i < 5; ++i) {  // the first ones are to tell what a step takes without it
+      std::vector<DecodeChoice> both = {
+          {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens},
+          {.id = 2, .exact = true, .tokens = tokens, .num_draft_tokens = 4}};
+      planner.choose(both, {});
+      chosen = both[0].num_draft_tokens;
+    }
+    return chosen;
   };
   EXPECT_EQ(drafted_beside({1, 2, 3, 4, 5, 6, 7, 8}), 1);
   EXPECT_GT(drafted_beside({1, 2, 3, 4, 5, 1, 2, 3}), 1);
