@@ -183,13 +183,19 @@ void LookaheadPlanner::settle_waiting(std::span<const LookaheadOutcome> outcomes
 }
 
 void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
+  // How far what was chosen went, and whether more would have been looked at.
+  struct Furthest {
+    int length = 0;
+    bool passed = false;
+    void add(int of_length, bool all_passed) {
+      if (of_length > length) *this = {.length = of_length};
+      if (of_length == length) passed |= all_passed;
+    }
+  };
   struct Learnt {
     // Whether a sequence had drafts, and whether one whose K is chosen had none.
-    bool drafted = false, undrafted = false, alternatives = false;
-    // Of those whose K is chosen: the longest draft, and whether one of its length was accepted
-    // whole.
-    int longest = 0;
-    bool accepted = false;
+    bool drafted = false, undrafted = false;
+    Furthest accepted, wrong;  // drafted tokens; and alternatives
   };
   std::array<std::array<Learnt, kClasses>, kNumDrafterKinds> learnt;
   for (const LookaheadOutcome& outcome : outcomes) {
@@ -214,21 +220,18 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     all_alike.counts.observe(used.num_drafted, used.num_accepted);
     of_class.drafted = true;
     if (used.num_alternatives > 0) {
-      of_class.alternatives = true;
+      const bool all_wrong = used.num_accepted == 0 && used.alternative < 0;
+      of_class.wrong.add(used.num_alternatives, all_wrong);
       if (used.num_accepted == 0) {
         all_alike.wrong.observe(used.num_alternatives,
-                                used.alternative >= 0 ? used.alternative : used.num_alternatives);
+                                all_wrong ? used.num_alternatives : used.alternative);
       }
     }
     if (!sequence.terms.exact) {
       const int k = outcome.drafts.num_drafted;
       const bool all = used.num_accepted == k;
       if (all) counts.age_behind(k);
-      if (k > of_class.longest) {
-        of_class.longest = k;
-        of_class.accepted = false;
-      }
-      if (k == of_class.longest) of_class.accepted |= all;
+      of_class.accepted.add(k, all);
     }
     drafter.alpha_sum += used.alpha_sum;
     drafter.alpha_rows += used.alpha_rows;
@@ -243,8 +246,10 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
       if (!of_class.drafted && !of_class.undrafted) continue;
       DraftClass& all_alike = drafters_[d].classes[i];
       if (!of_class.drafted) all_alike.counts.age_of_server();
-      if (of_class.accepted) all_alike.counts.age_behind(of_class.longest);
-      if (!of_class.alternatives) all_alike.wrong.age_of_server();
+      const Furthest &accepted = of_class.accepted, &wrong = of_class.wrong;
+      if (accepted.passed) all_alike.counts.age_behind(accepted.length);
+      if (wrong.length == 0) all_alike.wrong.age_of_server();
+      if (wrong.passed) all_alike.wrong.age_behind(wrong.length);
       all_alike.hazard = hazard_of(all_alike.counts);
       all_alike.wrong_hazard = hazard_of(all_alike.wrong);
     }
