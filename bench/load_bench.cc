@@ -91,6 +91,7 @@ void run_load_bench(const LoadBenchOptions& options, BenchDevice& device,
   const SimulatedServer server = {.limits = scheduler_limits(executor),
                                   .tables = executor.tables(),
                                   .drafter = executor.default_drafter(),
+                                  .max_alternatives = executor.options().max_alternatives,
                                   .noise = options.noise};
   std::vector<SimulatedLoad> loads;
   for (const double rate : options.rates) loads.push_back(options.load), loads.back().rate = rate;

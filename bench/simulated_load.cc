@@ -116,6 +116,7 @@ class Simulation {
                     .drafter = drafter,
                     .lookahead = speculates_ ? kMaxDraftTokens : 0,
                     .lookahead_is_exact = !speculates_,
+                    .alternatives = speculates_ ? server_.max_alternatives : 0,
                     .max_draft_positions = std::numeric_limits<int64_t>::max()});
   }
 
@@ -136,10 +137,15 @@ class Simulation {
       contexts_ms += costs.context_ms(work.prefill_end - sequence.fed, sequence.fed);
       sequence.fed = work.prefill_end;
       if (!work.decode) continue;
-      if (server_.drafter == DrafterKind::head && !sequence.has_state) work.num_draft_tokens = 0;
+      if (server_.drafter == DrafterKind::head && !sequence.has_state) {
+        work.num_draft_tokens = work.num_alternatives = 0;
+      }
       const auto position = static_cast<int64_t>(scheduler_.tokens(id).size());
       shape.add(costs, position, planner_.drafter_now(id), Drawing::greedy,
-                {.num_drafted = work.num_draft_tokens, .num_missed = scheduler_.num_missed(id)});
+                {.num_drafted = work.num_draft_tokens,
+                 .num_alternatives = work.num_alternatives,
+                 .num_refed = scheduler_.num_refed(id),
+                 .num_missed = scheduler_.num_missed(id)});
     }
     shape.prompt_rows = scheduler_.prefill_rows().target;
     double ms = truth_.step_ms(shape) + contexts_ms;
@@ -162,18 +168,26 @@ class Simulation {
     sequence.has_state = true;
     if (answer.first == 0) answer.first = now_;
     const int drafted = work.num_draft_tokens;
-    int accepted = 0;
-    while (accepted < drafted && uniform(sequence.random) < requests_[id].alpha) ++accepted;
+    const double alpha = requests_[id].alpha;
+    int accepted = 0, alternative = -1;
+    while (accepted < drafted && uniform(sequence.random) < alpha) ++accepted;
+    for (int i = 0; accepted == 0 && i < work.num_alternatives && alternative < 0; ++i) {
+      if (uniform(sequence.random) < alpha / (3 + i)) alternative = i;
+    }
+    const int kept = alternative >= 0 ? 1 : accepted;
     const LookaheadOutcome outcome = {
         .id = id,
         .position = static_cast<int64_t>(scheduler_.tokens(id).size()),
         .num_missed = scheduler_.num_missed(id),
+        .num_refed = scheduler_.num_refed(id),
         .drafts = {.num_drafted = drafted,
                    .num_accepted = accepted,
                    .alpha_sum = static_cast<double>(accepted),
-                   .alpha_rows = std::min(accepted + 1, drafted)},
-        .num_emitted = std::min(accepted + 1, sequence.left)};
-    scheduler_.commit(id, std::vector<int32_t>(outcome.num_emitted));
+                   .alpha_rows = std::min(accepted + 1, drafted),
+                   .num_alternatives = work.num_alternatives,
+                   .alternative = alternative},
+        .num_emitted = std::min(kept + 1, sequence.left)};
+    scheduler_.commit(id, std::vector<int32_t>(outcome.num_emitted), alternative < 0);
     sequence.fed = outcome.position + outcome.num_emitted - 1;
     sequence.left -= outcome.num_emitted;
     if (sequence.left > 0) return outcome;

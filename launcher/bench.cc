@@ -267,6 +267,7 @@ void add_load_bench_command(CLI::App& bench, Action& action) {
   auto on = std::make_shared<BenchDeviceOptions>();
   add_model_flags(*load, options->engine);
   add_drafter_flag(*load, options->engine);
+  add_alternatives_flag(*load, options->engine);
   on->add_to(*load);
   load->add_option("--rates", options->rates,
                    "Requests a second, with commas (default 1,2,4,6,8 where no --users are given)")

@@ -106,18 +106,22 @@ void add_drafter_flag(CLI::App& command, EngineOptions& options) {
       ->check(CLI::IsMember(drafter_names()));
 }
 
-void add_policy_flags(CLI::App& command, EngineOptions& options) {
-  add_drafter_flag(command, options);
-  command.add_option_function<std::string>(
-      "--lookahead",
-      [&options](const std::string& text) { options.lookahead = read_lookahead(text); },
-      "How many tokens are drafted where a request gives no number: adaptive (default) by what "
-      "pays, fixed:K, or table:1=4,8=2,… by how many answers share a step");
+void add_alternatives_flag(CLI::App& command, EngineOptions& options) {
   command
       .add_option("--alternatives", options.max_alternatives,
                   "Most other candidates for a step's first drafted token that adaptive lookahead "
                   "may have verified beside it, where a request gives none (default 6)")
       ->check(CLI::Range(0, kMaxAlternatives));
+}
+
+void add_policy_flags(CLI::App& command, EngineOptions& options) {
+  add_drafter_flag(command, options);
+  add_alternatives_flag(command, options);
+  command.add_option_function<std::string>(
+      "--lookahead",
+      [&options](const std::string& text) { options.lookahead = read_lookahead(text); },
+      "How many tokens are drafted where a request gives no number: adaptive (default) by what "
+      "pays, fixed:K, or table:1=4,8=2,… by how many answers share a step");
   command
       .add_option("--tpot-slo", options.tpot_slo_ms,
                   "Milliseconds that a token behind the first shall take at most, where a request "

@@ -32,8 +32,9 @@ class DefaultDrafts {
   std::string directory_;  // or "none"
 };
 
-// --drafter alone.
+// --drafter alone, and --alternatives.
 void add_drafter_flag(CLI::App& command, EngineOptions& options);
+void add_alternatives_flag(CLI::App& command, EngineOptions& options);
 
 // --drafter, --lookahead, --alternatives and --tpot-slo: what holds where a request says nothing.
 void add_policy_flags(CLI::App& command, EngineOptions& options);

@@ -12,11 +12,15 @@ namespace {
 constexpr auto kHead = DrafterKind::head;
 
 // A step of one row takes 10 ms, a further row 0.2 up to eight, and 1 behind them; a round 0.5.
+// Alternatives take 0.1 more, the first of a step, 0.03 the others; drawing one 0.02.
 SimulatedServer server() {
   SimulatedServer server;
   server.limits = {.num_slots = 64, .num_pages = 10'000, .max_rows = 512, .prefill_chunk = 256};
   server.tables.target.steps = {{1, 10}, {8, 11.4}, {108, 111.4}};
   server.tables.draft[static_cast<int>(kHead)].steps = {{1, 0.5}, {101, 10.5}};
+  server.tables.target.ms_of_first_alternative = 0.1;
+  server.tables.target.ms_per_alternative = 0.03;
+  server.tables.again_ms[static_cast<int>(kHead)] = 0.02;
   server.limits.costs = server.tables.target;
   server.limits.prefill_slowdown = 1.4;
   server.limits.prefill_ms = 1;
@@ -80,6 +84,20 @@ TEST(SimulatedLoad, AcceptedDraftsAreTokens) {
   const SimulatedLoad one = of_users(1, load(50, {1, 1}));
   const auto plain = simulate(server(), one, false, 1), drafted = simulate(server(), one, true, 1);
   EXPECT_LT(drafted.back().end, 0.5 * plain.back().end);
+}
+
+// Half of the first drafts are refused, and a third of what comes in their place was an
+// alternative.
+TEST(SimulatedLoad, AcceptedAlternativesAreTokens) {
+  SimulatedServer with = server();
+  with.tables.target.steps = {{1, 10}, {16, 10.15}, {108, 111}};  // rows cost next to nothing
+  SimulatedServer without = with;
+  without.max_alternatives = 0;
+  const SimulatedLoad one = of_users(1, load(200, {0.5, 0.5}));
+  const double end = simulate(with, one, true, 1).back().end;
+  const double end_without = simulate(without, one, true, 1).back().end;
+  EXPECT_LT(end, 0.97 * end_without);
+  EXPECT_GT(end, 0.9 * end_without);
 }
 
 // A step of K drafts and one token takes what its rows and rounds do: no less a token than the best
