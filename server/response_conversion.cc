@@ -189,6 +189,8 @@ void add_drafter_stats(const EngineStats& stats, v1::GetServerInfoResponse& prot
     out.set_num_drafts(report.num_drafts);
     out.set_num_draft_tokens(report.num_draft_tokens);
     out.set_num_accepted_draft_tokens(report.num_accepted_draft_tokens);
+    out.set_num_alternative_draft_tokens(report.num_alternative_draft_tokens);
+    out.set_num_accepted_alternatives(report.num_accepted_alternatives);
     out.set_alpha(report.alpha);
     out.set_draft_cost(report.draft_cost);
     out.set_predicted_speedup(report.predicted_speedup);

@@ -238,6 +238,8 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
     ++drafter.totals.num_drafts;
     drafter.totals.num_draft_tokens += used.num_verified();
     drafter.totals.num_accepted_draft_tokens += used.num_kept();
+    drafter.totals.num_alternative_draft_tokens += used.num_alternatives;
+    drafter.totals.num_accepted_alternatives += used.alternative >= 0;
     if (drafter.tried == outcome.id) drafter.try_again = used.num_accepted > 0;
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {

@@ -129,6 +129,7 @@ struct SpeculationStats {
 struct DrafterReport {
   int64_t num_drafts = 0;  // steps of a sequence that drafted at least one token
   int64_t num_draft_tokens = 0, num_accepted_draft_tokens = 0;
+  int64_t num_alternative_draft_tokens = 0, num_accepted_alternatives = 0;  // of them
   double alpha = 0;
   double draft_cost = 0;  // of a round, drawn greedily
   double predicted_speedup = 1, measured_speedup = 1;

@@ -21,6 +21,8 @@ class SharedReports {
       to.num_drafts = from.num_drafts;
       to.num_draft_tokens = from.num_draft_tokens;
       to.num_accepted_draft_tokens = from.num_accepted_draft_tokens;
+      to.num_alternative_draft_tokens = from.num_alternative_draft_tokens;
+      to.num_accepted_alternatives = from.num_accepted_alternatives;
       to.alpha = from.alpha;
       to.draft_cost = from.draft_cost;
       to.predicted_speedup = from.predicted_speedup;
@@ -36,6 +38,8 @@ class SharedReports {
       reports[d] = {.num_drafts = from.num_drafts,
                     .num_draft_tokens = from.num_draft_tokens,
                     .num_accepted_draft_tokens = from.num_accepted_draft_tokens,
+                    .num_alternative_draft_tokens = from.num_alternative_draft_tokens,
+                    .num_accepted_alternatives = from.num_accepted_alternatives,
                     .alpha = from.alpha,
                     .draft_cost = from.draft_cost,
                     .predicted_speedup = from.predicted_speedup,
@@ -48,6 +52,7 @@ class SharedReports {
  private:
   struct Shared {
     std::atomic<int64_t> num_drafts = 0, num_draft_tokens = 0, num_accepted_draft_tokens = 0;
+    std::atomic<int64_t> num_alternative_draft_tokens = 0, num_accepted_alternatives = 0;
     std::atomic<double> alpha = 0, draft_cost = 0;
     std::atomic<double> predicted_speedup = 1, measured_speedup = 1, budget_ms = 0;
   };

@@ -100,6 +100,8 @@ LookaheadTables with_segments(LookaheadTables tables, double segment_ms) {
 TEST(LookaheadAlternatives, AreDraftedWhereRowsAreCheap) {
   Server server(tables(0.1), tables(0.1), 0.3);
   server.run(1000);
+  EXPECT_EQ(server.report().num_alternative_draft_tokens, server.alternatives);
+  EXPECT_EQ(server.report().num_accepted_alternatives, server.taken);
   EXPECT_GT(server.mean_alternatives(), 3);
   EXPECT_GT(server.taken, 100);
   EXPECT_LT(server.total_ms, 0.7 * server.plain_ms);

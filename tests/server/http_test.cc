@@ -149,6 +149,7 @@ TEST(Http, DraftersAreReportedAsServerInfoReportsThem) {
   v1::GenerateRequest request = greedy("Count me", 9);
   request.mutable_speculation()->set_drafter("model");
   request.mutable_speculation()->set_num_speculative_tokens(3);
+  request.mutable_speculation()->set_num_alternatives(2);
   ASSERT_TRUE(generate(server.port(), request).status.ok());
   const auto stub = v1::GenerationService::NewStub(connect(server.port()));
   grpc::ClientContext context;
@@ -157,6 +158,7 @@ TEST(Http, DraftersAreReportedAsServerInfoReportsThem) {
   for (const v1::DrafterStats& drafter : info.drafter_stats()) {
     const bool drafted = drafter.drafter() == "model";
     EXPECT_EQ(drafter.num_drafts() > 0, drafted) << drafter.drafter();
+    EXPECT_EQ(drafter.num_alternative_draft_tokens(), 2 * drafter.num_drafts());
     EXPECT_EQ(drafter.alpha(), drafted ? 1 : 0) << drafter.drafter();
     EXPECT_EQ(drafter.draft_cost() > 0, drafted || drafter.drafter() == "random");
     const std::string label = "{drafter=\"" + drafter.drafter() + "\"";
@@ -174,7 +176,8 @@ TEST(Http, DraftersAreReportedAsServerInfoReportsThem) {
               drafter.num_draft_tokens());
     EXPECT_EQ(metric(server, "outrider_spec_decode_num_accepted_tokens_total"),
               drafter.num_accepted_draft_tokens());
-    EXPECT_EQ(drafter.num_accepted_draft_tokens(), drafter.num_draft_tokens());
+    EXPECT_EQ(drafter.num_accepted_draft_tokens(),
+              drafter.num_draft_tokens() - drafter.num_alternative_draft_tokens());
   }
 }
 
