@@ -201,6 +201,9 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   for (const LookaheadOutcome& outcome : outcomes) {
     Sequence& sequence = sequences_.at(outcome.id);
     const bool judged = std::exchange(sequence.judged, false);
+    if (const auto& other = sequence.passed_over) {
+      learnt[static_cast<int>(other->drafter)][other->draft_class].undrafted = true;
+    }
     Drafter& drafter = of(sequence.drafter);
     const int i = sequence.draft_class();
     DraftClass& all_alike = drafter.classes[i];

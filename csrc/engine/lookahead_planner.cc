@@ -18,6 +18,8 @@ constexpr int64_t kBaseFirst = 3;
 constexpr int kBasePatience = 4;  // prompts may stand in the way
 // A drafter that is not worth its time is tried again after so many steps.
 constexpr int64_t kTryEvery = 64;
+// So many steps, where an objective stands in the way: prices may be too high.
+constexpr int64_t kTryPastObjective = 1024;
 // Beside prompts: K at most, and how much faster these have to get on.
 constexpr int kMostBesidePrompts = 4;
 constexpr double kLeastGain = 1.05;
@@ -60,7 +62,7 @@ void LookaheadPlanner::forget_removed() {
   removed_.clear();
 }
 
-double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& prompts) {
+double LookaheadPlanner::choose(std::span<DecodeChoice> step, const StepRoom& room) {
   forget_removed();
   for (const DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
@@ -68,18 +70,20 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
     sequence.matched = 0;
     sequence.tries_copy = false;
     sequence.waits = sequence.judged = false;
+    sequence.passed_over.reset();
     sequence.proposed.clear();
   }
   unstretched_ms_ = 0;
   for (Drafter& drafter : drafters_) drafter.tried = -1;
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
-    const bool beside_prompts = prompts.waiting > 0;
+    const bool beside_prompts = room.prompts.waiting > 0;
     const bool base_alone = beside_prompts || wants_base_step(step);
     if (!beside_prompts) choose_drafters(step, base_alone);
     find_base(step);
     count_sequences(step);
-    if (beside_prompts) return choose_beside_prompts(step, prompts);
-    choose_adaptively(step, base_alone);
+    set_budgets(base_);
+    if (beside_prompts) return choose_beside_prompts(step, room);
+    choose_adaptively(step, base_alone, room.drafted_rows);
     return 0;
   }
   if (policy_.kind == LookaheadPolicy::Kind::fixed) return 0;
@@ -93,15 +97,14 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const PromptRows& 
 // Whoever waits for a first token gains nothing by drafts, but the time that they save. So they are
 // drafted for all or for none, and as many as let prompts get on fastest. None where a sequence
 // cannot be helped: it would wait.
-double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
-                                               const PromptRows& prompts) {
+double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step, const StepRoom& room) {
+  const PromptRows& prompts = room.prompts;
   candidates_.clear();
   bool all_may = !step.empty();
   for (DecodeChoice& choice : step) {
     Sequence& sequence = sequences_.at(choice.id);
     all_may = all_may && !choice.exact && choice.num_draft_tokens > 0 &&
-              !drafts_by_copying(sequence.drafter) && sequence.terms.max_step_ms == 0 &&
-              of(sequence.drafter).budget.has_started();
+              !drafts_by_copying(sequence.drafter) && sequence.terms.max_step_ms == 0;
     if (choice.exact) continue;
     choice.num_alternatives = 0;
     candidates_.push_back({.drafter = static_cast<int>(sequence.drafter),
@@ -114,7 +117,7 @@ double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
   BesidePrompts best{.gain = kLeastGain};
   int best_k = 0;
   for (int k = 1; k <= kMostBesidePrompts; ++k) {
-    const BesidePrompts found = beside_prompts(step, prompts, k);
+    const BesidePrompts found = beside_prompts(step, room, k);
     if (found.gain <= best.gain) continue;
     best = found;
     best_k = k;
@@ -132,8 +135,9 @@ double LookaheadPlanner::choose_beside_prompts(std::span<DecodeChoice> step,
 // If all draft k, or as many as they may. The step may take as many times as long as without drafts
 // as the sequence that is helped least gets tokens.
 LookaheadPlanner::BesidePrompts LookaheadPlanner::beside_prompts(std::span<const DecodeChoice> step,
-                                                                 const PromptRows& prompts,
+                                                                 const StepRoom& room,
                                                                  int k) const {
+  const PromptRows& prompts = room.prompts;
   DecodeShape plain{.prompt_rows = prompts.plain}, all = plain;
   double tokens = std::numeric_limits<double>::infinity();  // of the sequence with the fewest
   for (size_t i = 0; i < step.size(); ++i) {
@@ -148,6 +152,7 @@ LookaheadPlanner::BesidePrompts LookaheadPlanner::beside_prompts(std::span<const
     all.add(pricing_.target(), position, kind, drawing,
             {.num_drafted = drafted, .num_refed = refed});
   }
+  if (all.drafted_rows - plain.drafted_rows > room.drafted_rows) return {};
   BesidePrompts found{.plain_ms = pricing_.step_ms(plain)};
   const double rows_ms = pricing_.step_ms(all) - found.plain_ms;
   for (int d = 0; d < kNumDrafterKinds; ++d) {
@@ -196,7 +201,8 @@ void LookaheadPlanner::find_base(std::span<const DecodeChoice> step) {
   }
 }
 
-void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool base_alone) {
+void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool base_alone,
+                                         int64_t drafted_rows) {
   if (step.empty()) return;
   const DecodeShape& base = base_;
   costs_.tokens = base_tokens_;
@@ -207,7 +213,6 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool base
     const double objective_ms = sequences_.at(choice.id).terms.max_step_ms;
     if (objective_ms >= base_ms) costs_.max_ms = std::min(costs_.max_ms, objective_ms);
   }
-  set_budgets(base);
 
   candidates_.clear();
   int64_t most_drafted = 0;
@@ -248,6 +253,7 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool base
     sequence.judged = true;
     most_drafted += most + candidate.max_alternatives;
   }
+  most_drafted = std::min(most_drafted, drafted_rows);
   if (most_drafted == 0) return;
   fill_costs(base, most_drafted);
   chosen_.assign(step.size(), 0);
@@ -326,7 +332,10 @@ bool LookaheadPlanner::find_proposal(Sequence& sequence, const DecodeChoice& cho
 void LookaheadPlanner::choose_drafters(std::span<const DecodeChoice> step, bool base_alone) {
   if (step.empty()) return;
   ++steps_since_copy_tried_;
-  for (const DecodeChoice& choice : step) {
+  // Who is tried first changes with each try.
+  const size_t first = static_cast<size_t>(num_copies_tried_) % step.size();
+  for (size_t i = 0; i < step.size(); ++i) {
+    const DecodeChoice& choice = step[(first + i) % step.size()];
     Sequence& sequence = sequences_.at(choice.id);
     if (sequence.terms.may_copy) choose_drafter(sequence, choice, base_alone);
   }
@@ -336,14 +345,21 @@ void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& ch
                                       bool base_alone) {
   if (choice.num_draft_tokens == 0 || of(DrafterKind::prompt_lookup).budget.is_spent()) return;
   const double drawn = hazard_of_sequence(sequence)[0];
+  const DraftKind drawing{sequence.drafter, sequence.draft_class()};
   sequence.drafter = DrafterKind::prompt_lookup;
-  if (find_proposal(sequence, choice)) {
-    if (hazard_of_sequence(sequence)[0] >= drawn) return;
-    if (!base_alone && steps_since_copy_tried_ >= kTryEvery) {
-      steps_since_copy_tried_ = 0;
-      sequence.tries_copy = true;
-      return;
-    }
+  const bool finds = find_proposal(sequence, choice);
+  if (finds && hazard_of_sequence(sequence)[0] >= drawn) {
+    sequence.passed_over = drawing;
+    return;
+  }
+  if (finds && !base_alone && steps_since_copy_tried_ >= kTryEvery) {
+    steps_since_copy_tried_ = 0;
+    ++num_copies_tried_;
+    sequence.tries_copy = true;
+    return;
+  }
+  if (finds) {
+    sequence.passed_over = {sequence.drafter, sequence.draft_class()};
     sequence.offset().age();
   }
   sequence.drafter = sequence.terms.drafter;
@@ -393,15 +409,17 @@ void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted)
 void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_drafted,
                                   const LookaheadChoice& choice) {
   double ms = choice.ms;
-  // due: whatever sequences have to spare, or what is put aside under load would stay so.
-  const auto try_one = [&](size_t i, bool due) {
+  // idle_steps: if they are due, whatever sequences have to spare, or what is put aside under load
+  // would stay so.
+  const auto try_one = [&](size_t i, int64_t idle_steps) {
     if (num_drafted + 1 >= static_cast<int64_t>(costs_.step_ms.size())) return false;
     const auto kind = static_cast<DrafterKind>(candidates_[i].drafter);
     const double added = costs_.step_ms[num_drafted + 1] - costs_.step_ms[num_drafted] +
                          candidates_[i].row_ms + pricing_.round_ms(kind, 1);
     if (added > of(kind).left_ms()) return false;
-    if (costs_.step_ms[0] <= costs_.max_ms && ms + added > costs_.max_ms) return false;
-    if (!due && ms + added > choice.limit_ms) return false;
+    const bool meets_objective = costs_.step_ms[0] > costs_.max_ms || ms + added <= costs_.max_ms;
+    if (!meets_objective && idle_steps < kTryPastObjective) return false;
+    if (idle_steps < kTryEvery && ms + added > choice.limit_ms) return false;
     step[i].num_draft_tokens = chosen_[i] = 1;
     ++num_drafted;
     ms += added;
@@ -410,7 +428,7 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
   };
   for (size_t i = 0; i < step.size(); ++i) {
     if (candidates_[i].max_tokens == 0 || chosen_[i] > 0) continue;
-    if (sequences_.at(step[i].id).tries_copy) try_one(i, true);
+    if (sequences_.at(step[i].id).tries_copy) try_one(i, kTryEvery);
   }
   for (int d = 0; d < kNumDrafterKinds; ++d) {
     Drafter& drafter = drafters_[d];
@@ -423,7 +441,7 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
       if (best == step.size() || candidates_[i].hazard[0] > candidates_[best].hazard[0]) best = i;
     }
     if (drafts || best == step.size()) continue;
-    if (!try_one(best, drafter.idle_steps >= kTryEvery)) continue;
+    if (!try_one(best, drafter.idle_steps)) continue;
     drafter.tried = step[best].id;
     drafter.try_again = false;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -59,7 +60,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   // Still known to the next observe().
   void remove(int64_t id) { removed_.push_back(id); }
 
-  double choose(std::span<DecodeChoice> step, const PromptRows& prompts) override;
+  double choose(std::span<DecodeChoice> step, const StepRoom& room) override;
   bool may_catch_up(const CatchUp& catch_up) override;
   double slowness(int64_t sequences) const override {
     return pricing_.fit(sequences).plain_factor();
@@ -88,6 +89,11 @@ class LookaheadPlanner final : public LookaheadChooser {
   // it shares, and at most. Who owes the last of these waits for none.
   static constexpr double kFirstSpare = 0.5, kSpareShare = 0.0025, kMostSpare = 8, kMostOwed = 3;
 
+  // Drafts that fare alike.
+  struct DraftKind {
+    DrafterKind drafter;
+    int draft_class;
+  };
   struct Sequence {
     DraftingTerms terms;
     std::vector<AcceptanceCounts> counts;  // [kMatches]
@@ -100,6 +106,7 @@ class LookaheadPlanner final : public LookaheadChooser {
     bool tries_copy = false;  // though less likely than what it would draw
     bool waits = false;       // for the drafts of others
     bool judged = false;      // by what is known of its drafts, which may have spoken against them
+    std::optional<DraftKind> passed_over;  // what it might have drafted by copying, or instead
     std::vector<int32_t> proposed;
 
     int draft_class() const { return static_cast<int>(terms.drawing) * kMatches + matched; }
@@ -154,15 +161,15 @@ class LookaheadPlanner final : public LookaheadChooser {
   void forget_removed();
 
   void find_base(std::span<const DecodeChoice> step);
-  void choose_adaptively(std::span<DecodeChoice> step, bool base_alone);
+  void choose_adaptively(std::span<DecodeChoice> step, bool base_alone, int64_t drafted_rows);
   struct BesidePrompts {
     double gain = 0;       // how many times as fast as without drafts prompts get on
     double prompt_ms = 0;  // as choose() returns it
     double plain_ms = 0;   // of the step without drafts
     std::array<double, kNumDrafterKinds> added_ms{};  // to that, by drafts alone
   };
-  double choose_beside_prompts(std::span<DecodeChoice> step, const PromptRows& prompts);
-  BesidePrompts beside_prompts(std::span<const DecodeChoice> step, const PromptRows& prompts,
+  double choose_beside_prompts(std::span<DecodeChoice> step, const StepRoom& room);
+  BesidePrompts beside_prompts(std::span<const DecodeChoice> step, const StepRoom& room,
                                int k) const;
   bool wants_base_step(std::span<const DecodeChoice> step);
   void count_sequences(std::span<const DecodeChoice> step);
@@ -186,7 +193,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::unordered_map<int64_t, Sequence> sequences_;
   std::vector<int64_t> removed_;
   std::array<BaseSteps, StepPricing::kSizes> base_steps_{};
-  int64_t steps_since_copy_tried_ = 0;
+  int64_t steps_since_copy_tried_ = 0, num_copies_tried_ = 0;
   DecodeShape base_;        // of the step that is planned, without what is chosen
   double base_tokens_ = 0;  // that it is expected to emit
   double owed_to_prompts_ms_ = 0;

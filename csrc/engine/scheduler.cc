@@ -135,13 +135,15 @@ void Scheduler::plan_decodes() {
     owed += s->least_rows = least(*s);
   }
   const PromptRows prompts = prompt_rows_beside(ready);
-  if (chooser_ != nullptr) choose_lookahead(ready, prompts);
   const bool others_wait =
       ready.size() < running_.size() || (!waiting_.empty() && !free_slots_.empty());
   const int64_t most_kept =
       std::max<int64_t>(1, std::min(limits_.max_rows / 4, limits_.max_rows - owed));
   const int64_t kept = others_wait ? std::clamp<int64_t>(prompts.plain + missed, 1, most_kept) : 0;
   rows_.all -= kept;
+  if (chooser_ != nullptr) {
+    choose_lookahead(ready, {prompts, std::max<int64_t>(rows_.all - owed, 0)});
+  }
   std::stable_sort(ready.begin(), ready.end(),
                    [](const auto* a, const auto* b) { return a->last_served < b->last_served; });
   for (ScheduledSequence* s : ready) {
@@ -160,8 +162,7 @@ void Scheduler::plan_decodes() {
   rows_.all += kept;
 }
 
-void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready,
-                                 const PromptRows& prompts) {
+void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready, const StepRoom& room) {
   choices_.clear();
   for (const ScheduledSequence* s : ready) {
     choices_.push_back({.id = s->spec.id,
@@ -171,7 +172,7 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready,
                         .num_alternatives = static_cast<int32_t>(s->usable_alternatives()),
                         .num_refed = s->num_stale()});
   }
-  rows_.prefill_ms_by_drafts = chooser_->choose(choices_, prompts);
+  rows_.prefill_ms_by_drafts = chooser_->choose(choices_, room);
   for (size_t i = 0; i < ready.size(); ++i) {
     const int32_t k = choices_[i].num_draft_tokens;
     CHECK(ready[i]->exact() || (k >= 0 && k <= ready[i]->lookahead_now() &&

@@ -90,14 +90,20 @@ struct PromptRows {
   int64_t most = 0;     // that it may have whatever time they take
 };
 
+// What a step that is to decode has room for beside the tokens that it cannot do without.
+struct StepRoom {
+  PromptRows prompts;
+  int64_t drafted_rows = INT64_MAX;  // of sequences whose K is chosen
+};
+
 // Who decides what the sequences draft whose K is not exact.
 class LookaheadChooser {
  public:
   virtual ~LookaheadChooser() = default;
   // Once for all that are ready when a step's decodes are planned. What comes later to a step
-  // drafts nothing. Rows or pages may leave them less. Returns how long prompts may take beside
-  // what is drafted, in milliseconds of SchedulerLimits::costs; 0: as long as without.
-  virtual double choose(std::span<DecodeChoice> step, const PromptRows& prompts) = 0;
+  // drafts nothing. Pages may leave them less. Returns how long prompts may take beside what is
+  // drafted, in milliseconds of SchedulerLimits::costs; 0: as long as without.
+  virtual double choose(std::span<DecodeChoice> step, const StepRoom& room) = 0;
   // Whether a drafter's cache is worth its rows now.
   virtual bool may_catch_up(const CatchUp& catch_up) = 0;
   // How many times as long steps of so many sequences take as SchedulerLimits::costs say.
@@ -183,7 +189,7 @@ class Scheduler {
   void publish(ScheduledSequence& s);
   void plan_decodes();
   PromptRows prompt_rows_beside(std::span<ScheduledSequence* const> ready) const;
-  void choose_lookahead(std::span<ScheduledSequence* const> ready, const PromptRows& prompts);
+  void choose_lookahead(std::span<ScheduledSequence* const> ready, const StepRoom& room);
   bool may_catch_up(const ScheduledSequence& s) const;
   void limit_prefill();
   double prefill_ms_not_counted(int64_t position) const;

@@ -140,6 +140,7 @@ void LookaheadSearch::walk(Sequences sequences, const LookaheadCosts& costs, int
   double tokens = costs.tokens, beside_ms = 0;
   int num_rows = 0;
   for (const Row& row : rows_) {
+    if (num_rows + 1 == static_cast<int>(costs.step_ms.size())) return;
     const LookaheadSequence& sequence = sequences[row.sequence];
     const int d = sequence.drafter;
     if ((row.position >= cap && !row.is_alternative()) || closed_[d]) continue;
@@ -202,7 +203,6 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
     least_row_ms = std::min(least_row_ms, costs.step_ms[r] - costs.step_ms[r - 1]);
   }
   sort_rows(sequences, least_row_ms, best);
-  CHECK(costs.step_ms.size() > rows_.size());
   const double max_ms =
       costs.step_ms[0] <= costs.max_ms ? costs.max_ms : std::numeric_limits<double>::infinity();
   int deepest = 0;

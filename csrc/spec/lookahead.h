@@ -64,7 +64,8 @@ struct LookaheadCosts {
     double max_added_ms = std::numeric_limits<double>::infinity();
   };
 
-  std::vector<double> step_ms;  // [r]: of the step with r drafted rows, without its drafting
+  // [r]: of the step with r drafted rows, without its drafting; no more rows than that.
+  std::vector<double> step_ms;
   std::vector<Drafter> drafters;
   // [n]: what it takes beside rows that the sequence with the most alternatives has n; [0] = 0.
   // Empty: nothing.

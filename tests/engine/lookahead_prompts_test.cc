@@ -31,7 +31,7 @@ struct BesidePrompts {
            .exact = one_names_its_k,
            .tokens = tokens,
            .num_draft_tokens = one_names_its_k ? 4 : kMaxDraftTokens}};
-      const double ms = planner.choose(both, prompted ? prompts : PromptRows{});
+      const double ms = planner.choose(both, prompted ? StepRoom{prompts} : StepRoom{});
       if (prompted) bought_ms = ms;
       EXPECT_TRUE(prompted || ms == 0);
       EXPECT_TRUE(!one_names_its_k || both[1].num_draft_tokens == 4);

@@ -17,7 +17,7 @@ class Chooser final : public LookaheadChooser {
  public:
   Chooser(int32_t k, int32_t alternatives) : k_(k), alternatives_(alternatives) {}
 
-  double choose(std::span<DecodeChoice> step, const PromptRows& prompts) override {
+  double choose(std::span<DecodeChoice> step, const StepRoom& room) override {
     num_refed = waiting = 0;
     for (DecodeChoice& choice : step) {
       num_refed += choice.num_refed;
@@ -25,7 +25,7 @@ class Chooser final : public LookaheadChooser {
       choice.num_draft_tokens = std::min(choice.num_draft_tokens, k_);
       choice.num_alternatives = std::min(choice.num_alternatives, alternatives_);
     }
-    waiting = prompts.waiting;
+    waiting = room.prompts.waiting;
     return 0;
   }
   bool may_catch_up(const CatchUp&) override { return true; }

@@ -77,9 +77,9 @@ TEST(Scheduler, DraftsOfOthersLeaveRowsForADraftCacheThatIsWaitedFor) {
 
 // Drafts as many as it may, and keeps what it was told.
 struct RecordingChooser final : LookaheadChooser {
-  double choose(std::span<DecodeChoice> step, const PromptRows& prompts) override {
-    if (!step.empty()) told.push_back(prompts.waiting > 0);
-    latest = prompts;
+  double choose(std::span<DecodeChoice> step, const StepRoom& room) override {
+    if (!step.empty()) told.push_back(room.prompts.waiting > 0);
+    latest = room.prompts;
     return prompt_ms;
   }
   bool may_catch_up(const CatchUp&) override { return true; }

@@ -46,8 +46,9 @@ class AnyLookahead final : public LookaheadChooser {
  public:
   explicit AnyLookahead(uint64_t seed) : random_(seed) {}
 
-  double choose(std::span<DecodeChoice> step, const PromptRows& prompts) override {
-    REQUIRE(0 <= prompts.plain && prompts.plain <= std::min(prompts.waiting, prompts.most));
+  double choose(std::span<DecodeChoice> step, const StepRoom& room) override {
+    REQUIRE(0 <= room.prompts.plain &&
+            room.prompts.plain <= std::min(room.prompts.waiting, room.prompts.most));
     chosen.clear();
     for (DecodeChoice& choice : step) {
       if (choice.exact) continue;
