@@ -100,7 +100,7 @@ absl::Status check_text(absl::string_view field, std::string_view text,
   return absl::OkStatus();
 }
 
-// A text that is too long is not read to its end.
+// Of a text that is too long no more pieces are read than tell that.
 absl::StatusOr<std::vector<int32_t>> encode(std::string_view text, bool add_special_tokens,
                                             const RequestContext& context) {
   const int64_t most = context.limits.max_positions - 1;

@@ -32,7 +32,7 @@ struct EngineOptions {
   std::optional<DrafterKind> drafter;       // where a request names none; unset: head, model or
                                             // prompt_lookup, the first there is
   LookaheadPolicy lookahead;                // K where a request gives none
-  int max_draft_tokens = kMaxDraftTokens;   // K at most, a request's alternatives among them
+  int max_draft_tokens = kMaxDraftTokens;   // K at most; with alternatives, where K is named
   int max_alternatives = kMaxAlternatives;  // to a first drafted token, where K is chosen
   double tpot_slo_ms = 0;     // that a step shall take at most, where a request gives none; 0: none
   int64_t max_positions = 0;  // longest prompt and answer; 0: what the model allows

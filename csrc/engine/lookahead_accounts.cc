@@ -101,7 +101,9 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
       pricing_.observe(account.all, durations.ms, durations.draft_ms);
       BaseSteps& base = base_steps_[StepPricing::size_of(account.all.sequences)];
       ++base.since;
-      if (account.adaptive_rows == 0) base = {.count = base.count + 1};
+      if (account.all.drafted_rows == 0 || (base_alone_ && account.adaptive_rows == 0)) {
+        base = {.count = base.count + 1};
+      }
     }
   }
   learn(outcomes);

@@ -77,7 +77,8 @@ double LookaheadPlanner::choose(std::span<DecodeChoice> step, const StepRoom& ro
   for (Drafter& drafter : drafters_) drafter.tried = -1;
   if (policy_.kind == LookaheadPolicy::Kind::adaptive) {
     const bool beside_prompts = room.prompts.waiting > 0;
-    const bool base_alone = beside_prompts || wants_base_step(step);
+    base_alone_ = !beside_prompts && wants_base_step(step);
+    const bool base_alone = beside_prompts || base_alone_;
     if (!beside_prompts) choose_drafters(step, base_alone);
     find_base(step);
     count_sequences(step);
@@ -254,7 +255,10 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool base
     most_drafted += most + candidate.max_alternatives;
   }
   most_drafted = std::min(most_drafted, drafted_rows);
-  if (most_drafted == 0) return;
+  if (most_drafted == 0) {  // which, for want of rows, says nothing of the drafts
+    for (const DecodeChoice& choice : step) sequences_.at(choice.id).judged = false;
+    return;
+  }
   fill_costs(base, most_drafted);
   chosen_.assign(step.size(), 0);
   const LookaheadChoice& choice = search_.choose(candidates_, costs_, chosen_);
@@ -274,7 +278,10 @@ void LookaheadPlanner::choose_adaptively(std::span<DecodeChoice> step, bool base
 
 // What a step takes without what is chosen is known from such steps alone.
 bool LookaheadPlanner::wants_base_step(std::span<const DecodeChoice> step) {
-  if (step.empty()) return false;
+  const bool might_draft = std::ranges::any_of(step, [](const DecodeChoice& choice) {
+    return !choice.exact && choice.num_draft_tokens > 0;
+  });
+  if (!might_draft) return false;
   BaseSteps& base = base_steps_[StepPricing::size_of(static_cast<int64_t>(step.size()))];
   if (base.since < kBaseEvery && base.count >= kBaseFirst) return false;
   if (++base.asked > kBaseEvery) base.asked = 0;
@@ -350,6 +357,7 @@ void LookaheadPlanner::choose_drafter(Sequence& sequence, const DecodeChoice& ch
   const bool finds = find_proposal(sequence, choice);
   if (finds && hazard_of_sequence(sequence)[0] >= drawn) {
     sequence.passed_over = drawing;
+    sequence.drawn.age();
     return;
   }
   if (finds && !base_alone && steps_since_copy_tried_ >= kTryEvery) {
@@ -467,7 +475,7 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
 
   // What a step of this sequence's gains if it drafts, the others as they are.
   const int most =
-      static_cast<int>(std::clamp<int64_t>(catch_up.tokens_left - 1, 0, policy_.most()));
+      static_cast<int>(std::clamp<int64_t>(catch_up.tokens_left - 1, 0, catch_up.most_drafted));
   candidates_.assign(1, {.drafter = static_cast<int>(kind),
                          .max_tokens = most,
                          .row_ms = pricing_.drawing_ms(kind, sequence.terms.drawing),
@@ -485,7 +493,12 @@ bool LookaheadPlanner::may_catch_up(const CatchUp& catch_up) {
       static_cast<double>(catch_up.tokens_left) / (1 + choice.tokens - costs_.tokens);
   if (gained * steps <= cost) {
     sequence.judged = true;
-    if (drafter.idle_steps < kTryEvery && !drafter.try_again) return false;
+    const bool meets_objective =
+        most > 0 &&
+        (costs_.step_ms[0] > costs_.max_ms ||
+         costs_.step_ms[1] + candidates_[0].row_ms + pricing_.round_ms(kind, 1) <= costs_.max_ms);
+    const bool due = drafter.idle_steps >= (meets_objective ? kTryEvery : kTryPastObjective);
+    if (!due && !(meets_objective && drafter.try_again)) return false;
     if (drafter.catching_up < 0) drafter.catching_up = catch_up.id;
     if (drafter.catching_up != catch_up.id) return false;
   }

@@ -149,7 +149,8 @@ class LookaheadPlanner final : public LookaheadChooser {
     int accepted_exact = 0;
     int adaptive_rows = 0;  // of all drafters
   };
-  // Steps whose adaptive sequences drafted nothing, and had nothing to feed again.
+  // Steps without drafted rows, or with those alone of requests that name their K, though others
+  // might have drafted.
   struct BaseSteps {
     int64_t count = 0;
     int64_t since = 0;  // other steps since the last
@@ -194,8 +195,9 @@ class LookaheadPlanner final : public LookaheadChooser {
   std::vector<int64_t> removed_;
   std::array<BaseSteps, StepPricing::kSizes> base_steps_{};
   int64_t steps_since_copy_tried_ = 0, num_copies_tried_ = 0;
-  DecodeShape base_;        // of the step that is planned, without what is chosen
-  double base_tokens_ = 0;  // that it is expected to emit
+  bool base_alone_ = false;  // of the step that is planned: it shall tell what it takes …
+  DecodeShape base_;         // … without what is chosen
+  double base_tokens_ = 0;   // that it is expected to emit
   double owed_to_prompts_ms_ = 0;
   double unstretched_ms_ = 0;  // of the step that is planned, where drafts buy prompts time
 

@@ -184,8 +184,10 @@ void Scheduler::choose_lookahead(std::span<ScheduledSequence* const> ready, cons
 
 bool Scheduler::may_catch_up(const ScheduledSequence& s) const {
   if (chooser_ == nullptr || s.exact()) return true;
-  return chooser_->may_catch_up(
-      {.id = s.spec.id, .rows = s.num_missed(), .tokens_left = s.spec.max_length - s.length()});
+  return chooser_->may_catch_up({.id = s.spec.id,
+                                 .rows = s.num_missed(),
+                                 .tokens_left = s.spec.max_length - s.length(),
+                                 .most_drafted = s.usable_lookahead()});
 }
 
 void Scheduler::decode(ScheduledSequence& s, int64_t num_draft_tokens, int64_t num_alternatives) {

@@ -80,7 +80,8 @@ struct DecodeChoice {
 struct CatchUp {
   int64_t id = 0;
   int64_t rows = 0;
-  int64_t tokens_left = 0;  // that the sequence may yet emit
+  int64_t tokens_left = 0;                 // that the sequence may yet emit
+  int64_t most_drafted = kMaxDraftTokens;  // K at most
 };
 
 // Rows of prompts of a step that is to decode too.
@@ -101,7 +102,8 @@ class LookaheadChooser {
  public:
   virtual ~LookaheadChooser() = default;
   // Once for all that are ready when a step's decodes are planned. What comes later to a step
-  // drafts nothing. Pages may leave them less. Returns how long prompts may take beside what is
+  // drafts nothing. Pages may leave them less, and rows whoever
+  // does not look at `room`. Returns how long prompts may take beside what is
   // drafted, in milliseconds of SchedulerLimits::costs; 0: as long as without.
   virtual double choose(std::span<DecodeChoice> step, const StepRoom& room) = 0;
   // Whether a drafter's cache is worth its rows now.

@@ -265,7 +265,8 @@ absl::Status validate_speculation(const SpeculationParams& speculation, const Li
                       "0 or unset where speculation.mode is off");
   }
   const auto& alternatives = speculation.num_alternatives;
-  const int most_alternatives = std::min(kMaxAlternatives, limits.max_draft_tokens - k.value_or(0));
+  const int most_alternatives =
+      k.has_value() ? std::min(kMaxAlternatives, limits.max_draft_tokens - *k) : kMaxAlternatives;
   if (alternatives.has_value() && (*alternatives < 0 || *alternatives > most_alternatives)) {
     return unexpected("speculation.num_alternatives", *alternatives,
                       absl::StrCat("0 … ", most_alternatives));

@@ -33,7 +33,8 @@ class Tokenizer {
   // text: UTF-8, at most 2^31 - 1 bytes. Callers check it; what is ill-formed all the same is read
   // as U+FFFD. add_special_tokens: whether the post-processor adds its own (a BOS, say). Special
   // tokens that are written in the text are recognised either way. max_tokens: that are of use;
-  // where there are more, at least one of them is returned, and the rest of the text is not read.
+  // where there are more, at least one of them is returned, and no further piece of the text is
+  // read.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true,
                               int64_t max_tokens = INT64_MAX) const;
 

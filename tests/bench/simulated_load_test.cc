@@ -86,7 +86,7 @@ TEST(SimulatedLoad, AcceptedDraftsAreTokens) {
   EXPECT_LT(drafted.back().end, 0.5 * plain.back().end);
 }
 
-// Half of the first drafts are refused, and a third of what comes in their place was an
+// Half of the first drafts are refused, and nearly half of what comes in their place was an
 // alternative.
 TEST(SimulatedLoad, AcceptedAlternativesAreTokens) {
   SimulatedServer with = server();

@@ -168,6 +168,31 @@ TEST(LookaheadPlanner, WhoNamesAKHoldsNobodyBack) {
   }
 }
 
+// Steps of one who names its K, alone, tell nothing of what steps of others take without drafts.
+TEST(LookaheadPlanner, WhoNamesAKTellsNothingOfPlainSteps) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(1, {.drafter = kModel});
+  planner.add(2, {.drafter = kModel, .exact = true});
+  const std::vector<int32_t> context = {1};
+  int plain = 0;
+  for (int i = 0; i < 40; ++i) {
+    const bool names_k = i % 2 == 0;
+    DecodeChoice one{.id = names_k ? 2 : 1,
+                     .exact = names_k,
+                     .tokens = context,
+                     .num_draft_tokens = names_k ? 4 : kMaxDraftTokens};
+    planner.choose({&one, 1}, {});
+    const int k = one.num_draft_tokens;
+    plain += k == 0;
+    const LookaheadOutcome outcome{.id = one.id,
+                                   .position = 1,
+                                   .drafts = {.num_drafted = k, .num_accepted = k},
+                                   .num_emitted = k + 1};
+    planner.observe({&outcome, 1}, {}, {10 + 1.2 * k, 1.0 * k});
+  }
+  EXPECT_EQ(plain, 3);
+}
+
 // Three of four cannot be drafted for, as where a copy drafter finds no match: the fourth may draw
 // on what they spare.
 TEST(LookaheadPlanner, DraftsBesideWhoHasNone) {

@@ -254,6 +254,49 @@ TEST(Scheduler, APromptShutsNoExactDraftsOut) {
   EXPECT_EQ(work_of(two, plan, 3)->prefill_end, 8);
 }
 
+// Drafts as much as there are rows for, by sequences in turn.
+class TakesAllRows final : public LookaheadChooser {
+ public:
+  double choose(std::span<DecodeChoice> step, const StepRoom& room) override {
+    int64_t left = room.drafted_rows;
+    chosen.clear();
+    for (DecodeChoice& choice : step) {
+      choice.num_draft_tokens =
+          static_cast<int32_t>(std::min<int64_t>(choice.num_draft_tokens, left));
+      left -= choice.num_draft_tokens;
+      chosen.push_back(choice.num_draft_tokens);
+    }
+    return 0;
+  }
+  bool may_catch_up(const CatchUp&) override { return true; }
+  double slowness(int64_t) const override { return 1; }
+  double owed_to_prompts_ms() const override { return 0; }
+
+  std::vector<int32_t> chosen;
+};
+
+// A prompt has the rows that were kept for it, and whoever is chosen for drafts what was chosen.
+TEST(Scheduler, WhatThereAreRowsForIsDrafted) {
+  SchedulerLimits limits = roomy();
+  limits.max_rows = 48;
+  for (const bool with_prompt : {false, true}) {
+    Scheduler scheduler(limits);
+    for (int64_t id = 1; id <= 6; ++id) scheduler.add(spec(id, 1, 10, DrafterKind::random));
+    TakesAllRows chooser;
+    while (chooser.chosen.size() < 6) commit_all(scheduler, scheduler.plan(&chooser));
+    if (with_prompt) scheduler.add(spec(7, 100));
+    const StepPlan plan = scheduler.plan(&chooser);
+    int64_t drafted = 0;
+    for (int64_t id = 1; id <= 6; ++id) {
+      EXPECT_EQ(drafts_of(scheduler, plan, id), chooser.chosen[id - 1]) << id;
+      drafted += chooser.chosen[id - 1];
+    }
+    const int64_t of_prompt = with_prompt ? work_of(scheduler, plan, 7)->prefill_end : 0;
+    EXPECT_EQ(of_prompt > 0, with_prompt);
+    EXPECT_EQ(6 + drafted + of_prompt, limits.max_rows);
+  }
+}
+
 TEST(Scheduler, PrefillsTheDraftInTheSameBudget) {
   SchedulerLimits limits = roomy();
   limits.prefill_chunk = 50;

@@ -331,10 +331,8 @@ TEST(Validate, DraftedTokensAreBoundByTheServer) {
   request.speculation.num_speculative_tokens = 5;
   EXPECT_EQ(validate(request, few).message(),
             "speculation.num_speculative_tokens is 5; expected 0 … 4");
-  request.speculation = {.num_alternatives = 4};
+  request.speculation = {.num_alternatives = 6};  // to a K that the server chooses
   EXPECT_TRUE(validate(request, few).ok());
-  request.speculation.num_alternatives = 5;
-  EXPECT_EQ(field_of(validate(request, few)), "speculation.num_alternatives");
 }
 
 // Its drafts begin with a step's states, and where answers are computed again there are other

@@ -211,6 +211,7 @@ TEST(Tokenizer, ReadsNoFurtherThanIsOfUse) {
     for (int64_t most = 0; most < length; most += 1 + most / 8) {
       Ids some = tokenizer.encode(text, true, most);
       ASSERT_GT(static_cast<int64_t>(some.size()), most) << name;
+      ASSERT_TRUE(std::equal(all.begin(), all.begin() + most, some.begin())) << name;
       stops_early |= static_cast<int64_t>(some.size()) < length / 2;
     }
     EXPECT_TRUE(stops_early) << name;
