@@ -1,5 +1,4 @@
-// The other half of LookaheadPlanner: what a step that was carried out says of costs, acceptance
-// and budgets.
+// LookaheadPlanner once a step was carried out: what it says of costs, acceptance and budgets.
 #include <algorithm>
 #include <numeric>
 #include <utility>

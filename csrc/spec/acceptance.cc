@@ -96,6 +96,12 @@ Hazard hazard_of(const AcceptanceCounts& server) {
   return hazard;
 }
 
+double expected_accepted(const Hazard& hazard, int num_tokens) {
+  double accepted = 0, all_before = 1;
+  for (int i = 0; i < num_tokens; ++i) accepted += all_before *= hazard[i];
+  return accepted;
+}
+
 AcceptanceOffset::AcceptanceOffset() : variance_(kDeviation * kDeviation) {}
 
 // A token that was accepted or not moves the mean by the variance times how much of that was not

@@ -63,6 +63,9 @@ class AcceptanceCounts {
 // The server's own: a weak guess at first; a position that was not reached inherits the one before.
 Hazard hazard_of(const AcceptanceCounts& server);
 
+// Of so many drafted tokens, those that are accepted in the mean.
+double expected_accepted(const Hazard& hazard, int num_tokens);
+
 // By how much one sequence's drafts do better than the server's, in log odds, whatever the
 // position: texts differ in how well they are drafted, and so do a text's parts. A Gaussian that
 // each token that was reached moves, and that returns to that of all sequences from step to step.
