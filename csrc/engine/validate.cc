@@ -271,7 +271,7 @@ absl::Status validate_speculation(const SpeculationParams& speculation, const Li
     return unexpected("speculation.num_alternatives", *alternatives,
                       absl::StrCat("0 … ", most_alternatives));
   }
-  if (alternatives.value_or(0) > 0 && (speculation.off || k == 0)) {
+  if (alternatives.value_or(0) > 0 && (speculation.off || k == 0 || limits.max_draft_tokens == 0)) {
     return unexpected("speculation.num_alternatives", *alternatives,
                       "0 or unset where nothing is drafted");
   }

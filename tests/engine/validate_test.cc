@@ -333,6 +333,10 @@ TEST(Validate, DraftedTokensAreBoundByTheServer) {
             "speculation.num_speculative_tokens is 5; expected 0 … 4");
   request.speculation = {.num_alternatives = 6};  // to a K that the server chooses
   EXPECT_TRUE(validate(request, few).ok());
+  few.max_draft_tokens = 0;
+  EXPECT_EQ(field_of(validate(request, few)), "speculation.num_alternatives");
+  request.speculation.num_alternatives = 0;
+  EXPECT_TRUE(validate(request, few).ok());
 }
 
 // Its drafts begin with a step's states, and where answers are computed again there are other
