@@ -319,8 +319,8 @@ void LookaheadPlanner::fill_costs(const DecodeShape& base, int64_t most_drafted)
   }
 }
 
-// One token each of a copy that is to be tried, and of the likeliest sequence of a drafter that has
-// been idle: texts change.
+// One token each of a copy that is to be tried, and of a sequence of a drafter that has been idle:
+// texts change. Of the likeliest one, if none owes.
 void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_drafted,
                                   const LookaheadChoice& choice) {
   double ms = choice.ms;
@@ -350,10 +350,14 @@ void LookaheadPlanner::try_others(std::span<DecodeChoice> step, int64_t num_draf
     if (!drafter.try_again && drafter.idle_steps < kTryEvery) continue;
     size_t best = step.size();
     bool drafts = false;
+    // Who owes holds all others back, until its own drafts are found to be good.
+    const auto comes_first = [&](const LookaheadSequence& a, const LookaheadSequence& b) {
+      return a.trust != b.trust ? a.trust < b.trust : a.hazard[0] > b.hazard[0];
+    };
     for (size_t i = 0; i < step.size(); ++i) {
       if (candidates_[i].drafter != d || candidates_[i].max_tokens == 0) continue;
       drafts |= chosen_[i] > 0;
-      if (best == step.size() || candidates_[i].hazard[0] > candidates_[best].hazard[0]) best = i;
+      if (best == step.size() || comes_first(candidates_[i], candidates_[best])) best = i;
     }
     if (drafts || best == step.size()) continue;
     if (!try_one(best, drafter.idle_steps)) continue;

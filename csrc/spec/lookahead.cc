@@ -76,12 +76,12 @@ int LookaheadPolicy::most() const {
 
 // To leave a row out whose tokens come more slowly than those of the whole step makes the step
 // better: so the rest of such a sequence need not be looked at.
-void LookaheadSearch::sort_rows(Sequences sequences, double least_row_ms, double rate) {
+void LookaheadSearch::sort_rows(Sequences sequences, double least_row_ms, double rate,
+                                bool owing_first) {
   rows_.clear();
-  // behind: the probability that it stands behind in the order, at least.
-  const auto add = [&](size_t i, int position, double accepted, double behind) {
-    const auto at = static_cast<float>(std::min(accepted, behind));
-    const uint32_t falling = ~std::bit_cast<uint32_t>(at);
+  // at: where it stands in the order.
+  const auto add = [&](size_t i, int position, double accepted, double at) {
+    const uint32_t falling = ~std::bit_cast<uint32_t>(static_cast<float>(at));
     rows_.push_back({uint64_t{falling} << 32 | static_cast<uint64_t>(position) << 24 | i, accepted,
                      static_cast<int32_t>(i), position});
   };
@@ -91,15 +91,16 @@ void LookaheadSearch::sort_rows(Sequences sequences, double least_row_ms, double
     for (int j = 0; j < sequence.max_tokens; ++j) {
       accepted *= sequence.hazard[j];
       if (accepted <= rate * least_row_ms) break;
-      add(i, j, accepted, accepted);
+      const bool first = owing_first && j == 0 && sequence.trust < 1;
+      add(i, j, accepted, first ? 2 - sequence.trust : accepted);
     }
     double behind = sequence.hazard[0];
     if (sequence.max_tokens == 0 || behind <= rate * least_row_ms) continue;
     for (int j = 0; j < sequence.max_alternatives; ++j) {
       const double alternative = sequence.alternatives[j];
       if (alternative <= rate * least_row_ms) break;
-      add(i, kMaxDraftTokens + j, alternative, behind);
       behind = std::min(behind, alternative);
+      add(i, kMaxDraftTokens + j, alternative, behind);
     }
   }
   // Equal ones in a sequence's own order: no prefix leaves out a position.
@@ -197,49 +198,54 @@ const LookaheadChoice& LookaheadSearch::choose(Sequences sequences, const Lookah
              .added_ms = added_ms_,
              .num_alternatives = std::vector<int>(sequences.size(), 0)};
   std::fill(num_tokens.begin(), num_tokens.end(), 0);
-  double best = choice_.tokens / choice_.ms;
   double least_row_ms = std::numeric_limits<double>::infinity();
   for (size_t r = 1; r < costs.step_ms.size(); ++r) {
     least_row_ms = std::min(least_row_ms, costs.step_ms[r] - costs.step_ms[r - 1]);
   }
-  sort_rows(sequences, least_row_ms, best);
   const double max_ms =
       costs.step_ms[0] <= costs.max_ms ? costs.max_ms : std::numeric_limits<double>::infinity();
-  int deepest = 0;
-  for (const Row& row : rows_) {
-    if (!row.is_alternative()) deepest = std::max(deepest, row.position + 1);
-  }
-  const bool any_alternatives =
-      std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.is_alternative(); });
-  int best_cap = 0, best_rows = 0;
-  bool best_has_alternatives = false;
-  for (const bool alternatives : {false, true}) {
-    if (alternatives && !any_alternatives) break;
-    for (int cap = 1; cap <= deepest; ++cap) {
-      int num_rows = 0;
-      walk(sequences, costs, cap, alternatives, [&](const Row&, double tokens, double ms) {
-        ++num_rows;
-        if (ms > max_ms || tokens <= best * ms) return true;
-        if (ms > least_limit_ms()) {
-          choice_.held_back = true;
-          return true;
-        }
-        best = tokens / ms;
-        best_cap = cap;
-        best_rows = num_rows;
-        best_has_alternatives = alternatives;
-        return true;
-      });
+  const double plain_rate = choice_.tokens / choice_.ms;
+  Prefix best{.rate = plain_rate};
+  const auto look_at = [&](bool owing_first) {
+    sort_rows(sequences, least_row_ms, plain_rate, owing_first);
+    int deepest = 0;
+    bool any_alternatives = false;
+    for (const Row& row : rows_) {
+      if (!row.is_alternative()) deepest = std::max(deepest, row.position + 1);
+      any_alternatives |= row.is_alternative();
     }
+    for (const bool alternatives : {false, true}) {
+      if (alternatives && !any_alternatives) break;
+      for (int cap = 1; cap <= deepest; ++cap) {
+        int num_rows = 0;
+        walk(sequences, costs, cap, alternatives, [&](const Row&, double tokens, double ms) {
+          ++num_rows;
+          if (ms > max_ms || tokens <= best.rate * ms) return true;
+          if (ms > least_limit_ms()) {
+            choice_.held_back = true;
+            return true;
+          }
+          best = {tokens / ms, owing_first, alternatives, cap, num_rows};
+          return true;
+        });
+      }
+    }
+  };
+  look_at(/*owing_first=*/false);
+  const bool some_owe = std::any_of(sequences.begin(), sequences.end(),
+                                    [](const LookaheadSequence& s) { return s.trust < 1; });
+  if (choice_.held_back && some_owe) {
+    look_at(/*owing_first=*/true);
+    if (!best.owing_first) sort_rows(sequences, least_row_ms, plain_rate, false);
   }
-  if (best_rows == 0) return choice_;
-  walk(sequences, costs, best_cap, best_has_alternatives,
+  if (best.num_rows == 0) return choice_;
+  walk(sequences, costs, best.cap, best.alternatives,
        [&](const Row& row, double tokens, double ms) {
          ++(row.is_alternative() ? choice_.num_alternatives[row.sequence]
                                  : num_tokens[row.sequence]);
          choice_.tokens = tokens;
          choice_.ms = ms;
-         return --best_rows > 0;
+         return --best.num_rows > 0;
        });
   choice_.limit_ms = least_limit_ms();
   choice_.added_ms = added_ms_;

@@ -90,8 +90,10 @@ struct LookaheadChoice {
 // pay where several do, since the first row of a depth pays for the whole round. All of it with
 // alternatives to first tokens, which are rows without a round, and without. Where a row and a
 // round cost the same for all, and alternatives nothing else, nothing is better; in any case no K
-// that is the same for all is. Prefixes that take too long for some sequence are passed over; there
-// may then be something better that is no prefix.
+// that is the same for all is. Prefixes that take too long for some sequence are passed over. Where
+// a better one was, prefixes of another order are looked at too, which begins with the first rows
+// of those sequences that bear least: their own drafts let them bear more. There may still be
+// something better that is a prefix of neither.
 class LookaheadSearch {
  public:
   // num_tokens: [sequences]. Valid until the next call.
@@ -100,8 +102,8 @@ class LookaheadSearch {
 
  private:
   struct Row {
-    // By falling probability (of an alternative: of those before it, too, where these have less),
-    // then position, then sequence.
+    // By falling probability (of an alternative: of those before it, too, where these have less;
+    // of what comes first: above 1), then position, then sequence.
     uint64_t order;
     double accepted;  // probability that it and all before it are
     int32_t sequence;
@@ -111,11 +113,20 @@ class LookaheadSearch {
     int alternative() const { return position - kMaxDraftTokens; }
   };
 
+  // The first rows of an order, of so many positions, with alternatives or without.
+  struct Prefix {
+    double rate;  // tokens a millisecond
+    bool owing_first = false;
+    bool alternatives = false;
+    int cap = 0;
+    int num_rows = 0;
+  };
+
   using Sequences = std::span<const LookaheadSequence>;
 
   // Those that are worth something where a row costs least_row_ms, at least, and `rate` is reached
-  // already.
-  void sort_rows(Sequences sequences, double least_row_ms, double rate);
+  // already. owing_first: the first rows of sequences of less trust than others come first.
+  void sort_rows(Sequences sequences, double least_row_ms, double rate, bool owing_first);
   // Goes through the rows of the first `cap` positions in their order, leaving out those of a
   // drafter that may add no more, and calls visit(row, tokens, ms) with what the step comes to with
   // it and all before it; until visit returns false. limits_ms_ are of the same rows.

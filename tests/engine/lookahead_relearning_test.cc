@@ -128,6 +128,23 @@ TEST(LookaheadRelearning, DrawingThatIsPassedOver) {
   EXPECT_LT(taken, 5000);
 }
 
+// What was drawn for one of two answers was wrong, so that it owes all that the other's drafts may
+// make it wait. A round costs more than it is granted until the next try of the other.
+TEST(LookaheadRelearning, BadLuckOfWhoOwes) {
+  bool refused = true;
+  int turn = 0;
+  Steps steps({{.drafter = kModel}, {.drafter = kModel}}, [&](DrafterKind, int k) {
+    const bool first = turn++ % 2 == 0;
+    return first && refused ? 0 : k;
+  });
+  steps.round_ms = 4;
+  for (int i = 0; i < 300; ++i) steps.step();
+  refused = false;
+  int drafted = 0, taken = 0;
+  for (; drafted < 10 && taken < 20'000; ++taken) drafted += steps.step().front().drafted > 0;
+  EXPECT_LT(taken, 200);
+}
+
 // A round took thrice as long for a while: more than an objective of 12 ms leaves. Where nothing is
 // drafted no step says that it does not any more.
 TEST(LookaheadRelearning, PricesThatMissAnObjective) {
