@@ -78,7 +78,7 @@ class GenerationService final : public v1::GenerationService::CallbackService {
   void end_intake();  // mutex_ held
   // Who asks, or Unauthenticated where the client has to show a token and shows none that is known.
   absl::StatusOr<uint64_t> authenticate(const grpc::CallbackServerContext& context) const;
-  void enqueue(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
+  void enqueue(const grpc::CallbackServerContext& context, v1::GenerateRequest request,
                std::string request_id, const std::shared_ptr<Call>& call);
 
   const ServerOptions options_;
