@@ -91,7 +91,7 @@ class DecodeBench {
     drafted_ = backend_.allocate(kMaxRows * sizeof(int32_t));
     q_ = backend_.allocate(kMaxRows * sizeof(RowDistribution));
     backend_.reserve_verification(kMaxRows, vocab_);
-    backend_.sample_drafts(drawn_logits, rows.device(), kMaxRows,
+    backend_.sample_drafts(drawn_logits, rows.device(), kMaxRows, /*all_greedy=*/false,
                            static_cast<int32_t*>(drafted_.data()),
                            static_cast<RowDistribution*>(q_.data()),
                            static_cast<float*>(draft_logits_.data()), stream_);

@@ -38,6 +38,8 @@ struct RowMap {
   TensorView positions;    // i32 [rows]: position in its sequence, from 0
   TensorView sequences;    // i32 [rows]: which page table
   TensorView page_tables;  // i32 [sequences, max_pages]
+  // Other rows of the same pass write, before these, to pages that these read.
+  bool behind_others = false;
 };
 
 constexpr int kMaxMarks = 16;  // of times on a stream
@@ -152,7 +154,7 @@ class Backend {
                          const RowMap& map, const AttentionShape& shape, Stream& stream) = 0;
 
   // Both in turn; what stands in qkv then is unspecified. Pages that no row of these writes to may
-  // be read before what the pass enqueued before this is over.
+  // be read before what the pass enqueued before this is over, but for rows that are behind others.
   virtual void rope_and_attend(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
                                TensorView v_pages, TensorView y, const RowMap& map,
                                const AttentionShape& shape, Stream& stream) {
@@ -166,10 +168,11 @@ class Backend {
   // largest_size: of the rows
   virtual void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
                            Stream& stream) = 0;
-  // logits: f32 [n, vocab_size], which change where a row masks a token; q_logits: f32 [any,
-  // vocab_size], apart from them
-  virtual void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
-                             RowDistribution* q, float* q_logits, Stream& stream) = 0;
+  // logits: f32 [n, vocab_size], which change where a row masks a token; all_greedy: no row is
+  // drawn otherwise; q_logits: f32 [any, vocab_size], apart from them
+  virtual void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, bool all_greedy,
+                             int32_t* drafted, RowDistribution* q, float* q_logits,
+                             Stream& stream) = 0;
   // logits: f32 [any, shard_size]; rows: [to.num_rows]; num_slots: of `to`, for candidates; every
   // candidates_slot is below it. Leaves the digest alone.
   virtual void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,

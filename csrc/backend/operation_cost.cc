@@ -187,8 +187,8 @@ int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size) {
 
 int64_t cuda_verify_arrivals_bytes(int64_t max_rows) { return max_rows * kArrivalsBytes; }
 
-OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept) {
-  return {.activation_bytes = (rows + kept) * vocab_size * kFloat, .launches = 3};
+OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept, bool all_greedy) {
+  return {.activation_bytes = (rows + kept) * vocab_size * kFloat, .launches = all_greedy ? 1 : 3};
 }
 
 OperationCost verify_summary_cost(int64_t rows, int64_t num_slots, int64_t shard_size) {

@@ -103,7 +103,7 @@ int64_t cuda_verify_arrivals_bytes(int64_t max_rows);
 
 // Drafting and verification; a row of logits is read from memory once.
 // kept: rows that are drawn by rejection, and written.
-OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept);
+OperationCost sample_drafts_cost(int64_t rows, int64_t vocab_size, int64_t kept, bool all_greedy);
 OperationCost verify_summary_cost(int64_t rows, int64_t num_slots, int64_t shard_size);
 OperationCost combine_and_accept_cost();
 OperationCost race_step_cost(int64_t sequences, int64_t shard_size);

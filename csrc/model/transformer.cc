@@ -232,18 +232,13 @@ void Transformer::attention_block(const LayerWeights& layer, TensorView addend, 
   int64_t begin = 0;
   for (const int64_t end : batch.segment_ends.empty() ? one : batch.segment_ends) {
     const RowMap map = {batch.positions.slice(0, begin, end), batch.slots.slice(0, begin, end),
-                        cache.page_tables()};
+                        cache.page_tables(), /*behind_others=*/begin > 0};
     const TensorView qkv = scratch.qkv.rows(begin, end);
     const TensorView y = scratch.attention.rows(begin, end);
-    // In one they may read early what no row of these writes, as the segment before does.
-    const bool in_one = begin == 0 && !only_cache;
-    if (in_one) {
-      backend_.rope_and_attend(qkv, cos_, sin_, k_pages, v_pages, y, map, shard_.attention, stream);
-    } else {
+    if (only_cache) {
       backend_.rope_and_cache(qkv, cos_, sin_, k_pages, v_pages, map, shard_.attention, stream);
-    }
-    if (!in_one && !only_cache) {
-      backend_.attention(qkv, k_pages, v_pages, y, map, shard_.attention, stream);
+    } else {
+      backend_.rope_and_attend(qkv, cos_, sin_, k_pages, v_pages, y, map, shard_.attention, stream);
     }
     begin = end;
   }

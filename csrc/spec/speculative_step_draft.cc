@@ -117,6 +117,7 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
     DraftRow* const rows = draft_rows_.host() + draft_rows_used_;
     const TensorView logits = draft_logits_.view(DType::f32, {padded, vocab});
     contexts_.clear();
+    bool all_greedy = true;
     for (int64_t j = 0; j < count; ++j) {
       const int64_t i = drafting_[j];
       const SequenceState& state = slots[work[i].slot];
@@ -127,6 +128,7 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
                  .key = {state.seed, state.choice, static_cast<uint32_t>(state.tokens.size())},
                  .offset = static_cast<int32_t>(round),
                  .drafted = static_cast<int32_t>(place(i) + round)};
+      all_greedy = all_greedy && state.processors.mode == VerifyMode::greedy;
       if (!editor_.edits(work[i].slot)) continue;
       float* const row = logits.rows(j, j + 1).data<float>();
       editor_.add(work[i].slot, drafted, round, row, row, 0, vocab);
@@ -138,14 +140,14 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
     const uint64_t key = drafter->prepare(contexts_, logits, stream);
     const LogitEditor::Batch edited = editor_.upload(padded, stream);
     const uint64_t whose[] = {reinterpret_cast<uintptr_t>(drafter), key,
-                              static_cast<uint64_t>(num_draws)};
+                              static_cast<uint64_t>(num_draws), all_greedy};
     const uint64_t own_key = digest(whose, sizeof whose);
     // Each rank drafts by itself: a head is split among near ranks alone, which no devices are.
     const auto enqueue = [&] {
       drafter->enqueue(stream);
       editor_.enqueue(edited, stream);
       for (int i = 0; i < num_draws; ++i) {
-        backend_.sample_drafts(logits, draft_rows_.device() + i * padded, padded,
+        backend_.sample_drafts(logits, draft_rows_.device() + i * padded, padded, all_greedy,
                                verifier_.drafted(), q(0), q_logits(0), stream);
       }
     };

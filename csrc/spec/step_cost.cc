@@ -86,8 +86,8 @@ StepCost step_cost(const ModelConfig& target, const Shard& shard, const ModelCon
   } else {
     return cost;
   }
-  cost.draft.operations +=
-      sample_drafts_cost(round.num_logits, target.vocab_size, shape.sampled ? shape.sequences : 0);
+  cost.draft.operations += sample_drafts_cost(round.num_logits, target.vocab_size,
+                                              shape.sampled ? shape.sequences : 0, !shape.sampled);
   return cost;
 }
 

@@ -129,7 +129,7 @@ void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16*
 
 void attention_of_few(const float* qkv, const float* cos_table, const float* sin_table,
                       bf16* k_pages, bf16* v_pages, bf16* y, void* workspace, unsigned* arrivals,
-                      RowPointers map, int64_t rows, AttentionShape shape,
+                      RowPointers map, int64_t rows, bool reads_early, AttentionShape shape,
                       int64_t num_multiprocessors, cudaStream_t stream) {
   CHECK(rows <= kFewRows && is_whole(shape) && shape.head_dim <= kFewMaxHeadDim);
   const FewRows few = {make_pass(qkv, k_pages, v_pages, workspace, map, rows, shape),
@@ -138,7 +138,8 @@ void attention_of_few(const float* qkv, const float* cos_table, const float* sin
                        k_pages,
                        v_pages,
                        y,
-                       arrivals};
+                       arrivals,
+                       reads_early};
   if (shape.head_dim <= 64) {
     launch_few<2>(few, num_multiprocessors, stream);
   } else if (shape.head_dim <= 96) {

@@ -60,15 +60,16 @@ constexpr int64_t kFewCounters =
 
 // rope_and_cache and attention in one kernel, the same bits: steps of few rows wait for each
 // other's latency more than for memory. head_dim is a multiple of 16, up to kFewMaxHeadDim;
-// workspace is for all rows. What stands in qkv stays as it is. Pages that no row of these writes
-// to, and the map, are read before the kernels before it in the stream are over: another pass that
-// wrote them is, since passes begin with embed; another launch of the same pass and layer is not.
-// Bound: as attention; two latencies of memory, and of its second-level cache some more.
+// workspace is for all rows. What stands in qkv stays as it is. If it reads early, pages that no
+// row of these writes to, and the map, are read before the kernels before it in the stream are
+// over: another pass that wrote them is, since passes begin with embed; another launch of the same
+// pass and layer is not. Bound: as attention; two latencies of memory, and of its second-level
+// cache some more.
 void attention_of_few(
     const float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages, bf16* v_pages,
     bf16* y, void* workspace,
     unsigned* arrivals,  // [kFewCounters], zero before and after
-    RowPointers map, int64_t rows, AttentionShape shape,
+    RowPointers map, int64_t rows, bool reads_early, AttentionShape shape,
     int64_t num_multiprocessors,  // that blocks are made for: the bits are the same
     cudaStream_t stream);
 

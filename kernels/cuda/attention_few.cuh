@@ -1,6 +1,6 @@
 // attention_of_few: rotation, the write into the cache, attention and the merge of splits by the
 // blocks that need them. What earlier passes left, keys and values among it, is in registers before
-// the kernel before this one is over.
+// the kernel before this one is over, where nothing else was left there since.
 #pragma once
 
 #include "kernels/cuda/attention_pages.cuh"
@@ -19,6 +19,7 @@ struct FewRows {
   bf16* v_pages;
   bf16* y;
   unsigned* arrivals;  // of a group's shares; zero before and after
+  bool reads_early;
 };
 
 // Whether the row's key and value are among those of the group's split.
@@ -133,6 +134,7 @@ __global__ void __launch_bounds__(kSplitThreads) few_kernel(FewRows few) {
   __shared__ SplitShared shared;
   __shared__ QueryTile<kChunks> tile;
   const AttentionPass& pass = few.pass;
+  if (!few.reads_early) wait_for_earlier_kernels();
   const BlockShare share(pass);
   const HeadPages pages = share.pages(pass);
   const int warp = threadIdx.x / kWarp;

@@ -106,7 +106,7 @@ size_t verify_workspace_bytes(int64_t rows, int64_t vocab_size) {
 size_t verify_arrivals_bytes(int64_t rows) { return rows * sizeof(unsigned); }
 
 void sample_drafts(float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
-                   int32_t* drafted, RowDistribution* q, float* q_logits,
+                   bool all_greedy, int32_t* drafted, RowDistribution* q, float* q_logits,
                    const VerifyScratch& scratch, cudaStream_t stream) {
   if (num_rows == 0) return;
   static_assert(sizeof(Runner) <= sizeof(ChunkSummary));
@@ -114,6 +114,7 @@ void sample_drafts(float* logits, int64_t vocab_size, const DraftRow* rows, int6
   const dim3 grid(static_cast<unsigned>(num_chunks(vocab_size)), n);
   launch_overlapped(summarise_drafts, grid, kChunkThreads, 0, stream, logits, vocab_size, rows,
                     static_cast<ChunkSummary*>(scratch.parts), scratch.arrivals, q, drafted);
+  if (all_greedy) return;
   launch_overlapped(filter_drafts, n, row_threads(vocab_size), 0, stream, logits, vocab_size, rows,
                     q);
   launch_overlapped(race_drafts, grid, kChunkThreads, 0, stream, logits, vocab_size, rows, q,

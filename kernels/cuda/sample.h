@@ -9,11 +9,12 @@
 
 namespace outrider::cuda {
 
+// One launch where all rows are greedy, else three.
 // Bound: num_rows * vocab_size * 4 bytes, twice (the second time from the second-level cache), and
 // ~60 instructions a token for the races of rows that are not greedy; rows drawn by rejection are
 // written as well.
 void sample_drafts(float* logits, int64_t vocab_size, const DraftRow* rows, int64_t num_rows,
-                   int32_t* drafted, RowDistribution* q, float* q_logits,
+                   bool all_greedy, int32_t* drafted, RowDistribution* q, float* q_logits,
                    const VerifyScratch& scratch, cudaStream_t stream);
 
 }  // namespace outrider::cuda

@@ -187,13 +187,19 @@ class Stages(Measuring):
         drafters = ["prompt_lookup", "ngram", "random", own]
 
         def ask(job):
-            prompt, k, drafter = job
-            flags = ("--ignore-eos", "--num-speculative-tokens", str(k), "--drafter", drafter)
-            return self.programs.answer(address, prompt, which.tokens, *flags)["token_ids"]
+            prompt, *flags = job
+            return self.programs.answer(address, prompt, which.tokens, "--ignore-eos",
+                                        *flags)["token_ids"]
 
-        jobs = [(prompt, k, drafter) for prompt in which.prompts for k in which.num_drafted
+        def drafts(k, drafter):
+            return ("--num-speculative-tokens", str(k), "--drafter", drafter)
+
+        ways = [drafts(k, drafter) for k in which.num_drafted
                 for drafter in (drafters if k > 0 else drafters[:1])]
-        alone = {prompt: ask((prompt, 0, drafters[0])) for prompt in which.prompts}
+        ways.append((*drafts(4, own), "--num-alternatives", "3"))
+        ways.append(())  # as the server chooses
+        jobs = [(prompt, *way) for prompt in which.prompts for way in ways]
+        alone = {prompt: ask((prompt, *drafts(0, drafters[0]))) for prompt in which.prompts}
         one_by_one = [ask(job) for job in jobs]
         with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
             together = list(pool.map(ask, jobs))

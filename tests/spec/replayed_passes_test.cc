@@ -118,10 +118,10 @@ TEST(ReplayedPasses, AreFew) {
   MixedSteps steps(kMaxRows, 1);
   for (int step = 0; step < 3000; ++step) steps.run();
   // The target's: of each size, with or without a race, filtered rows, edited ones. A drafter's:
-  // with edited rows or without, with alternatives or without; the model's first round may have two
-  // rows a sequence.
+  // with edited rows or without, with alternatives or without, all greedy or not; the model's first
+  // round may have two rows a sequence.
   const int64_t target = 2 * 2 * 2 * num_sizes(kMaxRows);
-  const int64_t head = 2 * 2 * num_sizes(kMaxSequences), model = 2 * head;
+  const int64_t head = 2 * 2 * 2 * num_sizes(kMaxSequences), model = 2 * head;
   EXPECT_LE(steps.num_replayed(), target + model + head);
   EXPECT_GT(steps.num_replayed(), 30u);  // the steps are mixed
   RecordProperty("replayed", static_cast<int>(steps.num_replayed()));
@@ -135,8 +135,8 @@ TEST(ReplayedPasses, AreFewWhereRoundsTakeSeveralPasses) {
   for (int step = 0; step < 1000; ++step) steps.run();
   const int64_t target = 2 * 2 * 2 * num_sizes(kMaxRows);
   // A model's: of fewer sequences than rows, or drawn from what the passes before have made.
-  const int64_t model = 2 * 2 * num_sizes(kMaxSequences) * (num_sizes(kModelRows) + 1);
-  EXPECT_LE(steps.num_replayed(), target + model + 2 * 2 * num_sizes(kMaxSequences));
+  const int64_t model = 2 * 2 * 2 * num_sizes(kMaxSequences) * (num_sizes(kModelRows) + 1);
+  EXPECT_LE(steps.num_replayed(), target + model + 2 * 2 * 2 * num_sizes(kMaxSequences));
   EXPECT_GT(steps.num_replayed(), 30u);
 }
 

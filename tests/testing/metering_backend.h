@@ -170,12 +170,12 @@ class MeteringBackend final : public Backend {
 
   void copy_tokens(const TokenCopy*, int64_t n, Stream&) override { cost_ += copy_tokens_cost(n); }
   void edit_logits(const LogitEdit*, int64_t, int64_t, Stream&) override {}
-  void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t*, RowDistribution*,
-                     float*, Stream&) override {
+  void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, bool all_greedy, int32_t*,
+                     RowDistribution*, float*, Stream&) override {
     const auto kept = std::count_if(rows, rows + n, [](const DraftRow& row) {
       return row.processors.mode == VerifyMode::rejection;
     });
-    cost_ += sample_drafts_cost(n, logits.extent(1), kept);
+    cost_ += sample_drafts_cost(n, logits.extent(1), kept, all_greedy);
   }
   void verify_summary(TensorView logits, int32_t, const VerifyRow*, int64_t num_slots,
                       SummaryMessage to, Stream&) override {

@@ -222,8 +222,8 @@ void CpuBackend::edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_
   cpu::edit_logits(edits, n, isa_);
 }
 
-void CpuBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
-                               RowDistribution* q, float* q_logits, Stream&) {
+void CpuBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, bool,
+                               int32_t* drafted, RowDistribution* q, float* q_logits, Stream&) {
   CHECK(has_shape(logits, DType::f32, {n, -1}));
   cpu::sample_drafts(logits.data<float>(), logits.extent(1), rows, n, drafted, q, q_logits, isa_);
 }

@@ -64,7 +64,7 @@ class CpuBackend : public Backend {
   void copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) override;
   void edit_logits(const LogitEdit* edits, int64_t n, int64_t largest_size,
                    Stream& stream) override;
-  void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, int32_t* drafted,
+  void sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, bool, int32_t* drafted,
                      RowDistribution* q, float* q_logits, Stream& stream) override;
   void verify_summary(TensorView logits, int32_t first_token, const VerifyRow* rows,
                       int64_t num_slots, SummaryMessage to, Stream& stream) override;

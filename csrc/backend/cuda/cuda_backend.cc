@@ -347,7 +347,7 @@ void CudaBackend::rope_and_attend(TensorView qkv, TensorView cos, TensorView sin
   cuda::attention_of_few(qkv.data<float>(), cos.data<float>(), sin.data<float>(),
                          k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(), workspace,
                          static_cast<unsigned*>(attention_scratch_.data()), row_pointers(map), rows,
-                         shape, num_multiprocessors_, handle(stream));
+                         !map.behind_others, shape, num_multiprocessors_, handle(stream));
 }
 
 void CudaBackend::copy_tokens(const TokenCopy* copies, int64_t n, Stream& stream) {
@@ -359,12 +359,12 @@ void CudaBackend::edit_logits(const LogitEdit* edits, int64_t n, int64_t largest
   cuda::edit_logits(edits, n, largest_size, handle(stream));
 }
 
-void CudaBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n,
+void CudaBackend::sample_drafts(TensorView logits, const DraftRow* rows, int64_t n, bool all_greedy,
                                 int32_t* drafted, RowDistribution* q, float* q_logits,
                                 Stream& stream) {
   CHECK(has_shape(logits, DType::f32, {n, -1}));
   const int64_t vocab_size = logits.extent(1);
-  cuda::sample_drafts(logits.data<float>(), vocab_size, rows, n, drafted, q, q_logits,
+  cuda::sample_drafts(logits.data<float>(), vocab_size, rows, n, all_greedy, drafted, q, q_logits,
                       verify_scratch(n, vocab_size), handle(stream));
 }
 

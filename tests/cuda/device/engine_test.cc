@@ -308,6 +308,47 @@ TEST(CudaEngine, CoupledDoesNotDependOnSpeculation) {
   }
 }
 
+// Candidates beside the first drafted token: segments of the pass, places of the cache that hold
+// another's key until they are fed again, draws from what was masked. Of 64 tokens one is now and
+// then right. (By rejection, answers without a seed are nobody's to compare.)
+TEST(CudaEngine, AlternativesDoNotShow) {
+  EngineOptions few_tokens = with_every_drafter({.model = test_checkpoint("tiny-v64")});
+  few_tokens.draft = test_checkpoint("tiny-v64-draft");
+  few_tokens.prefill_beside = 16;
+  few_tokens.lookahead = *parse_lookahead("fixed:2");
+  for (const bool sampled : {false, true}) {
+    std::vector<Request> requests;
+    for (const int alternatives : {0, 1, 6}) {
+      for (const std::string drafter : {"model", "head"}) {
+        requests.push_back(greedy_request(20, 3, 40, alternatives == 0 ? 0 : 2, drafter));
+        Request& request = requests.back();
+        if (alternatives > 0) request.speculation.num_alternatives = alternatives;
+        if (!sampled) continue;
+        request.sampling.temperature = 0.9f;
+        request.sampling.top_p = 0.97f;
+        request.sampling.seed = 11;
+      }
+    }
+    std::vector<Request> all = requests;
+    if (sampled) {
+      all.push_back(requests.back());
+      all.back().sampling.seed.reset();
+      all.back().speculation.mode = VerifyMode::rejection;
+    }
+    const auto answers = run(few_tokens, all);
+    int64_t accepted = 0;
+    for (size_t i = 0; i < answers.size(); ++i) {
+      ASSERT_TRUE(answers[i].completion) << answers[i].status;
+      ASSERT_EQ(answers[i].token_ids.size(), 40u);
+      if (i < requests.size()) {
+        EXPECT_EQ(answers[i].token_ids, answers[0].token_ids) << i;
+      }
+      accepted += answers[i].completion->speculation.num_accepted_alternatives;
+    }
+    EXPECT_GT(accepted, 3) << sampled;
+  }
+}
+
 // Costs are measured on the device, and K follows them: whatever it comes to, nothing shows.
 TEST(CudaEngine, AdaptiveAnswersAreThePlainOnes) {
   EngineOptions adaptive = options("tiny");

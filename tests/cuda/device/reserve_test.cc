@@ -102,7 +102,7 @@ TEST(ReserveDeathTest, WhatWasNotReservedIsABug) {
   const Buffer logits = backend.allocate(2 * 100 * sizeof(float));
   const TensorView view = logits.view(DType::f32, {2, 100});
   backend.reserve_verification(1, 100);
-  EXPECT_DEATH(backend.sample_drafts(view, nullptr, 2, nullptr, nullptr, nullptr, stream),
+  EXPECT_DEATH(backend.sample_drafts(view, nullptr, 2, true, nullptr, nullptr, nullptr, stream),
                "CHECK failed");
 }
 

@@ -82,15 +82,16 @@ class CudaAttentionTest : public KernelTest {
     const float* const sines = rotates_ ? sin.data() : nullptr;
     if (multiprocessors > 0) {
       const DeviceArray<unsigned> arrivals(kFewCounters);
-      const auto attend = [&] {
+      const auto attend = [&](bool reads_early) {
         attention_of_few(device_qkv.data(), cosines, sines, k.data(), v.data(), y.data(),
-                         workspace.data(), arrivals.data(), map, count, shape_, multiprocessors,
-                         nullptr);
+                         workspace.data(), arrivals.data(), map, count, reads_early, shape_,
+                         multiprocessors, nullptr);
         return y.values();
       };
       // The second time its keys are cached and its splits in the workspace before it begins.
-      const auto first = attend();
-      EXPECT_TRUE(same_bits(attend(), first));
+      const auto first = attend(true);
+      EXPECT_TRUE(same_bits(attend(true), first));
+      EXPECT_TRUE(same_bits(attend(false), first));
       EXPECT_EQ(arrivals.values(), std::vector<unsigned>(kFewCounters));
     } else {
       rope_and_cache(device_qkv.data(), cosines, sines, k.data(), v.data(), map, count, shape_,

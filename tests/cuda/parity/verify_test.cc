@@ -121,36 +121,37 @@ void expect_near(double a, double b, double relative, const char* what) {
 // the errors of a sum are no larger. fp64 adds nothing that shows.
 constexpr double kSumTolerance = 1.0 / (1 << 22);
 
-TEST_P(VerifyParity, DraftsAreTheCpus) {
-  auto logits = random_logits(kRows, vocab_, GetParam().kind, 1);
+void expect_same_drafts(const Case& of, bool all_greedy, const VerifyScratch& scratch) {
+  const int64_t vocab = of.vocab;
+  auto logits = random_logits(kRows, vocab, of.kind, 1);
   const DeviceArray<float> device_logits(logits);
   std::vector<DraftRow> rows;
   for (int r = 0; r < kRows; ++r) {
-    rows.push_back({.processors = kProcessors[r % kSequences],
+    rows.push_back({.processors = all_greedy ? Processors{} : kProcessors[r % kSequences],
                     .key = {.seed = 7, .choice = 1, .base = static_cast<uint32_t>(r)},
                     .offset = r % 5,
                     .drafted = kRows - 1 - r});
   }
   std::vector<int32_t> expected(kRows);
   std::vector<RowDistribution> expected_q(kRows);
-  std::vector<float> expected_logits(kRows * vocab_, -1.0f);
-  cpu::sample_drafts(logits.data(), vocab_, rows.data(), kRows, expected.data(), expected_q.data(),
+  std::vector<float> expected_logits(kRows * vocab, -1.0f);
+  cpu::sample_drafts(logits.data(), vocab, rows.data(), kRows, expected.data(), expected_q.data(),
                      expected_logits.data(), cpu::select_isa());
   const DeviceArray<DraftRow> device_rows(rows);
   const DeviceArray<int32_t> drafted(kRows);
   const DeviceArray<RowDistribution> q(kRows);
-  const DeviceArray<float> q_logits(std::vector<float>(kRows * vocab_, -1.0f));
-  sample_drafts(device_logits.data(), vocab_, device_rows.data(), kRows, drafted.data(), q.data(),
-                q_logits.data(), scratch(), stream_);
+  const DeviceArray<float> q_logits(std::vector<float>(kRows * vocab, -1.0f));
+  sample_drafts(device_logits.data(), vocab, device_rows.data(), kRows, all_greedy, drafted.data(),
+                q.data(), q_logits.data(), scratch, nullptr);
   EXPECT_EQ(drafted.values(), expected);
   // Bytes: NaNs are kept as they are, and only rows drawn by rejection are.
   const auto kept = q_logits.values();
   EXPECT_EQ(std::memcmp(kept.data(), expected_logits.data(), kept.size() * sizeof(float)), 0);
   for (int r = 0; r < kRows; ++r) {
     const bool rejects = rows[r].processors.mode == VerifyMode::rejection;
-    const float first = logits[r * vocab_];
+    const float first = logits[r * vocab];
     if (std::isnan(first)) continue;
-    EXPECT_EQ(kept[rows[r].drafted * vocab_], rejects ? first : -1.0f);
+    EXPECT_EQ(kept[rows[r].drafted * vocab], rejects ? first : -1.0f);
   }
   const auto values = q.values();
   for (int i = 0; i < kRows; ++i) {
@@ -164,6 +165,14 @@ TEST_P(VerifyParity, DraftsAreTheCpus) {
     EXPECT_EQ(values[i].resolved, 1);
     expect_near(values[i].sum, expected_q[i].sum, kSumTolerance, "sum");
   }
+}
+
+TEST_P(VerifyParity, DraftsAreTheCpus) {
+  expect_same_drafts(GetParam(), /*all_greedy=*/false, scratch());
+}
+
+TEST_P(VerifyParity, GreedyDraftsAreTheCpus) {
+  expect_same_drafts(GetParam(), /*all_greedy=*/true, scratch());
 }
 
 // Drawn again and again from the same logits, a token is never drawn twice.
@@ -193,8 +202,8 @@ TEST_P(VerifyParity, AlternativesAreTheCpus) {
     cpu::sample_drafts(logits.data(), vocab_, rows.data(), kRows, expected.data(),
                        expected_q.data(), expected_logits.data(), cpu::select_isa());
     const DeviceArray<DraftRow> device_rows(rows);
-    sample_drafts(device_logits.data(), vocab_, device_rows.data(), kRows, drafted.data(), q.data(),
-                  q_logits.data(), scratch(), stream_);
+    sample_drafts(device_logits.data(), vocab_, device_rows.data(), kRows, /*all_greedy=*/false,
+                  drafted.data(), q.data(), q_logits.data(), scratch(), stream_);
     EXPECT_EQ(drafted.values(), expected);
   }
   const auto kept = q_logits.values();  // of the first draws, before anything was masked
