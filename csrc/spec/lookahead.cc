@@ -90,8 +90,8 @@ void LookaheadSearch::sort_rows(Sequences sequences, double least_row_ms, double
     double accepted = 1;
     for (int j = 0; j < sequence.max_tokens; ++j) {
       accepted *= sequence.hazard[j];
-      if (accepted <= rate * least_row_ms) break;
       const bool first = owing_first && j == 0 && sequence.trust < 1;
+      if (!first && accepted <= rate * least_row_ms) break;
       add(i, j, accepted, first ? 2 - sequence.trust : accepted);
     }
     double behind = sequence.hazard[0];

@@ -125,7 +125,8 @@ class LookaheadSearch {
   using Sequences = std::span<const LookaheadSequence>;
 
   // Those that are worth something where a row costs least_row_ms, at least, and `rate` is reached
-  // already. owing_first: the first rows of sequences of less trust than others come first.
+  // already. owing_first: the first rows of sequences of less trust than 1 come first, whatever
+  // they are worth: they are there for what these sequences bear.
   void sort_rows(Sequences sequences, double least_row_ms, double rate, bool owing_first);
   // Goes through the rows of the first `cap` positions in their order, leaving out those of a
   // drafter that may add no more, and calls visit(row, tokens, ms) with what the step comes to with
