@@ -43,6 +43,9 @@ constexpr int kMaxRanks = 64;
 constexpr milliseconds kTeardownTimeout{1500};
 // The same where the job ends in order, and what rank 0 has for that once it was told to end now.
 constexpr milliseconds kStopTimeout{10'000};
+// What a job has to end once rank 0 has said that it ends in order, more than its ranks allow
+// themselves: where one is held up, its alarm comes to nothing.
+constexpr milliseconds kFinishedTimeout{20'000};
 // What killed processes have to be gone: a driver that has failed may hold one for ever.
 constexpr milliseconds kKillTimeout{10'000};
 constexpr int kKillingRequest = 3;
@@ -67,6 +70,8 @@ class Launcher {
   explicit Launcher(const LaunchOptions& options) : options_(options) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     if (options_.hostfile.empty()) scratch_.emplace();
+    // Whoever started this may have ignored the ends of children: then none would be told.
+    signal(SIGCHLD, SIG_DFL);
     const sigset_t awaited = awaited_signals();
     pthread_sigmask(SIG_BLOCK, &awaited, &mask_before_);
     signals_ = FileDescriptor(signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK));
@@ -125,9 +130,12 @@ class Launcher {
   // Waits for mpirun's end and returns the exit status of the job.
   int supervise() {
     Deadline deadline = kNoDeadline;  // for mpirun to end by itself
+    const auto ends_within = [&deadline](milliseconds timeout) {
+      deadline = std::min(deadline, Clock::now() + timeout);
+    };
     while (true) {
-      int status = 0;
-      if (waitpid(mpirun_, &status, WNOHANG) == mpirun_) {
+      int status = SIGKILL;  // where mpirun has ended, and nobody can tell how
+      if (waitpid(mpirun_, &status, WNOHANG) != 0) {
         listen();  // to its last words
         return status_of_job(status);
       }
@@ -135,16 +143,16 @@ class Launcher {
       const int requests_before = num_requests_;
       take_signals();
       const bool had_ended = job_->ended(), had_failed = !job_->failure().empty();
+      const bool had_finished = job_->finished();
       listen();
       if (num_requests_ > requests_before) deadline = std::min(deadline, pass_on_request());
       if (job_->ended() && !had_ended) {
         const bool in_order = job_->finished() || num_requests_ > 0;
-        deadline = Clock::now() + (in_order ? kStopTimeout : kTeardownTimeout);
+        ends_within(in_order ? kStopTimeout : kTeardownTimeout);
       }
       // It ends itself then, unless something holds it.
-      if (!job_->failure().empty() && !had_failed) {
-        deadline = std::min(deadline, Clock::now() + kStopTimeout);
-      }
+      if (!job_->failure().empty() && !had_failed) ends_within(kStopTimeout);
+      if (job_->finished() && !had_finished) ends_within(kFinishedTimeout);
       if (Clock::now() >= deadline) {
         kill(mpirun_, SIGKILL);
         deadline = kNoDeadline;

@@ -45,8 +45,8 @@ std::string scratch_prefix() { return "outrider-launch-scratch-" + host_name() +
                                 const sigset_t& signal_mask) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
-  const int nothing = open("/dev/null", O_RDONLY);
-  dup2(nothing, STDIN_FILENO);
+  close(STDIN_FILENO);
+  open("/dev/null", O_RDONLY);  // in its place, the first that is free
   pthread_sigmask(SIG_SETMASK, &signal_mask, nullptr);
   signal(SIGPIPE, SIG_DFL);
   std::vector<char*> argv;

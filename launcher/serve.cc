@@ -241,7 +241,9 @@ void lead(const Process& process, ControlServer* control, Server& server) {
       spdlog::info("metrics and probes on {}:{}", options.server.address, server.http_port());
     }
     if (process.launcher != nullptr) process.launcher->serving(process.on_gpus);
-    probe.emplace(server.addresses(), [&end] { end.unreachable(); });
+    probe.emplace(
+        server.addresses(), [&end] { end.unreachable(); }, ProbeTimes(),
+        [&server] { return server.http_ended(); });
     engine.run();
   } catch (const std::exception& error) {
     ended();
@@ -255,6 +257,8 @@ void lead(const Process& process, ControlServer* control, Server& server) {
   if (process.launcher != nullptr) process.launcher->finished();
   liveness.goodbye();
   if (control != nullptr) control->goodbye();
+  // What holds up this end is no failure of it; under mpirun `launch` sees to that.
+  if (!launched_by_mpi()) signal(SIGALRM, [](int) { _exit(0); });
   alarm(kEndTimeoutS);
   spdlog::info("stopping");  // last: who reads the log may have stopped reading
   server.shutdown(kShutdownGrace);
@@ -275,6 +279,7 @@ void follow(const Process& process, int rank, ControlClient& control) {
   std::atomic_flag told;
   const auto lost = [rank, &told](const Loss& loss) {
     if (told.test_and_set()) return;
+    alarm(kFailedEndTimeoutS);  // before anything is said: who reads it may have stopped reading
     std::fprintf(stderr, "outrider: rank %d: rank %d is lost: %s\n", rank, loss.rank,
                  loss.reason.c_str());
     _exit(kExitFailed);  // the main thread may wait for that very rank inside MPI
@@ -294,8 +299,8 @@ void follow(const Process& process, int rank, ControlClient& control) {
   } catch (const DisagreementError& error) {
     // Rank 0 has found the same, and clients shall hear of that: not that this rank is lost.
     while (told.test_and_set()) pause();
-    std::fprintf(stderr, "outrider: rank %d: %s\n", rank, error.what());
     alarm(kFailedEndTimeoutS);
+    std::fprintf(stderr, "outrider: rank %d: %s\n", rank, error.what());
     wait_for_end(control);
     _exit(kExitFailed);
   } catch (const Error& error) {
@@ -386,11 +391,11 @@ int serve(const ServeOptions& options) {
     if (rank == 0 && !error.empty()) throw Error(error);
   } catch (const ToldError&) {
     throw;
-  } catch (const PeerGoneError& gone) {
-    if (launcher != nullptr) launcher->lost(gone.what());
-    throw;
   } catch (const std::exception& failure) {
-    if (launcher != nullptr) launcher->failed(failure.what());
+    if (launcher != nullptr) {
+      const bool gone = dynamic_cast<const PeerGoneError*>(&failure) != nullptr;
+      gone ? launcher->lost(failure.what()) : launcher->failed(failure.what());
+    }
     throw Error((rank == 0 ? "" : "rank " + std::to_string(rank) + ": ") + failure.what());
   }
   return error.empty() ? 0 : kExitFailed;  // rank 0 says why

@@ -40,7 +40,8 @@ class ServingEnd {
   // wait for that very rank inside MPI, does not end by itself.
   void lost(const Loss& loss);
   void request(StopRequest request);
-  // New clients cannot come in: those that are here are served to the end, and then it fails.
+  // New clients, or those who watch the server, cannot come in: those that are here are served to
+  // the end, and then it fails.
   void unreachable();
 
  private:

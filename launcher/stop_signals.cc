@@ -24,10 +24,12 @@ sigset_t awaited_signals() {
 sigset_t ending_signals() {
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals, signal);
-  struct sigaction hangup {};
-  sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  sigaddset(&signals, SIGTERM);
+  for (const int signal : {SIGINT, SIGHUP}) {
+    struct sigaction found {};
+    sigaction(signal, nullptr, &found);
+    if (found.sa_handler != SIG_IGN) sigaddset(&signals, signal);
+  }
   return signals;
 }
 
@@ -57,13 +59,14 @@ void StopSignals::deliver(StopRequest request, int signal) {
 
 void StopSignals::run() {
   const sigset_t signals = awaited_signals();
-  bool hung_up = false;  // a closed terminal says so twice
+  bool asked = false;
   while (true) {
     siginfo_t info{};
     const int signal = sigwaitinfo(&signals, &info);
     if (ended_) return;
     if (signal < 0 || signal == kWake) continue;
-    if (signal == SIGHUP && std::exchange(hung_up, true)) continue;
+    // A closed terminal says so twice, and says nothing new to who was asked before.
+    if (std::exchange(asked, true) && signal == SIGHUP) continue;
     const bool from_mpirun = parent_is_mpirun_ && info.si_pid == getppid();
     deliver(from_mpirun ? StopRequest::now : StopRequest::drain, signal);
   }

@@ -16,7 +16,8 @@ enum class StopRequest {
   now,    // running calls end with UNAVAILABLE
 };
 
-// Without SIGHUP where that is ignored, as behind nohup: while it is blocked it would come anyway.
+// Without SIGHUP where that is ignored, as behind nohup, and SIGINT, as behind a script's &: while
+// they are blocked they would come anyway.
 sigset_t ending_signals();
 
 class StopSignals {

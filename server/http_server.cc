@@ -2,6 +2,7 @@
 #include "server/http_server.h"
 
 #include <httplib.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -90,6 +91,7 @@ class BoundedHttp final : public httplib::Server {
 
   // From now on connections are closed as soon as their turn comes.
   void refuse() { refusing_ = true; }
+  bool refuses() const { return refusing_; }
 
  private:
   bool process_and_close_socket(int socket) override {
@@ -133,10 +135,19 @@ struct HttpServer::Impl {
     say(404, "expected /metrics, /healthz or /readyz\n");
   }
 
+  // Until it is stopped, or the system gives it no connection but an error.
+  void listen() {
+    http.listen_after_bind();
+    if (http.refuses()) return;
+    ended = true;
+    spdlog::error("the HTTP port, {}, takes no connections any more", port);
+  }
+
   const TokenCheck tokens;
   const HttpSources sources;
   BoundedHttp http;
   int port = 0;
+  std::atomic<bool> ended = false;
   std::thread thread;
 };
 
@@ -157,8 +168,9 @@ HttpServer::HttpServer(const std::string& address, int port, const TlsMaterial& 
     throw Error("cannot listen on " + host_and_port(address, port));
   }
   impl_->http.widen_backlog();
-  impl_->thread = std::thread([&http] { http.listen_after_bind(); });
-  while (!http.is_running()) std::this_thread::yield();  // stop() before that would be lost
+  impl_->thread = std::thread([impl = impl_.get()] { impl->listen(); });
+  // stop() before that would be lost
+  while (!http.is_running() && !impl_->ended) std::this_thread::yield();
 }
 
 HttpServer::~HttpServer() {
@@ -169,5 +181,7 @@ HttpServer::~HttpServer() {
 }
 
 int HttpServer::port() const { return impl_->port; }
+
+bool HttpServer::ended() const { return impl_->ended; }
 
 }  // namespace outrider

@@ -29,6 +29,8 @@ class HttpServer {
   ~HttpServer();
 
   int port() const;
+  // It takes no connections any more, though nobody has stopped it. Thread-safe.
+  bool ended() const;
 
  private:
   struct Impl;

@@ -41,7 +41,7 @@ Intake::~Intake() {
   }
 }
 
-void Intake::enqueue(v1::GenerateRequest request, std::string request_id, uint64_t tenant,
+void Intake::enqueue(v1::GenerateRequest&& request, std::string request_id, uint64_t tenant,
                      std::shared_ptr<RequestSink> sink) {
   const EngineStats stats = engine_.stats();
   const auto bytes = static_cast<int64_t>(request.ByteSizeLong());
@@ -78,17 +78,17 @@ void Intake::run() {
   while (true) {
     wake_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
     if (stopping_) return;
-    const Item item = std::move(waiting_.front());
+    Item item = std::move(waiting_.front());
     waiting_.pop_front();
     waiting_answers_ -= item.answers;
     waiting_bytes_ -= item.bytes;
     lock.unlock();
-    process(item);
+    process(std::move(item));
     lock.lock();
   }
 }
 
-void Intake::process(const Item& item) {
+void Intake::process(Item item) {
   if (item.sink->cancelled()) {
     item.sink->on_error(absl::CancelledError("cancelled while waiting"));
     return;

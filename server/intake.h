@@ -32,7 +32,7 @@ class Intake {
 
   // Never waits. RESOURCE_EXHAUSTED at once where too many wait.  request_id: the client's, or the
   // one that the server gave it.
-  void enqueue(v1::GenerateRequest request, std::string request_id, uint64_t tenant,
+  void enqueue(v1::GenerateRequest&& request, std::string request_id, uint64_t tenant,
                std::shared_ptr<RequestSink> sink);
 
  private:
@@ -46,7 +46,7 @@ class Intake {
   };
 
   void run();
-  void process(const Item& item);
+  void process(Item item);
 
   Engine& engine_;
   RequestContext context_;

@@ -21,10 +21,11 @@ FileDescriptor take_spare() { return FileDescriptor(open("/dev/null", O_RDONLY |
 }  // namespace
 
 PortProbe::PortProbe(std::vector<std::string> addresses, std::function<void()> on_dead,
-                     ProbeTimes times)
+                     ProbeTimes times, std::function<bool()> other_ended)
     : addresses_(std::move(addresses)),
       on_dead_(std::move(on_dead)),
       times_(times),
+      other_ended_(std::move(other_ended)),
       spare_(take_spare()),
       thread_([this] { run(); }) {}
 
@@ -42,6 +43,7 @@ void PortProbe::run() {
   std::unique_lock lock(mutex_);
   while (!ended_changed_.wait_for(lock, times_.between, [this] { return ended_; })) {
     lock.unlock();
+    if (other_ended_ && other_ended_()) return on_dead_();
     const bool answered = std::ranges::any_of(
         addresses_, [this](const std::string& address) { return is_answered(address); });
     unanswered = answered ? 0 : unanswered + 1;

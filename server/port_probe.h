@@ -22,9 +22,10 @@ struct ProbeTimes {
 class PortProbe {
  public:
   // Connects to one or the other of the addresses (own_addresses) now and then. on_dead: told once,
-  // by the probe's thread, when kProbes times in a row none had an answer.
+  // by the probe's thread, when kProbes times in a row none had an answer, or another port, which
+  // is asked as often, says that it has ended.
   PortProbe(std::vector<std::string> addresses, std::function<void()> on_dead,
-            ProbeTimes times = {});
+            ProbeTimes times = {}, std::function<bool()> other_ended = {});
   ~PortProbe();
 
  private:
@@ -36,6 +37,7 @@ class PortProbe {
   std::vector<std::string> addresses_;
   std::function<void()> on_dead_;
   ProbeTimes times_;
+  std::function<bool()> other_ended_;
   FileDescriptor spare_;  // given up for the connection: others may hold all that there are
   std::mutex mutex_;
   std::condition_variable ended_changed_;

@@ -202,6 +202,8 @@ const std::vector<std::string>& Server::addresses() const { return impl_->addres
 
 int Server::http_port() const { return impl_->http == nullptr ? 0 : impl_->http->port(); }
 
+bool Server::http_ended() const { return impl_->http != nullptr && impl_->http->ended(); }
+
 EngineMetrics& Server::metrics() { return impl_->metrics; }
 
 TraceWriter* Server::trace() { return impl_->trace.get(); }

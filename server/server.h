@@ -59,6 +59,8 @@ class Server {
   int port() const;
   // 0 where there is no HTTP.
   int http_port() const;
+  // HTTP takes no connections any more, though nobody has stopped it. Thread-safe.
+  bool http_ended() const;
 
   // Where the port can be reached from this machine: own_addresses, as names stood for when the
   // server was made. That they cannot be resolved for a while says nothing of the port.

@@ -71,8 +71,8 @@ void ControlServer::accept_all(std::chrono::milliseconds timeout) {
   while (!missing().empty()) {
     const int left_ms = poll_timeout_ms(deadline);
     if (left_ms == 0) {
-      throw Error("control channel: " + rank_list(missing()) + " did not connect within " +
-                  std::to_string(timeout.count()) + " ms");
+      throw PeerGoneError("control channel: " + rank_list(missing()) + " did not connect within " +
+                          std::to_string(timeout.count()) + " ms");
     }
     polls.clear();
     listener_->append_polls(polls);

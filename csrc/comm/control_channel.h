@@ -14,15 +14,8 @@
 #include "comm/greeting.h"
 #include "comm/liveness.h"
 #include "comm/socket.h"
-#include "core/error.h"
 
 namespace outrider {
-
-// A rank has gone without a goodbye.
-class PeerGoneError : public Error {
- public:
-  using Error::Error;
-};
 
 // Rank 0's end. One thread uses it.
 class ControlServer {
@@ -38,8 +31,8 @@ class ControlServer {
   std::string address() const { return listener_->address(); }
 
   // Waits until every peer has connected, for plans and for heartbeats, then stops listening. A
-  // connection that does not present the secret is dropped. Throws Error naming the ranks that are
-  // missing after `timeout`.
+  // connection that does not present the secret is dropped. Throws PeerGoneError naming the ranks
+  // that are missing after `timeout`.
   void accept_all(std::chrono::milliseconds timeout);
 
   // The heartbeat connections, for a Liveness. Call it after accept_all, at most once.
@@ -75,8 +68,8 @@ class ControlClient {
   std::vector<Liveness::Peer> take_heartbeats();
 
   // The next message; nullopt once rank 0 has said goodbye. Polls busily for `spin`, then sleeps in
-  // the kernel (no CPU time). Throws Error where the
-  // connection ends without a goodbye, or a message is missing.
+  // the kernel (no CPU time). Throws PeerGoneError where the connection ends without a goodbye, and
+  // Error where a message is missing.
   std::optional<std::vector<uint8_t>> receive(std::chrono::microseconds spin);
 
   void send(std::span<const uint8_t> message);

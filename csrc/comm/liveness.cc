@@ -55,6 +55,7 @@ LivenessJudge::LivenessJudge(int rank, std::span<const int> peers, LivenessLimit
 void LivenessJudge::observe(Observed& observed, const ProgressReport& report) const {
   const bool changed = report.state != observed.report.state || report.step != observed.report.step;
   if (changed) observed.changed = seen_;
+  if (report.turn != observed.report.turn) observed.turned = seen_;
   if (changed || report.collectives != observed.report.collectives) observed.advanced = seen_;
   observed.heard = seen_;
   observed.report = report;
@@ -72,6 +73,7 @@ std::optional<Loss> LivenessJudge::judge(const ProgressReport& own, Clock::time_
   std::optional<Loss> loss = silent_peer();
   if (!loss && rank_ == 0) loss = hung_start();
   if (!loss && rank_ == 0) loss = hung_step();
+  if (!loss && rank_ == 0) loss = hung_between_steps();
   return loss;
 }
 
@@ -179,6 +181,19 @@ std::optional<Loss> LivenessJudge::hung_step() const {
                               furthest_step, stands_still ? "advanced" : "ended",
                               all_alike ? "on any rank" : "on it", seconds_of(hung),
                               expected.count(), positions())};
+}
+
+// This rank's engine plans, publishes, and takes in what has come, which no other rank sees.
+std::optional<Loss> LivenessJudge::hung_between_steps() const {
+  if (own_.report.state != RankState::idle || !own_.report.has_work()) return std::nullopt;
+  const nanoseconds taken = seen_ - std::max(own_.changed, own_.turned);
+  const auto limit =
+      std::max(limits_.longest_between_steps, limits_.hang_factor * own_.report.expected);
+  if (taken <= limit) return std::nullopt;
+  return Loss{rank_,
+              absl::StrFormat("it has not begun its next step for %.1f s, unless another rank does "
+                              "not take its plan",
+                              seconds_of(taken))};
 }
 
 class Liveness::Thread {

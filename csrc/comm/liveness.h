@@ -34,6 +34,9 @@ struct LivenessLimits {
   int hang_factor = 10;
   // However it advances, it has no more than so many times as long.
   int advancing_factor = 10;
+  // Rank 0's engine hangs that has work and begins no step for the longer of this and as many times
+  // what it expected the last one to take.
+  std::chrono::milliseconds longest_between_steps{10'000};
 };
 
 struct Loss {
@@ -62,12 +65,14 @@ class LivenessJudge {
     std::chrono::nanoseconds heard{0};     // when, on the judge's clock
     std::chrono::nanoseconds changed{0};   // when it last began or ended a step
     std::chrono::nanoseconds advanced{0};  // the same, or began a collective
+    std::chrono::nanoseconds turned{0};    // when its engine last went on between steps
   };
 
   void observe(Observed& observed, const ProgressReport& report) const;
   std::optional<Loss> silent_peer() const;
   std::optional<Loss> hung_start() const;
   std::optional<Loss> hung_step() const;
+  std::optional<Loss> hung_between_steps() const;
   std::string positions() const;
 
   int rank_;

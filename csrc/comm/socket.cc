@@ -164,7 +164,7 @@ void FrameSocket::send(FrameKind kind, std::span<const uint8_t> bytes) {
                            bytes.size()};
   const int error =
       send_all(fd_.get(), {reinterpret_cast<const uint8_t*>(&header), sizeof(header)}, bytes);
-  if (error != 0) throw Error(peer_ + " is lost: " + end_reason(error));
+  if (error != 0) throw PeerGoneError(peer_ + " is lost: " + end_reason(error));
 }
 
 size_t FrameSocket::receive_some(std::span<uint8_t> into) {
@@ -174,7 +174,7 @@ size_t FrameSocket::receive_some(std::span<uint8_t> into) {
   } while (received < 0 && errno == EINTR);
   if (received > 0) return received;
   if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-  throw Error(peer_ + " is lost: " + end_reason(received == 0 ? 0 : errno));
+  throw PeerGoneError(peer_ + " is lost: " + end_reason(received == 0 ? 0 : errno));
 }
 
 Frame FrameSocket::receive_rest(std::span<uint8_t> header_bytes, size_t received) {

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
+
 namespace outrider {
 
 using Deadline = std::chrono::steady_clock::time_point;
@@ -50,6 +52,12 @@ FileDescriptor connect_to(const std::string& address, Deadline deadline);
 // Sends both parts whole, as one. Returns 0, or the errno of the failure.
 int send_all(int fd, std::span<const uint8_t> first, std::span<const uint8_t> second);
 
+// A peer has gone without a goodbye, or never came.
+class PeerGoneError : public Error {
+ public:
+  using Error::Error;
+};
+
 enum class FrameKind : uint16_t { message = 1, goodbye = 2 };
 
 struct Frame {
@@ -59,7 +67,7 @@ struct Frame {
 
 // A connection that carries frames: a header (magic, version, kind, number, length) and a body.
 // Frames are numbered from 0 in each direction; one that is missing is an error. No delay (Nagle).
-// Throws Error naming the peer ("rank 1") for whatever goes wrong.
+// Throws Error naming the peer ("rank 1") for whatever goes wrong, PeerGoneError where it is gone.
 class FrameSocket {
  public:
   // A longer frame is refused before memory is taken for it.

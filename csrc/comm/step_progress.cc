@@ -63,8 +63,18 @@ void StepProgress::begin_collective() {
 
 void StepProgress::end_step() {
   times_.add(rows_, std::chrono::steady_clock::now() - begun_);
+  work();
   const uint64_t step = position_.load(std::memory_order_relaxed) >> 2;
   position_.store(step << 2 | static_cast<uint64_t>(RankState::idle), std::memory_order_release);
+}
+
+void StepProgress::rest() { turn_.store(kResting); }
+
+void StepProgress::work() { turn_.store(++num_turns_); }
+
+void StepProgress::expect_work() {
+  uint64_t resting = kResting;
+  turn_.compare_exchange_strong(resting, ++num_turns_);
 }
 
 ProgressReport StepProgress::report() const {
@@ -72,7 +82,8 @@ ProgressReport StepProgress::report() const {
   return {.state = static_cast<RankState>(position & 3),
           .step = position >> 2,
           .expected = std::chrono::milliseconds(expected_ms_.load(std::memory_order_acquire)),
-          .collectives = collectives_.load(std::memory_order_relaxed)};
+          .collectives = collectives_.load(std::memory_order_relaxed),
+          .turn = turn_.load()};
 }
 
 }  // namespace outrider

@@ -16,6 +16,10 @@ struct ProgressReport {
   uint64_t step = 0;                      // the last one begun, counted from 1
   std::chrono::milliseconds expected{0};  // how long that step should take
   uint64_t collectives = 0;               // begun in it, so far
+  // Of rank 0's engine: 0 before it has begun, 1 while it has nothing to do, else another one
+  // behind each step and each rest. Where that stays, and no step begins, the engine hangs.
+  uint64_t turn = 0;
+  bool has_work() const { return turn > 1; }
 };
 
 // How long a step of so many rows should take, from those before it: a running mean for each power
@@ -32,7 +36,7 @@ class StepTimes {
   std::array<double, 32> mean_ms_{};  // [log2(rows)]; 0: none yet
 };
 
-// One thread, the one that runs steps, writes; any thread reads.
+// One thread, the one that runs steps, writes, but for expect_work(); any thread reads.
 class StepProgress {
  public:
   void joined();  // the communicator is there
@@ -40,14 +44,23 @@ class StepProgress {
   // rows: tokens that the step takes through the target, on all its sequences.
   void begin_step(int64_t rows);
   void begin_collective();
-  void end_step();
+  void end_step();  // and work()
+
+  // Rank 0's engine: what it does between steps is work, unless it rests.
+  void rest();
+  void work();
+  // Thread-safe, and to be called before whoever rests is woken.
+  void expect_work();
 
   ProgressReport report() const;
 
  private:
+  static constexpr uint64_t kResting = 1;
+
   std::atomic<uint64_t> position_ = 0;  // step << 2 | state
   std::atomic<int64_t> expected_ms_ = 0;
   std::atomic<uint64_t> collectives_ = 0;
+  std::atomic<uint64_t> turn_ = 0, num_turns_ = kResting;
 
   // The writer's alone.
   StepTimes times_;

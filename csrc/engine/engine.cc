@@ -68,6 +68,7 @@ Engine::Engine(Executor& executor, ControlServer* control, StepObservers observe
 }
 
 void Engine::wake() {
+  executor_.expect_work();
   wakeups_.fetch_add(1);
   wakeups_.notify_one();
 }
@@ -146,7 +147,8 @@ void Engine::run() {
     const std::lock_guard lock(failure_mutex_);
     failure = failure_;
   }
-  fail_all(absl::UnavailableError(failure.value_or("the server is shutting down")));
+  executor_.rest(
+      [&] { fail_all(absl::UnavailableError(failure.value_or("the server is shutting down"))); });
   if (failure) throw Error(*failure);
 }
 
@@ -154,17 +156,13 @@ bool Engine::wait_for_work() {
   while (true) {
     const uint32_t seen = wakeups_;
     if (stopping_) return false;
-    take_submissions();
+    for (const auto& submission : inbox_.take()) start(*submission);
     drop_ended();
     if (!sequences_.empty()) return true;
     publish_stats();  // before whoever hears of an end can ask
     delivery_->push(delivered_);
-    wakeups_.wait(seen);
+    executor_.rest([&] { wakeups_.wait(seen); });
   }
-}
-
-void Engine::take_submissions() {
-  for (const auto& submission : inbox_.take()) start(*submission);
 }
 
 // The request's n answers wait for their turn.

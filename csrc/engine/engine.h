@@ -88,8 +88,6 @@ class Engine {
 
   // Waits until there is something to do; false once the engine is stopping.
   bool wait_for_work();
-  // What was submitted since the last call, in order.
-  void take_submissions();
   void start(Submission& submission);
   // Sequences whose clients are gone, or whose request has failed.
   void drop_ended();

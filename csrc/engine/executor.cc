@@ -327,6 +327,17 @@ void Executor::report_to(StepProgress& progress) {
   progress.ready();
 }
 
+void Executor::rest(const std::function<void()>& wait) {
+  if (progress_ == nullptr) return wait();
+  progress_->rest();
+  wait();
+  progress_->work();
+}
+
+void Executor::expect_work() {
+  if (progress_ != nullptr) progress_->expect_work();
+}
+
 std::span<const SlotOutcome> Executor::execute(std::span<const uint8_t> bytes) {
   const FloatEnvironment float_environment;
   const StepPlan plan = StepPlan::parse(bytes);

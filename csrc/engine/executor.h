@@ -67,6 +67,10 @@ class Executor {
 
   // From now on each step's begin and end are told to `progress`, which outlives this.
   void report_to(StepProgress& progress);
+  // Rank 0's engine waits in `wait` for something to do: no step of it is expected meanwhile.
+  void rest(const std::function<void()>& wait);
+  // Thread-safe. One is: the engine is about to be woken.
+  void expect_work();
 
   // Throws Error where the ranks disagree on the plan or on the state before it. An outcome for
   // each work of the plan, in its order; valid until the next call.

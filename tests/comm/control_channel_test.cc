@@ -180,6 +180,29 @@ TEST(ControlChannel, ADeadPeerIsNamed) {
   EXPECT_THAT(error_of([&] { channel.server.gather(kLong); }), HasSubstr("rank 2 is lost"));
 }
 
+// Which another start may mend, unlike what a peer says wrong.
+TEST(ControlChannel, WhoeverIsGoneOrNeverCameIsGone) {
+  ControlServer alone(1, kSecret);
+  EXPECT_THROW(alone.accept_all(kShort), PeerGoneError);
+  Channel channel(2);
+  channel.clients[1].reset();
+  EXPECT_THROW(channel.server.gather(kLong), PeerGoneError);
+  EXPECT_THROW(channel.server.publish(bytes_of("plan")), PeerGoneError);
+  auto left = std::make_unique<Channel>(1);
+  const auto clients = std::move(left->clients);
+  left.reset();
+  EXPECT_THROW(clients[0]->receive(microseconds(0)), PeerGoneError);
+
+  Channel whole(1);
+  try {
+    whole.server.gather(kShort);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const PeerGoneError&) {
+    ADD_FAILURE() << "it is there, and silent";
+  } catch (const Error&) {
+  }
+}
+
 TEST(ControlChannel, WhoIsLeftHearsGoodbye) {
   Channel channel(3);
   channel.clients[2].reset();

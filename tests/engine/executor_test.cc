@@ -200,6 +200,23 @@ TEST(Executor, AStepThatThrowsIsOver) {
   }
 }
 
+TEST(Executor, BetweenStepsThereIsWorkUnlessItRests) {
+  StepProgress progress;
+  One executor(options());
+  bool waited = false;
+  executor->rest([&] { waited = true; });  // nobody is told
+  EXPECT_TRUE(waited);
+  executor->report_to(progress);
+  executor->execute(first_plan({5, 6, 7, 8}, DrafterKind::none).serialise());
+  EXPECT_TRUE(progress.report().has_work());
+  executor->rest([&] {
+    EXPECT_FALSE(progress.report().has_work());
+    executor->expect_work();
+    EXPECT_TRUE(progress.report().has_work());
+  });
+  EXPECT_TRUE(progress.report().has_work());
+}
+
 // Up to the target's first sum nothing else shows that a starved step goes on. The communicator
 // here tells of nothing.
 TEST(Executor, TellsOfItsDraftsPassesAlikeOnEveryRank) {

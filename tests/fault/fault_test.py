@@ -123,11 +123,14 @@ class Kill(Case):
             self.ends_well(job)
 
     def test_no_restart(self):
-        with Job(launch=['--no-restart']) as job:
-            answer_of(job)
-            os.kill(job.ranks()[1], signal.SIGKILL)
-            self.assertNotEqual(job.wait(), 0)
-            self.assertEqual(job.ranks(), {})
+        # Whoever starts it may ignore the ends of children.
+        for prefix in ([], ['env', '--ignore-signal=CHLD']):
+            with (self.subTest(prefix=prefix),
+                  Job(launch=['--no-restart'], prefix=prefix) as job):
+                answer_of(job)
+                os.kill(job.ranks()[1], signal.SIGKILL)
+                self.assertNotEqual(job.wait(), 0)
+                self.assertEqual(job.ranks(), {})
 
     def test_a_killed_mpirun_is_replaced(self):
         with Job() as job:
@@ -251,6 +254,21 @@ class Hang(Case):
                 self.expected = answer_of(job)[1]
                 self.under_load(job, lambda ranks: self.freeze(ranks, rank), f'rank {rank} hangs',
                                 3500, r'is lost: step \d+ has not advanced')
+
+    def test_a_main_thread_that_hangs_between_steps(self):
+        """As one that plans for ever: a call has come, and no step begins."""
+        with Job() as job:
+            expected = answer_of(job)[1]
+            watch = job.watch_ranks()
+            self.freeze(job.ranks(), 0)
+            with Load(job, 1, MAX_TOKENS) as load:
+                start = time.monotonic_ns()
+                gone = watch.all_gone()
+                (_, what), = load.events('failed')
+            self.assertRegex(what, f'^{UNAVAILABLE} rank 0 is lost: it has not begun its next step')
+            figures.check(self, 'rank 0 hangs, idle', 'all ranks gone',
+                          (gone - start) / 1e6, 10_500 + 3000)
+            self.assertEqual(answer_of(job)[1], expected)
 
 
 class Overload(Case):
@@ -400,14 +418,17 @@ class Drain(Case):
             self.assertEqual(len(load.events('done')), STREAMS)
             self.ends_well(job)
 
-    def test_a_terminal_that_is_closed_is_nothing_behind_nohup(self):
-        with Job(prefix=['nohup']) as job:
-            expected = answer_of(job)[1]
-            job.process.send_signal(signal.SIGHUP)
-            self.assertEqual(answer_of(job)[1], expected)
-            self.assertFalse([line for line in job.log.lines if 'drain' in line])
-            job.process.send_signal(signal.SIGTERM)
-            self.ends_well(job)
+    def test_what_was_ignored_stays_ignored(self):
+        # A terminal that is closed, and a Ctrl-C meant for whatever else the script runs.
+        for prefix, number in ((['nohup'], signal.SIGHUP),
+                               (['env', '--ignore-signal=INT'], signal.SIGINT)):
+            with self.subTest(prefix=prefix), Job(prefix=prefix) as job:
+                expected = answer_of(job)[1]
+                job.process.send_signal(number)
+                self.assertEqual(answer_of(job)[1], expected)
+                self.assertFalse([line for line in job.log.lines if 'drain' in line])
+                job.process.send_signal(signal.SIGTERM)
+                self.ends_well(job)
 
     def test_a_signal_while_it_starts_again(self):
         with Job() as job:
@@ -427,6 +448,16 @@ class Drain(Case):
                 self.assertEqual(job.wait(), status, job.log.lines)
                 self.assertNotIn('starting it again', '\n'.join(job.log.lines))
                 self.assertEqual(job.ranks(), {})
+
+    def test_what_has_finished_and_stays_is_killed(self):
+        rank = Path(__file__).with_name('finished_rank.py')
+        job = Job(env=self.stub_mpirun(f'exec {sys.executable} {rank}\n'))
+        self.addCleanup(job.__exit__)
+        start = time.monotonic()
+        self.assertEqual(job.wait(), 0, job.log.lines)
+        self.assertGreater(time.monotonic() - start, 15)  # what ranks have themselves
+        self.assertLess(time.monotonic() - start, 40)
+        self.assertEqual(job.log.lines, [])
 
 
 if __name__ == '__main__':

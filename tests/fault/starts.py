@@ -1,6 +1,7 @@
 """How `outrider launch` starts a job, for fault_test.py."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -94,6 +95,19 @@ class Starts(StubMpirun, unittest.TestCase):
 
     def test_a_signal_between_starts_that_fail(self):
         self.ends_by_signal('kill -KILL $$\n', after='starting it again in 1 s$')
+
+    def test_mpirun_is_handed_no_descriptor_but_the_usual_ones(self):
+        result = subprocess.run(
+            [PROGRAM, 'launch', '--ranks', '2', '--no-restart', '--', 'serve', '--model',
+             CHECKPOINT], stdin=subprocess.PIPE, capture_output=True, text=True, timeout=LIMIT_S,
+            env=dict(os.environ, **self.stub_mpirun(
+                'ls -l /proc/$$/fd\nkill -KILL $$\n')))
+        self.assertEqual(result.returncode, 128 + signal.SIGKILL, result.stderr)
+        handed = dict(re.findall(r' (\d+) -> (.*)$', result.stdout, re.MULTILINE))
+        # Without the shell's own, the script.
+        handed = {fd: name for fd, name in handed.items() if not name.endswith('/mpirun')}
+        self.assertEqual(set(handed), {'0', '1', '2'}, handed)
+        self.assertEqual(handed['0'], '/dev/null')
 
     def test_on_this_host_whatever_others_are_at_hand(self):
         with tempfile.NamedTemporaryFile('w') as hosts:

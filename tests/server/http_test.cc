@@ -409,10 +409,38 @@ TEST(Http, APortInUseIsAnError) {
                         [&] { Server second(options); });
 }
 
+// This process's socket that listens there.
+int listener_of(int port) {
+  for (int fd = 0; fd < 4096; ++fd) {
+    int listens = 0;
+    sockaddr_in address{};
+    socklen_t size = sizeof listens, address_size = sizeof address;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_size) == 0 &&
+        ntohs(address.sin_port) == port) {
+      return fd;
+    }
+  }
+  return -1;
+}
+
+// As where the system has no descriptor left for a connection.
+TEST(Http, AnEndThatNobodyAskedForIsSeen) {
+  const Server server(with_http());
+  EXPECT_FALSE(server.http_ended());
+  ASSERT_EQ(shutdown(listener_of(server.http_port()), SHUT_RD), 0);
+  for (int i = 0; i < 6000 && !server.http_ended(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(server.http_ended());
+}
+
 TEST(Http, IsOffUnlessAskedFor) {
   ServerOptions options;
   options.port = 0;
-  EXPECT_EQ(Server(options).http_port(), 0);
+  const Server server(options);
+  EXPECT_EQ(server.http_port(), 0);
+  EXPECT_FALSE(server.http_ended());
 }
 
 }  // namespace

@@ -96,6 +96,21 @@ TEST(PortProbe, APortThatNobodyServesIsToldOnce) {
   EXPECT_EQ(probes, 3);  // one or two that take long say nothing
 }
 
+TEST(PortProbe, AnotherPortsEndIsToldOnce) {
+  RunningServer server;
+  std::atomic<int> told = 0;
+  std::atomic<bool> ended = false;
+  const PortProbe probe(
+      own_addresses("127.0.0.1", server.port()), [&told] { ++told; }, kTimes,
+      [&ended] { return ended.load(); });
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(told, 0);
+  ended = true;
+  for (int i = 0; i < 1000 && told == 0; ++i) std::this_thread::sleep_for(milliseconds(10));
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(told, 1);
+}
+
 // Two probes of three find nobody, but never three in a row.
 TEST(PortProbe, AServerThatAnswersNowAndThenIsAlive) {
   const UnservedPort unserved;

@@ -5,6 +5,7 @@
 PROGRAM is the built `outrider`; CHECKPOINT a tiny model's directory.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -262,8 +263,14 @@ class Ends(unittest.TestCase):
         self.assertIn('UNAVAILABLE', said)
 
     def test_a_closed_terminal_lets_a_running_call_come_to_its_end(self):
-        """It sends SIGHUP twice, by its shell and by the kernel: that is one request."""
-        with Server('env', '--default-signal=HUP',
+        """It sends SIGHUP twice, by its shell and by the kernel: that is one request, and none
+        behind SIGINT."""
+        for first in (signal.SIGHUP, signal.SIGINT):
+            with self.subTest(first=first):
+                self.stop_beside_a_call_that_waits(first, signal.SIGHUP)
+
+    def stop_beside_a_call_that_waits(self, *signals):
+        with Server('env', '--default-signal=HUP,INT',
                     options=['--drain-seconds', str(LIMIT_S)]) as server:
             client = subprocess.Popen(
                 [PROGRAM, 'generate', '--address', server.address, '--n', '8', '--max-tokens',
@@ -273,8 +280,8 @@ class Ends(unittest.TestCase):
                 client.stdout.read(1)
                 client.send_signal(signal.SIGSTOP)  # its call cannot end meanwhile
                 try:
-                    for _ in range(2):
-                        server.process.send_signal(signal.SIGHUP)
+                    for number in signals:
+                        server.process.send_signal(number)
                         health = 'SERVING\n'
                         while health == 'SERVING\n':
                             health = outrider('health', '--address', server.address).stdout
@@ -285,6 +292,24 @@ class Ends(unittest.TestCase):
             self.assertEqual(server.wait_for_end(), 0)
         self.assertEqual(client.returncode, 0, stderr)
         self.assertEqual(stderr.count('; 1900 tokens in '), 8, stderr)
+
+    def test_whoever_stops_reading_the_log_is_no_failure(self):
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        with (open(reader) as log,
+              subprocess.Popen([PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0'],
+                               stderr=writer) as server):
+            os.close(writer)
+            address = None
+            while address is None:
+                address = re.search(r'listening on (\S+),', log.readline())
+            try:
+                for _ in range(60):  # of which each leaves a line
+                    outrider('generate', '--address', address[1], '--max-tokens', '1', *GREEDY, 'x')
+                server.send_signal(signal.SIGTERM)
+                self.assertEqual(server.wait(LIMIT_S), 0)
+            finally:
+                server.kill()
 
     def test_a_killed_rank_ends_the_job(self):
         for rank in (0, 1):

@@ -15,6 +15,9 @@ import sys
 import tempfile
 import threading
 
+# A test that is run in the background ignores it, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 PROGRAM, CHECKPOINT = map(os.path.realpath, sys.argv[1:3])
 LIMIT_S = 120  # for anything: a hang, not a slow machine
 # What OpenMPI leaves behind where a rank or mpirun was killed: shared memory, and mpirun's session.
