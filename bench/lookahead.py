@@ -17,10 +17,9 @@ import typing
 
 import numpy as np
 
-from load import ratio_cell
 from one_speed import read_trace, slowness
 from page import table
-from paired import RESAMPLES
+from paired import bootstrap, with_interval
 from speculation import ADAPTIVE, DEFAULT, PLAIN
 
 COPYING = ('prompt_lookup', 'ngram')
@@ -146,8 +145,8 @@ def figures(steps, price):
 
 
 def to_best_interval(arms, prices, drafter, fixed):
-    """The 95 % interval of the speed of what is adapted, as a share of that of the best of the arms
-    `fixed`, bootstrapped over prompts (percentiles); each draw of prompts has its own best."""
+    """The interval, by bootstrap(), of the speed of what is adapted, as a share of that of the best
+    of the arms `fixed`; each draw of prompts has its own best."""
     keys = [(drafter, ADAPTIVE), *fixed]
     number = 1 + max(step.prompt for step in arms[keys[0]])
     ms, tokens = np.zeros((2, len(keys), number))
@@ -155,9 +154,11 @@ def to_best_interval(arms, prices, drafter, fixed):
         for step in arms[key]:
             ms[i, step.prompt] += prices.ms(key[0], step)
             tokens[i, step.prompt] += step.accepted + 1
-    drawn = np.random.default_rng(0).integers(number, size=(RESAMPLES, number))
-    of_token = ms[:, drawn].sum(axis=2) / tokens[:, drawn].sum(axis=2)
-    return np.quantile(of_token[1:].min(axis=0) / of_token[0], (0.025, 0.975))
+
+    def to_best(drawn):
+        of_token = ms[:, drawn].sum(axis=2) / tokens[:, drawn].sum(axis=2)
+        return of_token[1:].min(axis=0) / of_token[0]
+    return bootstrap(number, to_best)
 
 
 class Lookahead(typing.NamedTuple):
@@ -165,7 +166,7 @@ class Lookahead(typing.NamedTuple):
     fixed: dict  # {K: Figures}, K = 0 among them
     adaptive: Figures
     oracle: Figures  # of the largest K, had it drafted what was accepted and no more
-    interval: tuple  # of to_best()
+    interval: tuple | None  # of to_best()
 
     def best(self):
         """Of the fixed ones, the fastest, picked afterwards."""
@@ -210,7 +211,8 @@ def summary(drafter, founds):
     """founds: [Lookahead], of all cells."""
     to_best = [of.to_best() for of in founds]
     to_plain = [of.fixed[0].ms / of.adaptive.ms for of in founds]
-    reach = sum(of.interval[1] >= CLOSE for of in founds)
+    known = [of.interval for of in founds if of.interval is not None]
+    reach = sum(high >= CLOSE for _, high in known) if known else 'n/a'
     return (f'- {drafter}: adapted, {statistics.mean(to_best):.3f} of the best fixed K in the mean '
             f'of {len(founds)} cells, {min(to_best):.3f} at least, {CLOSE} or more in '
             f'{sum(share >= CLOSE for share in to_best)}, within the interval in {reach}; '
@@ -238,7 +240,7 @@ def lookahead_text(cells, drafters, default):
             rows.append([drafter, sampling, text,
                          *(f'{plain.ms / of.fixed[k].ms:.2f}' if k in of.fixed else '' for k in ks),
                          f'{plain.ms / of.adaptive.ms:.3f}',
-                         ratio_cell((of.to_best(), *of.interval)),
+                         with_interval(of.to_best(), of.interval, 3, ', '),
                          f'{plain.ms / of.oracle.ms:.2f}',
                          ' / '.join(f'{arm.p99:.1f}' for arm in (plain, of.best(), of.adaptive))])
     priced = [[sampling, k, f'{rest:.2f}', *(f'{draft[of]:.2f}' if of in draft else ''

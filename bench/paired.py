@@ -6,24 +6,40 @@ import collections
 import numpy as np
 
 RESAMPLES = 10_000
+LEAST_UNITS = 10  # as kLeastUnits of bench/statistics.h: draws of few differ too little
+
+
+def bootstrap(number, statistic):
+    """The ends of a 95 % interval, bootstrapped over `number` prompts or other units (percentiles);
+    None of fewer than LEAST_UNITS. statistic: of drawn units, [resamples, number] to
+    [resamples]."""
+    if number < LEAST_UNITS:
+        return None
+    drawn = np.random.default_rng(0).integers(number, size=(RESAMPLES, number))
+    return tuple(np.quantile(statistic(drawn), (0.025, 0.975)))
+
+
+def with_interval(value, ends, digits=2, between=' to '):
+    """'1.23 (1.20 to 1.26)'. ends: as bootstrap() gives them."""
+    said = between.join(f'{end:.{digits}f}' for end in ends) if ends else 'n/a'
+    return f'{value:.{digits}f} ({said})'
 
 
 def ratio(theirs, ours):
     """theirs and ours: positive, [prompts]. The geometric mean over prompts of theirs / ours, and
-    the ends of its 95 % interval, bootstrapped over prompts (percentiles)."""
+    its interval by bootstrap()."""
     logs = np.log(np.divide(theirs, ours))
-    drawn = np.random.default_rng(0).integers(len(logs), size=(RESAMPLES, len(logs)))
-    low, high = np.quantile(logs[drawn].mean(axis=1), (0.025, 0.975))
-    return np.exp(logs.mean()), np.exp(low), np.exp(high)
+    ends = bootstrap(len(logs), lambda drawn: logs[drawn].mean(axis=1))
+    return np.exp(logs.mean()), ends and tuple(np.exp(ends))
 
 
 def time_ratio(plain, ours):
     """plain and ours: positive times, [prompts], of as many tokens. The time of all prompts over
-    that with ours, and the ends of its 95 % interval, bootstrapped over prompts (percentiles)."""
+    that with ours, and its interval by bootstrap()."""
     plain, ours = np.asarray(plain), np.asarray(ours)
-    drawn = np.random.default_rng(0).integers(len(plain), size=(RESAMPLES, len(plain)))
-    low, high = np.quantile(plain[drawn].sum(axis=1) / ours[drawn].sum(axis=1), (0.025, 0.975))
-    return plain.sum() / ours.sum(), low, high
+    ends = bootstrap(len(plain),
+                     lambda drawn: plain[drawn].sum(axis=1) / ours[drawn].sum(axis=1))
+    return plain.sum() / ours.sum(), ends
 
 
 def student_t(degrees):
@@ -44,6 +60,15 @@ def mean_over_prompts(scores):
     means = np.array([np.mean(of) for of in values.values()])
     half = student_t(len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
     return means.mean(), half
+
+
+def differences(scores, others):
+    """(prompt, value) of each answer: those of scores less those of others, whose answers are to
+    the same prompts in the same order. Whatever makes a prompt easy for both cancels out."""
+    pairs = list(zip(scores, others, strict=True))
+    if any(prompt != same for (prompt, _), (same, _) in pairs):
+        raise ValueError('expected answers to the same prompts in the same order')
+    return [(prompt, value - other) for (prompt, value), (_, other) in pairs]
 
 
 def first_difference(a, b):

@@ -5,7 +5,7 @@ import sys
 import time
 
 from page import table
-from paired import ratio
+from paired import ratio, with_interval
 
 PLAIN, ADAPTIVE = 'Outrider, K = 0', 'Outrider, adaptive'
 OURS = (PLAIN, ADAPTIVE)
@@ -36,8 +36,7 @@ def medians(answers, what):
 
 
 def ratio_cell(theirs, ours):
-    mean, low, high = ratio(theirs, ours)
-    return f'{mean:.2f} ({low:.2f}, {high:.2f})'
+    return with_interval(*ratio(theirs, ours), between=', ')
 
 
 def times_table(answers):

@@ -111,7 +111,8 @@ struct Arm {
   std::vector<Parts> steps;  // in which every sequence decoded, and nothing else was done
   double seconds = 0;        // of all of them
   int64_t tokens = 0, drafted = 0;
-  Parts ideal{};  // weights over bandwidth
+  double alpha = 0;  // of all its answers
+  Parts ideal{};     // weights over bandwidth
 
   double quantile(int64_t per_mille) const {
     std::vector<double> all;
@@ -185,13 +186,17 @@ class Load {
   // Once the engine has ended: when the sequences of each turn were submitted, and why one failed.
   const std::vector<Clock::time_point>& begins() const { return begins_; }
   const absl::Status& status() const { return status_; }
+  // Probability that a drafted token is accepted, over the verified rows of all answers.
+  double alpha() const { return drafted_.alpha(); }
 
  private:
   class Sink final : public RequestSink {
    public:
     explicit Sink(Load& load) : load_(load) {}
     void on_chunk(Chunk) override {}
-    void on_complete(Completion) override {
+    void on_complete(Completion completion) override {
+      load_.drafted_.alpha_sum += completion.speculation.alpha_sum;
+      load_.drafted_.alpha_rows += completion.speculation.alpha_rows;
       if (--load_.left_ == 0) load_.next();
     }
     void on_error(absl::Status status) override {
@@ -227,6 +232,7 @@ class Load {
   std::vector<Clock::time_point> begins_;
   int64_t left_ = 0;  // sequences of the turn that have not ended
   absl::Status status_;
+  SpeculationStats drafted_;  // alpha's sums alone
 };
 
 // The steps of a turn in which all of its sequences decode, and none has a prompt to feed: those
@@ -278,6 +284,7 @@ class ServeBench {
       engine.run();
     }
     if (!load->status().ok()) throw Error("bench serve: " + load->status().ToString());
+    if (options_.num_draft_tokens > 0) arms_.back().alpha = load->alpha();
     std::vector<Clock::time_point> begins = load->begins();
     begins.push_back(Clock::time_point::max());
     auto from = steps.begin();
@@ -334,9 +341,9 @@ class ServeBench {
     if (arms_.size() == 1) return;
     const Speedup of = speedup(arms_.back(), arms_.front(), options_.sequences);
     std::printf(
-        "\nK = %d: c = %.3f; %.2f times as fast as plain steps, of %.2f where a verified step took "
-        "as long as a plain one (%.1f %%)\n",
-        arms_.back().num_draft_tokens, of.draft_cost, of.measured, of.ideal,
+        "\nK = %d: c = %.3f, alpha = %.3f; %.2f times as fast as plain steps, of %.2f where a "
+        "verified step took as long as a plain one (%.1f %%)\n",
+        arms_.back().num_draft_tokens, of.draft_cost, arms_.back().alpha, of.measured, of.ideal,
         100 * of.measured / of.ideal);
   }
 
@@ -360,6 +367,7 @@ class ServeBench {
       if (arm.num_draft_tokens > 0) {
         const Speedup of = speedup(arm, arms_.front(), options_.sequences);
         auto& counters = all.back().counters;
+        counters["alpha"] = arm.alpha;
         counters["draft_cost"] = of.draft_cost;
         counters["ideal_speedup"] = of.ideal;
         counters["speedup"] = of.measured;

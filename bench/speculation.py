@@ -57,8 +57,10 @@ class Arm:
     def __init__(self):
         self.decode_ms = 0
         self.num_behind = 0  # tokens behind the first step's, which may have drafted
+        self.num_steps = 0  # that they came from, timed or not
         self.alpha_sum = self.num_verified = self.cost_sum = self.num_drafted = 0
-        self.token_ms, self.steps, self.predicted, self.shift = [], collections.Counter(), [], []
+        self.token_ms, self.predicted, self.shift = [], [], []
+        self.timed_steps = collections.Counter()  # by their K
         self.answers_ms = []  # of a token, in the mean, by answer
         self.answers = []  # (prompt, text, log-probabilities of the tokens if asked for)
 
@@ -87,7 +89,8 @@ class Arm:
         self.cost_sum += stats.draft_cost * num_drawn
         self.num_drafted += num_drawn
         self.predicted.append(stats.predicted_speedup)
-        self.steps.update(dict(enumerate(stats.steps_by_lookahead)))
+        self.num_steps += round(complete.completion_tokens / stats.mean_acceptance_length) - 1
+        self.timed_steps.update(dict(enumerate(stats.steps_by_lookahead)))
 
     def ms(self):
         return self.decode_ms / self.num_behind
@@ -99,14 +102,17 @@ class Arm:
         return self.cost_sum / self.num_drafted if self.num_drafted else 0
 
     def tokens_a_step(self):
-        return self.num_behind / self.steps.total()
+        return self.num_behind / self.num_steps
+
+    def ms_a_step(self):
+        return self.decode_ms / self.num_steps
 
     def predicted_speedup(self):
         """Over all answers, which are of as many tokens: of their times."""
         return statistics.harmonic_mean(self.predicted)
 
     def speedup_over(self, plain):
-        """With the ends of its 95 % interval; plain: the arm without drafts, of the same run."""
+        """With its interval; plain: the arm without drafts, of the same run."""
         return time_ratio(plain.ms_by_prompt(), self.ms_by_prompt())
 
     def ms_by_prompt(self):
@@ -115,4 +121,4 @@ class Arm:
         return np.reshape(self.answers_ms, (-1, prompts)).sum(axis=0)
 
     def mean_lookahead(self):
-        return sum(k * n for k, n in self.steps.items()) / self.steps.total()
+        return sum(k * n for k, n in self.timed_steps.items()) / self.timed_steps.total()

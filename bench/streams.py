@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 
 from page import table
-from paired import time_ratio
+from paired import time_ratio, with_interval
 from serving import pb, percentile
 
 STREAM = 'Once upon a time there was a lighthouse keeper who'
@@ -151,7 +151,7 @@ def clients(bench):
             calls.append(polling.calls_per_s)
     median = percentile(sorted(alone.gaps), 0.5)
     name = f'beside {BUSY_CLIENTS} clients'
-    longer, low, high = time_ratio(beside.step_ms, alone.step_ms)
+    longer = with_interval(*time_ratio(beside.step_ms, alone.step_ms), 3)
     rows = [[*gaps_row(of, sorted(streamed.gaps), median),
              f'{statistics.mean(streamed.step_ms):.2f}']
             for of, streamed in (('alone', alone), (name, beside))]
@@ -160,5 +160,4 @@ def clients(bench):
             + bench.tails('clients', 'ms between chunks', {'alone': alone.gaps, name: beside.gaps})
             + table(['', 'gaps', 'median', 'P90', 'P99', 'most', 'a step, ms'], rows)
             + f'\n- {statistics.mean(calls):.0f} calls a second were answered. A step took '
-            f'{longer:.3f} times ({low:.3f} to {high:.3f}; 95 %, bootstrapped over rounds) as long '
-            'beside them.\n')
+            f'{longer} times as long beside them; in brackets: 95 %, bootstrapped over rounds.\n')

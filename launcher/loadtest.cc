@@ -180,6 +180,7 @@ class Loadtest {
       }
       if (arms.empty() || has_ended(step) || runner_.stopped()) break;
     }
+    if (has_survivors(steps)) print(survivors_line());
     if (sweep) {
       for (const std::string& verdict : verdicts(*sweep, steps)) print(verdict + "\n");
     }

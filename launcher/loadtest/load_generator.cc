@@ -31,7 +31,10 @@ LoadGenerator::LoadGenerator(Connections& connections, LoadPlan plan, std::funct
       ask_(std::move(ask)),
       options_(std::move(options)),
       due_s_(std::greater<>(), plan_.due_s),
-      next_report_s_(options_.progress_every_s > 0 ? options_.progress_every_s : kNever) {}
+      next_report_s_(options_.progress_every_s > 0 ? options_.progress_every_s : kNever) {
+  if (!plan_.closed_loop) return;
+  connections_.reserve(std::min(std::ssize(plan_.due_s), plan_.max_requests));
+}
 
 LoadGenerator::~LoadGenerator() { CHECK(running_.empty()); }
 

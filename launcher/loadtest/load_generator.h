@@ -43,8 +43,8 @@ class LoadGenerator {
     v1::GenerateRequest request;
   };
 
-  // connections: used on run()'s thread. ask: makes the next request; called there in the order of
-  // sending.
+  // connections: used on run()'s thread; those of a closed loop are opened here already, before its
+  // time begins. ask: makes the next request; called on run()'s thread in the order of sending.
   LoadGenerator(Connections& connections, LoadPlan plan, std::function<Ask()> ask,
                 LoadOptions options);
   ~LoadGenerator();

@@ -161,6 +161,13 @@ std::vector<Cell> load_row(const std::string& name, const LoadReport& report) {
   return row;
 }
 
+// What limits what its row says.
+std::string remarks(const ArmResult& arm) {
+  std::string text = arm.failed ? "the server failed" : arm.saturated ? "saturated" : "";
+  if (is_of_survivors(arm.report)) text += text.empty() ? "answers alone" : ", answers alone";
+  return text;
+}
+
 // what: the loads are called; any: of their reports.
 std::vector<std::string> load_head(const std::string& what, const LoadReport& any) {
   std::vector<std::string> head = {what, "requests/s", "tokens/s", "errors"};
@@ -274,8 +281,8 @@ void ratios_table(HtmlPage& page, const std::vector<SweepStep>& steps) {
   }
   page.table({"ratio", "P50", "P90", "P99"}, rows);
   page.paragraph(std::string("Below 1: less waiting.") +
-                 (any_intervals ? " Small: 95 % bootstrap interval over rounds, in each of which "
-                                  "all arms were asked the same."
+                 (any_intervals ? " Small: 95 % bootstrap interval over rounds, each with the "
+                                  "turns of all arms."
                                 : "") +
                  without);
 }
@@ -388,13 +395,13 @@ std::string steps_page(const PageFrame& frame, const std::optional<SweepValues>&
     for (const ArmResult& arm : step.arms) {
       const std::string name = run_name(step.name, arm.name());
       rows.push_back(load_row(name, arm.report));
-      if (arm.saturated) rows.back().front().small = "saturated";
-      if (arm.failed) rows.back().front().small = "the server failed";
+      rows.back().front().small = remarks(arm);
       add_errors(name, arm.report, failed);
     }
   }
   page.table(load_head(sweep ? "load" : "arm", steps.front().arms.front().report), rows);
   page.paragraph(kIntervals);
+  if (has_survivors(steps)) page.paragraph(std::string("Answers alone: ") + kOfSurvivors + ".");
   errors(page, failed);
   if (compared) {
     for (const SweepStep& step : steps) {

@@ -97,9 +97,8 @@ bool has_lost_too_many(const LoadReport& report) {
 }
 
 bool is_of_survivors(const LoadReport& report) {
-  const int64_t unanswered = report.errors + report.cancelled;
-  return static_cast<double>(unanswered) >
-         kUnansweredShare * static_cast<double>(report.requests + report.cancelled);
+  const int64_t all = report.requests + report.cancelled;
+  return nearest_rank(report.answers(), 990) != nearest_rank(all, 990);
 }
 
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options) {

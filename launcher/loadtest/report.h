@@ -72,21 +72,22 @@ bool server_failed(const std::vector<LoadResult>& loads, double warmup_s);
 // Whether so many failed, by whatever, that there is nothing to learn from the others.
 bool has_lost_too_many(const LoadReport& report);
 
-// P99 is that of the load where no larger share is without an answer.
-inline constexpr double kUnansweredShare = 0.01;
-
-// Whether so many failed or were cancelled that high percentiles of the others are not the load's.
+// Whether the P99 of the answers is not the load's: that of all requests, of which those that
+// failed or were cancelled had waited longest, is another one.
 bool is_of_survivors(const LoadReport& report);
 inline constexpr char kOfSurvivors[] =
     "latencies are of the answers alone: with what failed or was cancelled they might be much "
     "longer";
+// Behind the names of such loads in a table.
+inline constexpr char kSurvivorsMark[] = " *";
 
 // Of loads that asked the same in the same way, one after the other.
 LoadReport make_report(const std::vector<LoadResult>& loads, const ReportOptions& options = {});
 
 // ttft_ms, tpot_ms, itl_ms, itl_amortised_ms, e2e_ms, queue_ms and send_delay_ms as {count, mean,
 // p50, p90, p99, p999, max, ci95}, where all but count are null without samples, and ci95, {mean:
-// [low, high], …}, with samples of few units too; the rest under its own name.
+// [low, high], …}, with samples of few units too; of_answers_alone as is_of_survivors(); the rest
+// under its own name.
 nlohmann::ordered_json to_json(const LoadReport& report);
 
 // For the terminal, with a line break at the end.
@@ -98,9 +99,11 @@ std::string cancelled_line(const LoadReport& report);
 // A line for each status that requests failed with.
 std::string error_lines(const LoadReport& report);
 
-// A row of a table of loads, and the table's first two lines. goodput: the rows have it.
+// A row of a table of loads, and the table's first two lines. goodput: the rows have it. Where a
+// name is marked, survivors_line() stands below.
 std::string load_table_head(bool goodput);
 std::string load_table_row(const std::string& name, const LoadReport& report);
+std::string survivors_line();
 
 // One request as a line of --samples.
 nlohmann::ordered_json to_json(const RequestRecord& record);

@@ -96,6 +96,7 @@ Json to_json(const LoadReport& report) {
           {"warmup_errors", report.warmup_errors},
           {"cancelled", report.cancelled},
           {"longest_cancelled_ms", report.longest_cancelled_ms},
+          {"of_answers_alone", is_of_survivors(report)},
           {"measured_s", report.measured_s},
           {"tokens_per_second", report.tokens_per_second},
           {"requests_per_second", report.requests_per_second},
@@ -168,15 +169,16 @@ std::string load_table_head(bool goodput) {
     absl::StrAppendFormat(&quantities, "%27s", quantity);
     absl::StrAppendFormat(&percentiles, "%9s%9s%9s", "P50", "P90", "P99");
   }
-  return absl::StrFormat("%-21s%9s%9s%7s%s%s\n", "", "requests", "tokens", "", quantities,
+  return absl::StrFormat("%-23s%9s%9s%7s%s%s\n", "", "requests", "tokens", "", quantities,
                          goodput ? "   good" : "") +
-         absl::StrFormat("%-21s%9s%9s%7s%s%s\n", "", "/s", "/s", "errors", percentiles,
+         absl::StrFormat("%-23s%9s%9s%7s%s%s\n", "", "/s", "/s", "errors", percentiles,
                          goodput ? "      %" : "");
 }
 
 std::string load_table_row(const std::string& name, const LoadReport& report) {
-  std::string text = absl::StrFormat("%-21s%9.2f%9.1f%7d", name, report.requests_per_second,
-                                     report.tokens_per_second, report.errors);
+  std::string text =
+      absl::StrFormat("%-23s%9.2f%9.1f%7d", name + (is_of_survivors(report) ? kSurvivorsMark : ""),
+                      report.requests_per_second, report.tokens_per_second, report.errors);
   for (const Summary* summary : {&report.ttft, &report.tpot, &report.e2e}) {
     for (const double value : {summary->p50, summary->p90, summary->p99}) {
       text += summary->count > 0 ? absl::StrFormat("%9.1f", value) : absl::StrFormat("%9s", "n/a");
@@ -185,6 +187,8 @@ std::string load_table_row(const std::string& name, const LoadReport& report) {
   if (report.goodput) absl::StrAppendFormat(&text, "%7.1f", 100 * report.goodput->share);
   return text + "\n";
 }
+
+std::string survivors_line() { return std::string("*: ") + kOfSurvivors + "\n"; }
 
 Json to_json(const RequestRecord& record) {
   Json chunks = Json::array();

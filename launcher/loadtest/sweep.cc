@@ -18,6 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kHighest[] = " (the highest that was tried)";
+constexpr char kAnswersAlone[] = " (of the answers alone)";
 constexpr double kGrowingShare = 0.1;
 constexpr double kDeviations = 2;  // of a Poisson count: what chance may do
 
@@ -101,14 +102,27 @@ std::vector<const ArmResult*> results_of(size_t arm, const std::vector<SweepStep
   return results;
 }
 
-std::optional<size_t> find_knee(const std::vector<const ArmResult*>& results) {
+bool has_survivors(const std::vector<SweepStep>& steps) {
+  return std::ranges::any_of(steps, [](const SweepStep& step) {
+    return std::ranges::any_of(step.arms,
+                               [](const ArmResult& arm) { return is_of_survivors(arm.report); });
+  });
+}
+
+std::optional<size_t> find_knee(const SweepValues& values,
+                                const std::vector<const ArmResult*>& results) {
   std::optional<size_t> knee;
   double greatest_power = 0;
   for (size_t i = 0; i < results.size(); ++i) {
     const LoadReport& report = results[i]->report;
     if (results[i]->saturated || results[i]->failed) continue;
     if (report.e2e.count == 0 || report.e2e.mean <= 0) continue;
-    const double power = report.requests_per_second / report.e2e.mean;
+    const double answered =
+        static_cast<double>(report.answers()) / static_cast<double>(report.requests);
+    const double throughput = values.variable == SweepValues::Variable::rate
+                                  ? answered * values.values[i]
+                                  : report.requests_per_second;
+    const double power = throughput / report.e2e.mean;
     if (power <= greatest_power) continue;
     greatest_power = power;
     knee = i;
@@ -123,8 +137,9 @@ std::vector<std::string> verdicts(const SweepValues& values, const std::vector<S
     const ArmResult& last = *results.back();
     const SweepStep& last_step = steps[results.size() - 1];
     std::string line = last.arm ? last.name() + ": " : "";
-    if (const std::optional<size_t> knee = find_knee(results)) {
+    if (const std::optional<size_t> knee = find_knee(values, results)) {
       line += "Knee at " + steps[*knee].name + ", where throughput / mean latency is greatest";
+      if (is_of_survivors(results[*knee]->report)) line += kAnswersAlone;
       if (*knee + 1 == results.size()) line += kHighest;
     } else {
       line += "No knee";
@@ -168,7 +183,7 @@ Json to_json(const SweepValues& values, const std::vector<SweepStep>& steps) {
   }
   for (size_t i = 0; i < steps.front().arms.size(); ++i) {
     const std::vector<const ArmResult*> results = results_of(i, steps);
-    const std::optional<size_t> knee = find_knee(results);
+    const std::optional<size_t> knee = find_knee(values, results);
     knees.push_back(
         {{"arm", results.front()->name()},
          {"knee", knee ? Json(steps[*knee].value) : Json(nullptr)},

@@ -45,13 +45,20 @@ bool is_saturated(const std::vector<LoadResult>& turns, double warmup_s);
 // The results of one arm, as many as it has steps; steps.front() has all arms.
 std::vector<const ArmResult*> results_of(size_t arm, const std::vector<SweepStep>& steps);
 
+// Whether some latencies are, as is_of_survivors() says.
+bool has_survivors(const std::vector<SweepStep>& steps);
+
 // The position of the step of the greatest power, throughput / mean end-to-end latency (Kleinrock,
 // 1979), among those that are neither saturated nor failed: beyond it, more load costs more in
-// waiting than it brings. Nothing where there is none.
-std::optional<size_t> find_knee(const std::vector<const ArmResult*>& results);
+// waiting than it brings. Nothing where there is none. Such a server keeps up with a rate, so that
+// its throughput is what was offered and answered: a number of requests ends with the last answer,
+// which takes longer the faster they come.
+std::optional<size_t> find_knee(const SweepValues& values,
+                                const std::vector<const ArmResult*>& results);
 
-// A line for each arm that says where the knee is, and where the server was saturated or failed; of
-// users that did neither, where throughput was greatest.
+// A line for each arm that says where the knee is, and whether it is of the answers alone, and
+// where the server was saturated or failed; of users that did neither, where throughput was
+// greatest.
 std::vector<std::string> verdicts(const SweepValues& values, const std::vector<SweepStep>& steps);
 
 // {variable, values, steps, knee, saturated_at}; the last two are null where there is none. Of a

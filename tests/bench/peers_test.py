@@ -14,27 +14,7 @@ SOURCE = Path(sys.argv.pop(1))
 sys.path.append(str(SOURCE / 'bench'))
 
 from page import check_page, replace, table  # noqa: E402
-from paired import first_difference, ratio  # noqa: E402
 from peer_answers import ADAPTIVE, PLAIN, Answer, times_table  # noqa: E402
-
-
-class Ratio(unittest.TestCase):
-    def test_is_certain_where_each_prompt_says_the_same(self):
-        for value in ratio([20, 40, 3], [10, 20, 1.5]):
-            self.assertAlmostEqual(value, 2)
-
-    def test_interval_is_that_of_the_binomial_distribution(self):
-        # Of 16 draws from eight ratios of 1 and eight of 4, B(16, 1/2) are a 4, and the logarithm's
-        # mean is their share of log 4. P(B <= 3) = 0.011 and P(B <= 4) = 0.038 hold 0.025 between.
-        mean, low, high = ratio([1] * 8 + [4] * 8, [1] * 16)
-        self.assertAlmostEqual(mean, 2)
-        self.assertAlmostEqual(low, 4 ** (4 / 16))
-        self.assertAlmostEqual(high, 4 ** (12 / 16))
-
-    def test_pairs_prompts(self):
-        mean, low, high = ratio([3, 300], [1, 100])
-        self.assertAlmostEqual(mean, 3)
-        self.assertAlmostEqual(low, high)
 
 
 class Scripted:
@@ -69,28 +49,24 @@ class Times(unittest.TestCase):
         with self.assertRaises(SystemExit):
             Answer(Scripted(self.clock, [(0.5, [1])]), [1], 2)
 
-    def test_ratios_say_how_much_longer_others_take(self):
-        def answers(first, token):  # two prompts, of three rounds each
-            rounds = [self.answer((first, [1]), (first + slow * token, [2]))
-                      for slow in (1, 1, 50)]
-            return [rounds, rounds]
+    def cells(self, num_prompts):
+        """By program, of three rounds."""
+        def answers(first, token):
+            return [[self.answer((first, [1]), (first + slow * token, [2]))
+                     for slow in (1, 1, 50)]] * num_prompts
         lines = times_table({PLAIN: answers(0.25, 0.25), ADAPTIVE: answers(0.25, 0.125),
                              'other': answers(0.5, 0.5)}).splitlines()
-        cells = {line.split(' | ')[0].strip('| '): line.split(' | ')[1:] for line in lines}
+        return {line.split(' | ')[0].strip('| '): line.split(' | ')[1:] for line in lines}
+
+    def test_ratios_say_how_much_longer_others_take(self):
+        cells = self.cells(10)
         self.assertEqual(cells['other'][:3], ['500.00', '2.00 (2.00, 2.00)', '4.00 (4.00, 4.00)'])
         self.assertEqual(cells[ADAPTIVE][:2], ['125.00', '0.50 (0.50, 0.50)'])
         self.assertEqual(cells['other'][3:], ['500', '2.00 (2.00, 2.00) |'])
 
-
-class FirstDifference(unittest.TestCase):
-    def test_finds_the_first_place(self):
-        self.assertEqual(first_difference([1, 2, 3, 4], [1, 2, 4, 3]), 2)
-        self.assertEqual(first_difference([1], [2]), 0)
-        self.assertIsNone(first_difference([1, 2], [1, 2]))
-
-    def test_refuses_answers_of_two_lengths(self):
-        with self.assertRaises(ValueError):
-            first_difference([1, 2], [1, 2, 3])
+    def test_ratios_over_few_prompts_have_no_intervals(self):
+        self.assertEqual(self.cells(9)['other'],
+                         ['500.00', '2.00 (n/a)', '4.00 (n/a)', '500', '2.00 (n/a) |'])
 
 
 class Page(unittest.TestCase):

@@ -28,7 +28,6 @@ from command_line import (Parser, at_least, check_program, given, positive,  # n
 from load import ARMS, compare, load_table, verdict  # noqa: E402
 from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
                        rising, to_best_interval)
-from paired import mean_over_prompts, student_t, time_ratio  # noqa: E402
 from speculation import (ADAPTIVE, DEFAULT, PLAIN, Arm, Prompt,  # noqa: E402
                          generate_request, speculation_params)
 from page import isas  # noqa: E402
@@ -179,36 +178,6 @@ class CommandLine(unittest.TestCase):
                          ['--serve "--a b"', '--some-rates 0.5 2'])
 
 
-class Means(unittest.TestCase):
-    def test_quantiles_of_students_t(self):  # as any table has them
-        for degrees, expected in ((1, 12.706), (2, 4.303), (3, 3.182), (9, 2.262), (100, 1.984)):
-            self.assertAlmostEqual(student_t(degrees), expected, 3 if degrees > 1 else 2)
-
-    def test_answers_to_one_prompt_are_one_value(self):
-        once = [('a', 1.0), ('b', 2.0), ('c', 3.0), ('d', 6.0)]
-        mean, half = mean_over_prompts(once)
-        self.assertEqual(mean, 3)
-        self.assertAlmostEqual(half, 3.182 * (14 / 3) ** 0.5 / 2, 3)
-        self.assertEqual(mean_over_prompts(once * 5), (mean, half))
-        self.assertEqual(mean_over_prompts(once[1:] + [('a', 0.0), ('a', 2.0)])[0], mean)
-
-
-    def test_time_is_saved_over_all_prompts(self):
-        # One of three is twice as fast, and takes most of the time: no mean of ratios.
-        speedup, low, high = time_ratio([60, 20, 20], [30, 20, 20])
-        self.assertAlmostEqual(speedup, 100 / 70)
-        self.assertEqual((low, high), (1, 2))  # draws without it, and of it alone
-        answers = Arm()
-        answers.answers = [(Prompt('chat', text), '', []) for text in 'abab']
-        answers.answers_ms = [1, 2, 3, 5]
-        self.assertEqual(answers.ms_by_prompt().tolist(), [4, 7])
-
-    def test_predictions_are_of_all_answers_time(self):
-        answers = Arm()
-        answers.predicted = [1, 3]  # of 3 ms each: 3 and 1
-        self.assertAlmostEqual(answers.predicted_speedup(), 6 / 4)
-
-
 class Percentile(unittest.TestCase):
     def test_is_the_nearest_rank(self):
         hundred = list(range(1, 101))
@@ -342,25 +311,40 @@ class Cpu(unittest.TestCase):
 
 
 def answering(sizes, decode_ms, steps_by_lookahead):
-    """A stub whose answer has chunks of so many tokens, the first from the prompt's last step."""
+    """A stub whose answer has a chunk of so many tokens a step, the first from the prompt's last.
+    steps_by_lookahead: of those that were timed."""
     messages = [pb.GenerateResponse(chunk=pb.Chunk(token_ids=range(size))) for size in sizes]
     messages.append(pb.GenerateResponse(complete=pb.Complete(
         completion_tokens=sum(sizes), timings=pb.Timings(decode_ms=decode_ms),
-        speculation=pb.SpeculationStats(steps_by_lookahead=steps_by_lookahead,
-                                        predicted_speedup=1))))
+        speculation=pb.SpeculationStats(
+            steps_by_lookahead=steps_by_lookahead, predicted_speedup=1,
+            mean_acceptance_length=sum(sizes) / len(sizes)))))
     return mock.Mock(Generate=lambda _: iter(messages))
 
 
 class Answers(unittest.TestCase):
     def test_what_the_prompts_step_gave_is_no_decoding(self):
         arm = Arm()
-        # 4 tokens with the prompt's step, then 3 steps of 2 drafted tokens, then one of none.
-        arm.ask(answering([4, 3, 2, 3, 1], 45, [1, 0, 3]), 'a', None)
+        # 4 tokens with the prompt's step, then 3 steps of 2 drafted tokens, then one of none, which
+        # was not timed.
+        arm.ask(answering([4, 3, 2, 3, 1], 45, [0, 0, 3]), 'a', None)
         arm.ask(answering([1, 1, 1], 30, [2]), 'b', None)
         self.assertEqual(arm.ms(), 75 / 11)
         self.assertEqual(list(arm.ms_by_prompt()), [5, 15])
         self.assertEqual(arm.tokens_a_step(), 11 / 6)
-        self.assertEqual(arm.mean_lookahead(), 1)
+        self.assertEqual(arm.ms_a_step(), 75 / 6)
+        self.assertEqual(arm.mean_lookahead(), 6 / 5)
+
+    def test_times_are_added_up_by_prompt(self):
+        answers = Arm()
+        answers.answers = [(Prompt('chat', text), '', []) for text in 'abab']
+        answers.answers_ms = [1, 2, 3, 5]
+        self.assertEqual(answers.ms_by_prompt().tolist(), [4, 7])
+
+    def test_predictions_are_of_all_answers_time(self):
+        answers = Arm()
+        answers.predicted = [1, 3]  # of 3 ms each: 3 and 1
+        self.assertAlmostEqual(answers.predicted_speedup(), 6 / 4)
 
 
 class Alpha(unittest.TestCase):
@@ -459,11 +443,11 @@ class Lookahead(unittest.TestCase):
         lines = text.splitlines()
         # Plain 60 ms; K = 1: 36; K = 2: 42; adapted 44; informed: 1 of 2 drafted, 36.
         self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | '
-                                   '0.818 (0.818, 0.818) | 1.67 | 10.0 / 6.0 / 10.0 |')
+                                   '0.818 (n/a) | 1.67 | 10.0 / 6.0 / 10.0 |')
         self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.500 | '
-                                   '1.500 (1.500, 1.500) | 1.67 | 10.0 / 6.0 / 4.0 |')
+                                   '1.500 (n/a) | 1.67 | 10.0 / 6.0 / 4.0 |')
         self.assertIn('- head: adapted, 0.818 of the best fixed K in the mean of 1 cells, 0.818 at '
-                      'least, 0.98 or more in 0, within the interval in 0; 1.364 of no drafts at '
+                      'least, 0.98 or more in 0, within the interval in n/a; 1.364 of no drafts at '
                       'least, 0.99 or more in 1.', lines)
         of_text = to_best['greedy']['chat']
         self.assertAlmostEqual(of_text['head'], 36 / 44)
@@ -480,19 +464,24 @@ class Lookahead(unittest.TestCase):
         self.assertTrue(lines[4].startswith('| default | greedy | chat | 1.67 | 2.50 | 2.500 '))
 
     def test_the_interval_picks_the_best_anew_for_each_draw_of_prompts(self):
-        # Milliseconds by prompt: plain 20, 20; K = 1: 11, 22; adapted 20, 11. Best of both: 33.
+        # Milliseconds by prompt, five of each kind: plain 20, 20; K = 1: 13, 26; adapted 20, 13.
         def of_prompts(*steps):
-            return [step._replace(prompt=prompt) for prompt, of in enumerate(steps) for step in of]
-        free, cheap = step(0, 0), Step(1, 1, 0, 11)
+            return [step._replace(prompt=2 * pair + prompt) for pair in range(5)
+                    for prompt, of in enumerate(steps) for step in of]
+        free, cheap = step(0, 0), Step(1, 1, 0, 13)
         arms = {PLAIN: of_prompts([free] * 2, [free] * 2),
-                ('head', 1): of_prompts([cheap], [Step(1, 0, 0, 11)] * 2),
+                ('head', 1): of_prompts([cheap], [Step(1, 0, 0, 13)] * 2),
                 ('head', ADAPTIVE): of_prompts([free] * 2, [cheap])}
         prices = Prices(arms, 'head')
         low, high = to_best_interval(arms, prices, 'head', [PLAIN, ('head', 1)])
-        self.assertAlmostEqual(low, 11 / 20)  # both draws the first
-        self.assertAlmostEqual(high, 20 / 11)  # both the second
+        # B(10, 1/2) draws are of the first kind. P(B <= 1) = 0.011 and P(B <= 2) = 0.055 hold 0.025
+        # between. With 8 K = 1 is the best, with 2 plain is.
+        self.assertAlmostEqual(low, (8 * 13 + 2 * 26) / (8 * 20 + 2 * 13))
+        self.assertAlmostEqual(high, 200 / (2 * 20 + 8 * 13))
         text, _ = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head')
-        self.assertIn('| 1.290 | 1.065 (0.550, 1.818) |', text)
+        self.assertIn('| 1.212 | 1.182 (0.839, 1.389) |', text)
+        nine = {key: [step for step in steps if step.prompt < 9] for key, steps in arms.items()}
+        self.assertIsNone(to_best_interval(nine, prices, 'head', [PLAIN, ('head', 1)]))
 
 
 if __name__ == '__main__':

@@ -189,7 +189,22 @@ class Serve(Bench):
                 self.assertAlmostEqual(step['speedup'] / step['ideal_speedup'] /
                                        ((plain_us + draft_us) / step['profile_us']), 1, places=6)
                 self.assertNotIn('speedup', plain)
-                self.assertIn('K = 2: c = ', printed)
+                self.assertNotIn('alpha', plain)
+                self.assertIn(f'K = 2: c = {step["draft_cost"]:.3f}, alpha = {step["alpha"]:.3f}; ',
+                              printed)
+
+    def test_alpha_is_what_is_accepted_of_what_is_verified(self):
+        # A draft of one token is always verified. Of a round, three steps at most are in no table:
+        # the prompt's, the first behind it and the last.
+        _, _, entries = self.report(1, 'serve', '--model', CHECKPOINT, '--drafter', 'ngram',
+                                    '--num-speculative-tokens', 1, '--prompt-tokens', 8,
+                                    '--max-tokens', 60, '--rounds', 2)
+        step = entries['serve/step/k:1']
+        drafted = step['drafted_per_step'] * step['iterations']
+        accepted = (step['tokens_per_step'] - 1) * step['iterations']
+        self.assertGreater(accepted, 20)
+        self.assertGreaterEqual(step['alpha'], accepted / (drafted + 2 * 3))
+        self.assertLessEqual(step['alpha'], (accepted + 2 * 3) / (drafted + 2 * 3))
 
     def test_what_cannot_be(self):
         self.refuses('nothing: is no directory', 1, 'serve', '--model', 'nothing')

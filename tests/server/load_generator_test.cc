@@ -331,6 +331,27 @@ TEST(LoadGenerator, ConnectionsOutliveALoad) {
   EXPECT_EQ(server.peers().size(), 1u);
 }
 
+// What a request waits for is the server, not a connection of its own.
+TEST(LoadGenerator, ConnectionsAreThereBeforeTheyAreUsed) {
+  ScriptedServer server;
+  Connections of_users(server.address()), of_few(server.address()), of_open(server.address());
+  const auto ask = [] { return LoadGenerator::Ask{}; };
+  const LoadGenerator users(of_users, closed_loop(250, kForever, 1000), ask, quietly());
+  const LoadGenerator few(of_few, closed_loop(250, kForever, 150), ask, quietly());
+  const LoadGenerator open(of_open, open_loop(1000, kForever, 250, 1), ask, quietly());
+  EXPECT_EQ(of_users.size(), 3);
+  EXPECT_EQ(of_few.size(), 2);
+  EXPECT_EQ(of_open.size(), 1);
+  for (int i = 0; i < 4; ++i) {
+    Connections::Connection& connection = of_users.with_room();
+    if (i > 0) {  // the first is opened by its first call
+      EXPECT_EQ(connection.channel->GetState(false), GRPC_CHANNEL_READY) << i;
+    }
+    connection.num_streams = 100;
+  }
+  EXPECT_EQ(of_users.size(), 4);
+}
+
 TEST(LoadGenerator, AnAnswerThatIsNotWholeIsAnError) {
   ScriptedServer server([](int64_t index) {
     const int64_t said[] = {3, 4, -1};  // right; one token too many; no complete

@@ -137,6 +137,7 @@ TEST_F(Loadtest, SweepsUntilTheServerIsSaturated) {
   EXPECT_NE(output_.find("Knee at users="), std::string::npos) << output_;
   EXPECT_NE(output_.find("; throughput is greatest at users="), std::string::npos) << output_;
   EXPECT_EQ(output_.find("saturated"), std::string::npos) << output_;
+  EXPECT_EQ(output_.find("alone"), std::string::npos) << output_;
   EXPECT_NE(html().find("Throughput against P99"), std::string::npos);
 }
 
@@ -152,6 +153,8 @@ TEST_F(Loadtest, ASweepEndsWhereItIsSaturated) {
   EXPECT_NE(output_.find("saturated at rate=2000, so more was not tried"), std::string::npos)
       << output_;
   EXPECT_NE(output_.find("RESOURCE_EXHAUSTED, the first: full"), std::string::npos) << output_;
+  EXPECT_NE(output_.find("\nrate=2000 * "), std::string::npos) << output_;
+  EXPECT_NE(output_.find("\n*: latencies are of the answers alone"), std::string::npos) << output_;
 }
 
 // What its first arm found leaves nothing to ask of the others.

@@ -196,6 +196,8 @@ PageFrame frame() {
       .title = "t", .about = kHostile, .facts = {{"prompts", kHostile}}, .warnings = {kHostile}};
 }
 
+bool is_failure(const RequestRecord& record) { return !record.ok(); }
+
 LoadResult load(int num_answers) {
   LoadResult load{.load_end_s = 3};
   for (int i = 0; i < num_answers; ++i) load.records.push_back(answer(i, 0.1 * i, 3 + i));
@@ -235,6 +237,12 @@ TEST(Pages, OfASweep) {
   EXPECT_EQ(count(page, "INTERNAL"), 3);             // of each load
   EXPECT_EQ(count(page, "kept the objectives"), 0);  // there are none
   EXPECT_NE(page.find("saturated at rate=1"), std::string::npos);
+  EXPECT_EQ(count(page, ">answers alone<"), 2);
+  EXPECT_EQ(count(page, ">saturated, answers alone<"), 1);
+  EXPECT_EQ(count(page, "Answers alone: latencies are of the answers alone"), 1);
+  for (SweepStep& step : steps) std::erase_if(step.arms[0].loads[0].records, is_failure);
+  for (SweepStep& step : steps) evaluate(step.arms, {});
+  EXPECT_EQ(count(steps_page(frame(), parse_sweep("rate=6,21,1000"), steps), "alone"), 0);
 }
 
 TEST(Pages, OfAComparison) {

@@ -207,16 +207,40 @@ TEST(Report, WhatTheTestItselfCancelledIsNoError) {
   EXPECT_TRUE(is_of_survivors(report));
 }
 
-// One in a hundred leaves P99 as it was; whoever was still waiting counts as those that failed do.
-TEST(Report, SaysWhereHighPercentilesAreOfSurvivors) {
-  std::vector<RequestRecord> records;
-  for (int i = 0; i < 99; ++i) records.push_back(answer(i, 0, 2));
-  records.push_back(failure(99, 0, "RESOURCE_EXHAUSTED", "full"));
-  EXPECT_FALSE(is_of_survivors(report_of(records, 0, 1)));
-  records.push_back(answer(100, 0, 2));
-  records.back().status = "CANCELLED";
-  records.back().cancelled = true;
-  EXPECT_TRUE(is_of_survivors(report_of(records, 0, 1)));
+// Of a hundred requests the 99th is P99, whatever the last one does; of a thousand the 990th, which
+// is none of 990 answers' own P99. Whoever was still waiting counts as those that failed do.
+TEST(Report, SaysWhereP99IsOfSurvivors) {
+  const auto of_survivors = [](int num_answers, int num_failed, int num_cancelled) {
+    LoadReport report;
+    report.requests = num_answers + num_failed;
+    report.errors = num_failed;
+    report.cancelled = num_cancelled;
+    const bool says = is_of_survivors(report);
+    EXPECT_EQ(to_json(report)["of_answers_alone"], says);
+    EXPECT_EQ(to_table(report).find(kOfSurvivors) != std::string::npos, says);
+    EXPECT_EQ(load_table_row("rate=4", report).starts_with("rate=4 * "), says);
+    return says;
+  };
+  EXPECT_FALSE(of_survivors(99, 1, 0));
+  EXPECT_TRUE(of_survivors(99, 1, 1));
+  EXPECT_FALSE(of_survivors(99, 0, 1));
+  EXPECT_TRUE(of_survivors(990, 10, 0));
+  EXPECT_TRUE(of_survivors(990, 5, 5));
+  EXPECT_TRUE(of_survivors(998, 2, 0));
+  EXPECT_FALSE(of_survivors(999, 1, 0));
+  EXPECT_FALSE(of_survivors(1000, 0, 0));
+  EXPECT_TRUE(of_survivors(0, 1, 0));
+  EXPECT_FALSE(of_survivors(0, 0, 0));
+}
+
+// A row as wide as its head, marked or not.
+TEST(Report, MarksRowsOfSurvivors) {
+  const LoadReport report = report_of({answer(0, 0, 2), failure(1, 0, "INTERNAL", "x")}, 0, 1);
+  const std::string head = load_table_head(false),
+                    row = load_table_row("rate=16, K=adaptive", report);
+  EXPECT_EQ(row.find('\n'), head.find('\n')) << head << row;
+  EXPECT_EQ(row.find("rate=16, K=adaptive * "), 0u) << row;
+  EXPECT_EQ(survivors_line().find("*: latencies are of the answers alone"), 0u);
 }
 
 void collect_numbers(const nlohmann::ordered_json& json, std::vector<double>& numbers) {

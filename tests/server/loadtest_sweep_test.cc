@@ -128,8 +128,12 @@ SweepStep step(double value, double requests_per_second, double mean_ms, bool sa
   return {.value = value, .name = SweepValues().name(value), .arms = {arm}};
 }
 
-std::optional<size_t> knee(const std::vector<SweepStep>& steps) {
-  return find_knee(results_of(0, steps));
+std::optional<size_t> knee(const std::vector<SweepStep>& steps,
+                           const std::string& variable = "users") {
+  SweepValues values = parse_sweep(variable + "=1");
+  values.values.clear();
+  for (const SweepStep& step : steps) values.values.push_back(step.value);
+  return find_knee(values, results_of(0, steps));
 }
 
 TEST(Sweep, TheKneeIsWherePowerIsGreatest) {
@@ -143,6 +147,34 @@ TEST(Sweep, TheKneeIsWherePowerIsGreatest) {
             "Knee at rate=4, where throughput / mean latency is greatest; saturated at rate=8");
   steps[2].arms[0].report.e2e.mean = 300;
   EXPECT_EQ(knee(steps), 1u);
+}
+
+// A number of requests has its last answers behind all that was offered, and the more so the faster
+// they come. Users offer what they are answered.
+TEST(Sweep, TheThroughputOfARateIsWhatWasOffered) {
+  std::vector<SweepStep> steps = {step(1, 0.9, 100), step(8, 1.7, 200)};
+  EXPECT_EQ(knee(steps, "users"), 0u);
+  EXPECT_EQ(knee(steps, "rate"), 1u);
+  EXPECT_EQ(to_json(parse_sweep("rate=1,8"), steps)["knee"], 8);
+  EXPECT_EQ(verdicts(parse_sweep("rate=1,8"), steps)[0].find("Knee at rate=8"), 0u);
+  steps[1].arms[0].report.errors = 8;  // as many as 1.6 a second are answered
+  EXPECT_EQ(knee(steps, "rate"), 0u);
+}
+
+TEST(Sweep, SaysWhereTheKneeIsOfSurvivors) {
+  std::vector<SweepStep> steps = {step(1, 1, 100), step(2, 2, 100), step(4, 4, 500)};
+  const SweepValues values = parse_sweep("rate=1,2,4");
+  EXPECT_FALSE(has_survivors(steps));
+  steps[2].arms[0].report.errors = 1;
+  EXPECT_TRUE(has_survivors(steps));
+  EXPECT_EQ(verdicts(values, steps)[0],
+            "Knee at rate=2, where throughput / mean latency is greatest; not saturated");
+  steps[1].arms[0].report.errors = 1;
+  EXPECT_EQ(verdicts(values, steps)[0],
+            "Knee at rate=2, where throughput / mean latency is greatest (of the answers alone); "
+            "not saturated");
+  EXPECT_EQ(to_json(values, steps)["steps"][0]["of_answers_alone"], false);
+  EXPECT_EQ(to_json(values, steps)["steps"][1]["of_answers_alone"], true);
 }
 
 TEST(Sweep, SaysWhatItDoesNotKnow) {
