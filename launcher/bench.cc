@@ -1,5 +1,6 @@
 // `outrider bench`: measures parts of Outrider on this machine.
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -121,6 +122,14 @@ void add_copy_flag(CLI::App& command, size_t& bytes) {
       ->check(CLI::Range(1, 1 << 16));
 }
 
+void add_json_flag(CLI::App& command, std::optional<std::filesystem::path>& file) {
+  command
+      .add_option_function<std::string>(
+          "--json", [&file](const std::string& path) { file = path; },
+          "A file for the results, as Google Benchmark writes them")
+      ->check(not_empty("a file"));
+}
+
 void add_op_command(CLI::App& bench, Action& action) {
   CLI::App* op = bench.add_subcommand("op", "Each kernel against the machine's memory");
   auto options = std::make_shared<OpBenchOptions>();
@@ -129,9 +138,7 @@ void add_op_command(CLI::App& bench, Action& action) {
   on->add_to(*op);
   op->add_option("--repeats", options->repeats, "Rounds over all cases (default 7)")
       ->check(CLI::Range(1, 1 << 20));
-  op->add_option_function<std::string>(
-      "--json", [options](const std::string& path) { options->json = path; },
-      "A file for the results, as Google Benchmark writes them");
+  add_json_flag(*op, options->json);
   const std::string cpu = "On the CPU: ", cuda = "On a GPU: ";
   op->add_option("--threads", options->threads, cpu + "side by side (default 1)")
       ->check(CLI::Range(1, 1024));
@@ -174,10 +181,12 @@ void add_decode_command(CLI::App& bench, Action& action) {
   CLI::Option* draft = decode->add_option_function<std::string>(
       "--draft", [options](const std::string& path) { options->draft = path; },
       "A draft model's directory");
+  draft->check(not_empty("a directory"));
   decode
       ->add_option_function<std::string>(
           "--draft-head", [options](const std::string& path) { options->draft_head = path; },
           "The directory of a draft head made for this model")
+      ->check(not_empty("a directory"))
       ->excludes(draft);
   on->add_to(*decode);
   decode->add_option("--context", options->context, "Tokens in the cache (default 256)")
@@ -186,9 +195,7 @@ void add_decode_command(CLI::App& bench, Action& action) {
   decode->add_option("--repeats", options->repeats, "Rounds over all row counts (default 15)")
       ->check(CLI::Range(1, 1 << 20));
   add_copy_flag(*decode, options->copy_bytes);
-  decode->add_option_function<std::string>(
-      "--json", [options](const std::string& path) { options->json = path; },
-      "A file for the results, as Google Benchmark writes them");
+  add_json_flag(*decode, options->json);
   decode->callback([=, &action] { action = [=] { return bench_decode(*options, *on); }; });
 }
 
@@ -207,9 +214,7 @@ void add_comm_command(CLI::App& bench, Action& action) {
       ->check(CLI::Range(1, 1 << 16));
   comm->add_option("--repeats", options->repeats, "Rounds over all exchanges (default 201)")
       ->check(CLI::Range(1, 1 << 20));
-  comm->add_option_function<std::string>(
-      "--json", [options](const std::string& path) { options->json = path; },
-      "A file for the results, as Google Benchmark writes them");
+  add_json_flag(*comm, options->json);
   comm->callback([=, &action] { action = [=] { return bench_comm(*options, *on); }; });
 }
 
@@ -236,9 +241,7 @@ void add_serve_bench_command(CLI::App& bench, Action& action) {
   serve->add_option("--rounds", options->rounds, "Of such sequences at 0 and at K (default 3)")
       ->check(CLI::Range(1, 1 << 20));
   add_copy_flag(*serve, options->copy_bytes);
-  serve->add_option_function<std::string>(
-      "--json", [options](const std::string& path) { options->json = path; },
-      "A file for the results, as Google Benchmark writes them");
+  add_json_flag(*serve, options->json);
   serve->callback([=, &action] { action = [=] { return bench_serve(*options, *on); }; });
 }
 
@@ -292,9 +295,7 @@ void add_load_bench_command(CLI::App& bench, Action& action) {
   load->add_option("--noise", options->noise,
                    "Of a step's time: deviation of its logarithm (default 0.1)")
       ->check(number_within(0, 1));
-  load->add_option_function<std::string>(
-      "--json", [options](const std::string& path) { options->json = path; },
-      "A file for the results, as Google Benchmark writes them");
+  add_json_flag(*load, options->json);
   load->callback([=, &action] {
     check_range(kPromptTokens, options->load.prompt_tokens);
     check_range(kMaxTokens, options->load.tokens);
@@ -321,10 +322,12 @@ void add_bench_command(CLI::App& app, Action& action) {
   tokenizer->add_option("--model", tokenizer_options->model, "A Hugging Face directory")
       ->required();
   tokenizer->add_option("--text", tokenizer_options->texts, "Files to encode beside ugly inputs");
-  tokenizer->add_option_function<std::string>(
-      "--corpus",
-      [tokenizer_options](const std::string& path) { tokenizer_options->corpus = path; },
-      "What tools/tokenizer_corpus.py wrote for the model; its ids are compared");
+  tokenizer
+      ->add_option_function<std::string>(
+          "--corpus",
+          [tokenizer_options](const std::string& path) { tokenizer_options->corpus = path; },
+          "What tools/tokenizer_corpus.py wrote for the model; its ids are compared")
+      ->check(not_empty("a file"));
   tokenizer->add_option("--repeats", tokenizer_options->repeats, "Of each input (default 5)")
       ->check(CLI::Range(1, 1 << 20));
   tokenizer->add_option("--at-least", tokenizer_options->at_least,

@@ -96,7 +96,7 @@ class Conversation {
         colours_(options.format.colours()) {}
 
   // Answers a line, or does what it commands. False: it ends the conversation.
-  bool hear(const std::string& line);
+  bool hear(std::string line);
 
   bool failed() const { return failed_; }  // one line at least
 
@@ -121,7 +121,8 @@ class Conversation {
   v1::Chat history_;
 };
 
-bool Conversation::hear(const std::string& line) {
+bool Conversation::hear(std::string line) {
+  if (line.ends_with('\r')) line.pop_back();  // of CR LF
   if (line == "/quit") return false;
   if (line == "/reset") {
     history_.Clear();

@@ -95,10 +95,13 @@ HostAndPort parts_of(const std::string& address) {
   return {host, address.substr(colon + 1)};
 }
 
-// gRPC would take a port modulo 65536.
-CLI::Validator right_port() {
+// gRPC would take a port modulo 65536, and say of a missing host what no user can read.
+CLI::Validator right_parts() {
   return {[](const std::string& address) {
-            const auto port = parts_of(address).port;
+            const auto [host, port] = parts_of(address);
+            if (host.empty()) {
+              return absl::StrCat("is \"", address, "\"; expected HOST or HOST:PORT");
+            }
             int number = 0;
             const bool right =
                 !port || (absl::SimpleAtoi(*port, &number) && number >= 1 && number <= kMostPort);
@@ -114,7 +117,7 @@ CLI::Validator right_port() {
 void ServerAddress::add_to(CLI::App& command) {
   command.add_option("--address", address, "HOST or HOST:PORT (default 127.0.0.1)")
       ->check(not_empty("HOST or HOST:PORT"))
-      ->check(right_port());
+      ->check(right_parts());
   command.add_option("--port", port, "Where the address names none (default 50051)")
       ->check(CLI::Range(1, kMostPort));
   const CLI::Validator file = not_empty("a file");

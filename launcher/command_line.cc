@@ -9,10 +9,12 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 
 #include "core/version.h"
 #include "launcher/nearest_name.h"
@@ -39,9 +41,22 @@ void read_whole(CLI::Option& option, const std::string& expected) {
       ""));
 }
 
-void check_numbers(CLI::Option& option) {
+// A flag that stands alone or with true or false behind its =.
+bool is_switch(const CLI::Option& option) { return option.get_items_expected_max() == 0; }
+
+std::string no_truth_value(const std::string& text) {
+  return "is \"" + text + "\"; expected true or false";
+}
+
+void check_value(CLI::Option& option) {
   const std::string type = option.get_type_name();
-  if (type.starts_with("INT64")) {  // where its type_name() says so
+  if (is_switch(option)) {
+    option.check(CLI::Validator(
+        [reads = CLI::TypeValidator<bool>()](std::string& text) {
+          return reads(text).empty() ? std::string() : no_truth_value(text);
+        },
+        ""));
+  } else if (type.starts_with("INT64")) {  // where its type_name() says so
     read_whole<int64_t>(option, absl::StrCat("of at most ", INT64_MAX));
   } else if (type.starts_with("INT")) {  // of 32 bits, or in a range within them
     read_whole<int32_t>(option, absl::StrCat("of at most ", INT32_MAX));
@@ -73,7 +88,7 @@ void read_environment(CLI::App& command) {
 void set_up(CLI::App& command) {
   command.fallthrough();
   command.preparse_callback([&command](size_t) { read_environment(command); });
-  for (CLI::Option* option : command.get_options()) check_numbers(*option);
+  for (CLI::Option* option : command.get_options()) check_value(*option);
   for (CLI::App* inner : command.get_subcommands({})) set_up(*inner);
 }
 
@@ -91,47 +106,104 @@ std::vector<std::string> commands_of(const CLI::App& app) {
   return names;
 }
 
-// Whether the flag stands behind a serve that no -- precedes.
-bool behind_bare_serve(const std::vector<std::string>& arguments, const std::string& flag) {
-  const auto serve = std::find(arguments.begin(), arguments.end(), "serve");
-  return std::find(arguments.begin(), serve, "--") == serve &&
-         std::find(serve, arguments.end(), flag) != arguments.end();
+bool is_among(const std::vector<std::string>& texts, const std::string& text) {
+  return std::find(texts.begin(), texts.end(), text) != texts.end();
 }
 
-// Where the value came from that the message begins with the flag of, if it was not typed.
-std::string source_of(const CLI::App& app, const CLI::App& command,
-                      const std::vector<std::string>& arguments, const std::string& message) {
+struct Arguments {
+  std::vector<std::string> before;  // the --: commands, flags and their values, a prompt
+  std::vector<std::string> behind;  // with the --
+};
+
+// The option that the flag stands for behind the command; null: none.
+const CLI::Option* option_of(const CLI::App* command, const std::string& flag) {
+  for (; command != nullptr; command = command->get_parent()) {
+    if (const CLI::Option* option = command->get_option_no_throw(flag)) return option;
+  }
+  return nullptr;
+}
+
+// CLI11 takes what stands behind --flag= for its value: here the empty one becomes an argument of
+// its own. Throws CLI::ValidationError where the flag is one that takes none.
+Arguments take_apart(const CLI::App& app, const std::vector<std::string>& arguments) {
+  Arguments parts;
+  const CLI::App* command = &app;  // the innermost so far
+  bool value_follows = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument == "--" && !value_follows) {
+      parts.behind.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
+      break;
+    }
+    parts.before.push_back(argument);
+    if (std::exchange(value_follows, false)) continue;
+    for (const CLI::App* inner : command->get_subcommands({})) {
+      if (inner->get_name() == argument) command = inner;
+    }
+    const size_t equals = argument.find('=');
+    const std::string flag = argument.substr(0, equals);
+    const CLI::Option* option = flag.starts_with("--") ? option_of(command, flag) : nullptr;
+    if (option == nullptr) continue;
+    value_follows = equals == std::string::npos && !is_switch(*option);
+    if (equals + 1 != argument.size()) continue;
+    if (is_switch(*option)) throw CLI::ValidationError(flag, no_truth_value(""));
+    parts.before.back() = flag;
+    parts.before.emplace_back();
+  }
+  return parts;
+}
+
+// Whether the flag stands behind a serve that no -- precedes.
+bool behind_bare_serve(const Arguments& arguments, const std::string& flag) {
+  const auto end = arguments.before.end();
+  return std::find(std::find(arguments.before.begin(), end, "serve"), end, flag) != end;
+}
+
+// Where the value came from of the flag that the message is about, if it was not typed.
+std::string source_of(const CLI::App& app, const CLI::App& command, const Arguments& arguments,
+                      const std::string& message) {
   for (const CLI::Option* option : command.get_options()) {
-    if (!message.starts_with(option->get_name() + ":")) continue;
+    const std::string flag = option->get_name();
+    const bool meant =
+        message.starts_with(flag + ":") || message.starts_with(flag + " requires ") ||
+        message.starts_with(flag + " excludes ") || message.ends_with(" excludes " + flag);
+    if (!meant) continue;
     std::vector<std::string> names;
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
     for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-    const auto end = std::find(arguments.begin(), arguments.end(), "--");
-    const bool typed = std::any_of(arguments.begin(), end, [&](const std::string& argument) {
+    const auto& before = arguments.before;
+    const bool typed = std::any_of(before.begin(), before.end(), [&](const std::string& argument) {
       return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
         return argument == name || argument.starts_with(name + "=");
       });
     });
-    if (typed || names.empty()) return "";
+    if (typed || names.empty()) continue;
     const std::string file = app.get_config_ptr()->as<std::string>();
     const char* value = std::getenv(option->get_envname().c_str());
     std::vector<std::string> sources;
     if (!file.empty()) sources.push_back("--config " + file);
     if (value != nullptr && *value != '\0') sources.push_back(option->get_envname());
-    if (sources.empty()) return "";
+    if (sources.empty()) continue;
     return absl::StrCat(" (", absl::StrJoin(sources, " or "), ")");
   }
   return "";
 }
 
 // One line for what CLI11 found wrong.
-std::string explain(const CLI::App& app, const std::vector<std::string>& arguments,
-                    const CLI::ParseError& error) {
+std::string explain(const CLI::App& app, const Arguments& arguments, const CLI::ParseError& error) {
+  if (dynamic_cast<const CLI::FileError*>(&error) != nullptr) {
+    const CLI::Option& config = *app.get_config_ptr();
+    return absl::StrCat("--config: is \"", config.as<std::string>(),
+                        "\"; expected a file that can be read",
+                        config.empty() ? absl::StrCat(" (", kConfigVariable, ")") : "");
+  }
   const CLI::App* command = &app;  // the innermost that was named
   while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
   for (const std::string& argument : app.remaining(true)) {
     if (argument == "--") continue;
-    if (argument.rfind("-", 0) == 0 && argument.size() > 1) {
+    const bool is_flag = is_among(arguments.before, argument) ||
+                         !is_among(arguments.behind, argument);  // the rest of -xyz is in neither
+    if (is_flag && argument.starts_with('-') && argument.size() > 1) {
       const std::string flag = argument.substr(0, argument.find('='));
       if (command->get_name() == "launch" && behind_bare_serve(arguments, argument)) {
         return "unknown flag " + flag + " of launch; put -- before serve and its flags";
@@ -191,13 +263,17 @@ Action parse_command_line(const std::vector<std::string>& arguments, int& exit_c
   for (CLI::App* command : app.get_subcommands({})) set_up(*command);
 
   exit_code = 0;
+  Arguments parts;
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    parts = take_apart(app, arguments);
+    std::vector<std::string> reversed(parts.behind.rbegin(), parts.behind.rend());
+    reversed.insert(reversed.end(), parts.before.rbegin(), parts.before.rend());
+    app.parse(std::move(reversed));
   } catch (const CLI::Success& help) {
     app.exit(help);
     return {};
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "outrider: %s\n", explain(app, arguments, error).c_str());
+    std::fprintf(stderr, "outrider: %s\n", explain(app, parts, error).c_str());
     exit_code = kExitWrongFlags;
     return {};
   }

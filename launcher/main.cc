@@ -11,9 +11,8 @@ int main(int argc, char** argv) {
   try {
     int exit_code = 0;
     const auto action = outrider::parse_command_line({argv + 1, argv + argc}, exit_code);
-    if (!action) return exit_code;
-    const int code = action();
-    // What was printed may be found not to fit only now.
+    const int code = action ? action() : exit_code;
+    // What was printed, be it help, may be found not to fit only now.
     if (code != 0 || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;
     std::fputs("outrider: standard output could not be written\n", stderr);
     return outrider::kExitFailed;

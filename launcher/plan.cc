@@ -43,10 +43,12 @@ void add_plan_command(CLI::App& app, Action& action) {
   CLI::Option* const draft = command->add_option_function<std::string>(
       "--draft", [options](const std::string& path) { options->draft = path; },
       "A draft model, likewise");
+  draft->check(not_empty("a directory or a file"));
   command
       ->add_option_function<std::string>(
           "--draft-head", [options](const std::string& path) { options->draft_head = path; },
           "A draft head's directory")
+      ->check(not_empty("a directory"))
       ->excludes(draft);
   command->add_option("--ranks", options->ranks, "GPUs that the model is cut over (default 1)")
       ->check(CLI::Range(1, kMaxRanks));

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 
+#include "launcher/command_line.h"
 #include "model/utf8.h"
 #include "spec/drafter_kind.h"
 
@@ -72,7 +73,9 @@ void RequestFlags::add_to(CLI::App& command) {
   add_ids_to(command, "--input-ids", input_ids_,
              "Token ids instead of a prompt, with commas: 1,2,3")
       ->excludes(prompt);
-  command.add_option("--request-id", request_id_, "Your name for this request")->check(utf8());
+  command.add_option("--request-id", request_id_, "Your name for this request")
+      ->check(not_empty("a name"))
+      ->check(utf8());
   add_ids_to(command, "--emitted-token-ids", emitted_token_ids_,
              "Tokens of the answer that are there already, to go on behind: 1,2,3");
   add_parameters_to(command);

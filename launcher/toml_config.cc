@@ -1,10 +1,12 @@
 // See toml_config.h.
 #include "launcher/toml_config.h"
 
+#include <absl/strings/str_cat.h>
 #include <toml++/toml.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
 #include <sstream>
 
 #include "launcher/nearest_name.h"
@@ -42,11 +44,11 @@ const CLI::App& command_of(const CLI::App& command, const std::string& table,
 }
 
 // Throws CLI::ConfigError where no flag has the key's name.
-void check_key(const CLI::App& command, const std::string& key, const std::string& flag,
-               const toml::source_region& where) {
+const CLI::Option& option_of(const CLI::App& command, const std::string& key,
+                             const std::string& flag, const toml::source_region& where) {
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options()) {
-    if (option->check_name("--" + flag) || option->check_name(flag)) return;
+    if (option->check_name("--" + flag) || option->check_name(flag)) return *option;
     for (std::string name : option->get_lnames()) {
       std::replace(name.begin(), name.end(), '-', '_');
       names.push_back(std::move(name));
@@ -57,6 +59,7 @@ void check_key(const CLI::App& command, const std::string& key, const std::strin
 
 void flatten(const CLI::App& command, const toml::table& table,
              const std::vector<std::string>& parents, std::vector<CLI::ConfigItem>& items) {
+  std::map<const CLI::Option*, toml::source_region> given;
   for (const auto& [toml_key, node] : table) {
     const std::string key(toml_key.str());
     if (const toml::table* inner = node.as_table()) {
@@ -69,7 +72,15 @@ void flatten(const CLI::App& command, const toml::table& table,
     item.parents = parents;
     item.name = key;
     std::replace(item.name.begin(), item.name.end(), '_', '-');
-    check_key(command, key, item.name, toml_key.source());
+    const CLI::Option& option = option_of(command, key, item.name, toml_key.source());
+    const auto [first, is_new] = given.emplace(&option, toml_key.source());
+    if (!is_new) {  // - comes before _, wherever they stand
+      const auto& [earlier, later] =
+          std::minmax(first->second, toml_key.source(),
+                      [](const auto& a, const auto& b) { return a.begin < b.begin; });
+      refuse(later, absl::StrCat(option.get_name(), " is given twice, on line ", earlier.begin.line,
+                                 " too"));
+    }
     if (const toml::array* array = node.as_array()) {
       for (const toml::node& element : *array) item.inputs.push_back(value_text(key, element));
     } else {

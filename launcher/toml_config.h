@@ -16,7 +16,7 @@ class TomlConfig final : public CLI::Config {
 
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
   // Throws CLI::ConfigError naming file, line and reason for what is not TOML, a table or key that
-  // stands for no command or flag, or a value that no flag can take.
+  // stands for no command or flag, a flag that is given twice, or a value that no flag can take.
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override;
 
  private:

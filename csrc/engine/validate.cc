@@ -28,6 +28,10 @@ absl::Status unexpected(absl::string_view field, const T& found, absl::string_vi
   return field_error(field, absl::StrCat("is ", found, "; expected ", expected));
 }
 
+absl::Status unexpected(absl::string_view field, float found, absl::string_view expected) {
+  return unexpected(field, exact_text(found), expected);
+}
+
 // ids: of the vocabulary; names the first one that is not.
 absl::Status validate_ids(absl::string_view field, const std::vector<int32_t>& ids,
                           int64_t vocab_size) {
@@ -111,7 +115,7 @@ absl::Status validate_bias(const SamplingParams& sampling, const Limits& limits)
                         absl::StrCat("token ids in [0, ", limits.vocab_size, ")"));
     }
     if (!(bias >= -kMaxBias && bias <= kMaxBias)) {
-      return unexpected(kField, absl::StrCat(bias, " for token ", token),
+      return unexpected(kField, absl::StrCat(exact_text(bias), " for token ", token),
                         absl::StrCat("a number in [", -kMaxBias, ", ", kMaxBias, "]"));
     }
   }

@@ -318,6 +318,29 @@ TEST(Validate, SaysWhatWasFound) {
   request.sampling.logit_bias = {{5, 101.0f}};
   EXPECT_EQ(validate(request, limits()).message(),
             "sampling_params.logit_bias is 101 for token 5; expected a number in [-100, 100]");
+  // With six digits they would look right.
+  request = good_request();
+  request.sampling.top_p = std::nextafter(1.0f, 2.0f);
+  EXPECT_EQ(validate(request, limits()).message(),
+            "sampling_params.top_p is 1.0000001; expected a number in (0, 1]");
+  request = good_request();
+  request.sampling.logit_bias = {{5, std::nextafter(100.0f, 200.0f)}};
+  EXPECT_EQ(
+      validate(request, limits()).message(),
+      "sampling_params.logit_bias is 100.00001 for token 5; expected a number in [-100, 100]");
+}
+
+TEST(ExactText, ReadsBackAsTheNumber) {
+  EXPECT_EQ(exact_text(0.1f), "0.1");
+  EXPECT_EQ(exact_text(-2.1f), "-2.1");
+  EXPECT_EQ(exact_text(100000.0f), "100000");
+  EXPECT_EQ(exact_text(-kInfinity), "-inf");
+  EXPECT_EQ(exact_text(kNan), "nan");
+  for (const float number :
+       {std::nextafter(1.0f, 0.0f), 16777217.0f, 1.0f / 3.0f,
+        std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::max(), -0.0f}) {
+    EXPECT_EQ(static_cast<float>(std::stod(exact_text(number))), number) << exact_text(number);
+  }
 }
 
 TEST(Validate, DraftedTokensAreBoundByTheServer) {

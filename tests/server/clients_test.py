@@ -300,6 +300,13 @@ class Chat(unittest.TestCase):
         self.assertRegex(result.stderr, f'^({line}){{3}}$')
         self.assertEqual(self.chat(['Hello'], '--no-stats').stderr, '')
 
+    def test_lines_may_end_as_windows_ends_them(self):
+        lines = ['Hello', '', 'And you?', '/reset', 'And you?', '/quit', 'Hello']
+        plain = self.chat(lines, '--no-stats')
+        with_returns = self.chat([line + '\r' for line in lines], '--no-stats')
+        self.assertEqual((with_returns.returncode, with_returns.stdout, with_returns.stderr),
+                         (0, plain.stdout, ''))
+
     def test_colours(self):
         plain = self.chat(['Hello'])
         self.assertNotIn(ESCAPE, plain.stdout)

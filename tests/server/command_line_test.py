@@ -28,7 +28,9 @@ class CommandLine(Refusals, unittest.TestCase):
         self.assertEqual(outrider('--version').stdout, outrider('version').stdout)
 
     def test_output_that_finds_no_room_is_an_error(self):
-        for arguments in (['version'], ['theory', '--alpha', '0.5'], ['inspect', CHECKPOINT]):
+        for arguments in (['version'], ['theory', '--alpha', '0.5'], ['inspect', CHECKPOINT],
+                          ['--version'], ['--help'], ['generate', '--help'],
+                          ['launch', '--ranks', '1', '--', 'serve', '--help']):
             with self.subTest(arguments=arguments), open('/dev/full', 'w') as full:
                 done = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE,
                                       text=True, timeout=LIMIT_S)
@@ -70,6 +72,36 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(['launch', '--ranks', '2', 'serve', '--model', 'x'], '--model',
                      'put -- before serve')
         self.refuses(['launch', '--rank', '2', '--', 'serve', '--model', 'x'], '--ranks?')
+
+    def test_behind_two_dashes_is_no_flag(self):
+        for behind in (['--help', '--address'], ['hi', '--address', 'x']):
+            self.refuses(['generate', '--', *behind],
+                         'found --address behind the prompt; quote a prompt of several words\n')
+        self.refuses(['generate', '--adress', 'x', '--', '--address'], 'unknown flag --adress; did')
+        # As a flag's value they mean nothing else.
+        self.refuses(['generate', '--stop', '--', '--adress', 'x'], 'unknown flag --adress; did')
+        self.refuses(['generate', '--port', '1', '--', '--help'], 'UNAVAILABLE', code=1)
+
+    def test_nothing_behind_an_equals_sign_is_an_empty_value(self):
+        for command, flag, why in (
+                (['generate'], '--request-id', 'is empty; expected a name'),
+                (['generate'], '--max-tokens', 'is ""; expected a whole number'),
+                (['generate'], '--input-ids', 'is ""; expected token ids'),
+                (['generate'], '--address', 'is empty; expected HOST'),
+                (['generate'], '--config', 'is empty; expected a file'),
+                (['generate'], '--raw', 'is ""; expected true or false'),
+                (['serve', '--model', 'x'], '--trace', 'is empty; expected a file'),
+                (['launch', '--ranks', '1', '--', 'serve', '--model', 'x'], '--trace',
+                 'is empty; expected a file'),
+                (['serve', '--model', 'x'], '--reflection', 'is ""; expected true or false'),
+                (['bench', 'op'], '--json', 'is empty; expected a file'),
+                (['bench', 'op'], '--config', 'is empty; expected a file')):
+            for following in ([], ['2'], ['--help=false']):
+                self.refuses([*command, flag + '=', *following], f'{flag}: {why}')
+        self.refuses(['serve', '--model=', 'x'], '--model: is empty; expected a directory\n')
+        # Another flag's value, or behind --: a text like any other.
+        for prompt in (['--stop', '--max-tokens=', 'x'], ['--', '--max-tokens=']):
+            self.refuses(['generate', '--port', '1', *prompt], 'UNAVAILABLE', code=1)
 
     def test_wrong_values_name_their_flag(self):
         for number in ('many', '', '1.5', '0x5', '99999999999'):
@@ -113,6 +145,10 @@ class CommandLine(Refusals, unittest.TestCase):
         for address in ('127.0.0.1:99999', '[::1]:65536', 'localhost:0', 'localhost:', 'host:x'):
             self.refuses(['health', '--address', address],
                          f'--address: is "{address}"; expected a port from 1 to 65535')
+        for address in (':51234', '[]:51234', '[]', ':'):
+            for command in (['generate', 'x'], ['health'], ['loadtest', '--rate', '1']):
+                self.refuses([*command, '--address', address],
+                             f'--address: is "{address}"; expected HOST or HOST:PORT\n')
         for flag, *arguments in (('prompt', b'\xff'), ('--stop', '--stop', b'a\xc3', 'x'),
                                  ('--request-id', '--request-id', b'\x80', 'x'),
                                  ('--drafter', '--drafter', b'\xff', 'x')):
@@ -121,6 +157,10 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(['generate', '--mode', 'quick', 'x'], '--mode', 'coupled')
         for flag in ('--color', '--colour'):
             self.refuses(['generate', flag, 'sometimes', 'x'], '--color', 'always')
+        self.refuses(['generate', '--raw=maybe', 'x'],
+                     '--raw: is "maybe"; expected true or false\n')
+        for truth in ('true', 'off', '1'):
+            self.refuses(['generate', '--port', '1', f'--raw={truth}', 'x'], 'UNAVAILABLE', code=1)
         self.refuses(['generate', '--input-ids', '1', 'x'], '--input-ids')
         self.refuses(['generate', '--input-ids', '1,two'], '--input-ids')
         for flag in ('--input-ids', '--emitted-token-ids', '--stop-token-ids'):
@@ -186,6 +226,15 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(['generate', 'x'], 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
         where = dict(os.environ, OUTRIDER_N='abc')
         self.refuses(['generate', 'x'], '--n: is "abc"', '(OUTRIDER_N)\n', env=where)
+        where = dict(os.environ, OUTRIDER_RAW='maybe')
+        self.refuses(['generate', 'x'],
+                     '--raw: is "maybe"; expected true or false (OUTRIDER_RAW)\n', env=where)
+        where = dict(os.environ, OUTRIDER_TLS_KEY='x')
+        self.refuses(['generate', 'x'], '--tls-key requires --tls-', '(OUTRIDER_TLS_KEY)\n',
+                     env=where)
+        where = dict(os.environ, OUTRIDER_INPUT_IDS='1')
+        self.refuses(['generate', 'x'], 'excludes', '--input-ids', '(OUTRIDER_INPUT_IDS)\n',
+                     env=where)
         with tempfile.NamedTemporaryFile('w', suffix='.toml') as file:
             def write(text):
                 file.truncate(0)
@@ -199,7 +248,8 @@ class CommandLine(Refusals, unittest.TestCase):
             where = dict(os.environ, OUTRIDER_CONFIG=file.name, OUTRIDER_PORT='3')
             self.refuses(['generate', 'x'], 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
             where['OUTRIDER_CONFIG'] = '/no/such/file'
-            self.refuses(['generate', 'x'], '/no/such/file', env=where)
+            self.refuses(['generate', 'x'], '--config: is "/no/such/file"; expected a file that '
+                         'can be read (OUTRIDER_CONFIG)\n', env=where)
             self.refuses(arguments, 'UNAVAILABLE', '127.0.0.1:1:', code=1, env=where)
             for text, line, why in (
                     ('[generate]\n\ntemprature = 1\n', 3,
@@ -210,9 +260,20 @@ class CommandLine(Refusals, unittest.TestCase):
                     ('[bench.decod]\nrows = 1', 1, 'unknown table decod; did you mean decode?'),
                     ('port = 1\n', 1, 'unknown key port'),
                     ('[generate\n', 1, ''),
-                    ('[generate]\nport = 1979-05-27\n', 2, 'port is no text')):
+                    ('[generate]\nport = 1979-05-27\n', 2, 'port is no text'),
+                    ('[generate]\nmax_tokens = 2\nport = 1\nmax-tokens = 3\n', 4,
+                     '--max-tokens is given twice, on line 2 too\n'),
+                    ('[generate]\nmax-tokens = 2\nport = 1\nmax_tokens = 2\n', 4,
+                     '--max-tokens is given twice, on line 2 too\n'),
+                    ('[generate]\ncolour = "never"\ncolor = "never"\n', 3,
+                     '--color is given twice, on line 2 too\n')):
                 write(text)
                 self.refuses(arguments, f'--config {file.name}: line {line}: {why}')
+            write('[generate]\nraw = "maybe"\n')
+            self.refuses(arguments, '--raw: is "maybe"; expected true or false '
+                         f'(--config {file.name})\n')
+            write('[serve]\nmax_rows = 600\n[generate]\nport = 1\n[chat]\nport = 2\n')
+            self.refuses(arguments, 'UNAVAILABLE', '127.0.0.1:1:', code=1)
             for key in ('tls_cert', 'tls_key', 'tls_client_ca', 'auth_token_file', 'draft_counts'):
                 write(f'[serve]\nmodel = "x"\n{key} = ""\n')
                 self.refuses(['serve', '--config', file.name],
@@ -220,7 +281,9 @@ class CommandLine(Refusals, unittest.TestCase):
                              f'(--config {file.name})\n')
             where = dict(os.environ, OUTRIDER_TLS_CA='', OUTRIDER_PORT='1')  # not given
             self.refuses(['generate', 'x'], 'UNAVAILABLE', code=1, env=where)
-        self.refuses(['generate', '--config', '/no/such/file', 'x'], '/no/such/file')
+        for directory in ('/no/such/file', '/'):
+            self.refuses(['generate', '--config', directory, 'x'],
+                         f'--config: is "{directory}"; expected a file that can be read\n')
 
     def test_launch_hands_its_file_on(self):
         with tempfile.TemporaryDirectory() as directory:
