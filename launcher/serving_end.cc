@@ -79,8 +79,8 @@ void ServingEnd::unreachable() {
   server_->wait_for_calls(drain_limit_);
   const std::lock_guard lock(mutex_);
   // Who was asked to end ends in order, whatever its ports do.
-  if (!ended_ && !lost_ && !draining_.joinable())
-    engine_->fail("a port takes no connections any more");
+  if (ended_ || lost_ || draining_.joinable()) return;
+  engine_->fail("a port takes no connections any more");
 }
 
 void ServingEnd::drain(Server& server) {
