@@ -46,7 +46,7 @@ class DeviceOpBench {
     linear(shape_name + "/lm_head", config.vocab_size, hidden);
     for (int64_t context : options_.contexts) {
       if (context + std::ranges::max(options_.rows) <= config.max_position_embeddings) {
-        attention(shape_name, context, shard.attention);
+        attention(shape_name, context, config.max_position_embeddings, shard.attention);
       }
     }
     for (int64_t rows : options_.rows) rowwise(shape_name, rows, config);
@@ -90,21 +90,24 @@ class DeviceOpBench {
     }
   }
 
-  // Rotation, the write into the cache and attention, of rows at the end of one sequence.
-  void attention(const std::string& name, int64_t context, const AttentionShape& shape) {
+  // Rotation, the write into the cache and attention, of rows at the end of one sequence, with page
+  // tables and scratch memory as a server has them: for the longest context that the model allows.
+  void attention(const std::string& name, int64_t context, int64_t max_positions,
+                 const AttentionShape& shape) {
     const int64_t tokens = context + std::ranges::max(options_.rows);
-    const int64_t max_pages = (tokens + kPageTokens - 1) / kPageTokens;
-    const int64_t elements = max_pages * kPageTokens * shape.num_kv_heads * shape.head_dim;
-    backend_.reserve_attention(std::ranges::max(options_.rows), tokens, shape);
+    const int64_t num_pages = (tokens + kPageTokens - 1) / kPageTokens;
+    const int64_t max_pages = (max_positions + kPageTokens - 1) / kPageTokens;
+    const int64_t elements = num_pages * kPageTokens * shape.num_kv_heads * shape.head_dim;
+    backend_.reserve_attention(std::ranges::max(options_.rows), max_positions, shape);
     std::vector<int32_t> page_numbers(max_pages);
-    std::iota(page_numbers.begin(), page_numbers.end(), 0);
+    std::iota(page_numbers.begin(), page_numbers.begin() + num_pages, 0);
     const Buffer page_table = upload(page_numbers);
     const std::vector<uint16_t> values = random_values(elements);
     std::vector<Buffer> cached(2 * copies_of(4 * elements));  // keys and values by turns
     for (Buffer& buffer : cached) buffer = upload(values);
     const auto pages = [&](size_t i) {
       return cached[i].view(DType::bf16,
-                            {max_pages, shape.num_kv_heads, kPageTokens, shape.head_dim});
+                            {num_pages, shape.num_kv_heads, kPageTokens, shape.head_dim});
     };
     const int64_t half = shape.head_dim / 2;
     const Buffer table =
@@ -115,13 +118,14 @@ class DeviceOpBench {
       std::iota(row_positions.begin(), row_positions.end(), static_cast<int32_t>(context));
       const Buffer positions = upload(row_positions);
       const Buffer sequences = upload(std::vector<int32_t>(rows));
-      const RowMap map = {positions.view(DType::i32, {rows}), sequences.view(DType::i32, {rows}),
-                          page_table.view(DType::i32, {1, max_pages})};
+      const RowMap map = {.positions = positions.view(DType::i32, {rows}),
+                          .sequences = sequences.view(DType::i32, {rows}),
+                          .page_tables = page_table.view(DType::i32, {1, max_pages}),
+                          .context = backend_.padded_context(rows, context + rows)};
       const Buffer qkv = upload(std::vector<float>(rows * shape.qkv_width(), 0.25f));
       const Buffer y = backend_.allocate(rows * shape.num_heads * shape.head_dim * sizeof(bf16));
       measure("rope_and_attend/" + name + absl::StrFormat("/rows:%d/context:%d", rows, context),
-              rope_and_attend_cost({.each = rows, .context = context}, max_pages * kPageTokens,
-                                   shape, true),
+              rope_and_attend_cost({.each = rows, .context = context}, max_positions, shape, true),
               cached.size() / 2, [&](size_t i) {
                 backend_.rope_and_attend(
                     qkv.view(DType::f32, {rows, shape.qkv_width()}), angles, angles, pages(2 * i),

@@ -5,8 +5,9 @@ import sys
 import typing
 
 from page import table
-from plots import dots
+from paired import with_interval
 from serving import pb
+from speculation import measured
 from synthetic_pair import make_pair
 
 # The post's pair, GPT-2 XL and GPT-2, its prompt ("Alan Turing theorized that computers would one
@@ -44,6 +45,12 @@ def ask(stub, k):
                   last.complete.speculation)
 
 
+def ranged(values, digits):
+    """'1.23 (1.20 to 1.26)': the median, the least and the greatest, of fewer values than could
+    have an interval."""
+    return with_interval(statistics.median(values), (min(values), max(values)), digits)
+
+
 def gpt2(bench):
     """bench: reproduce's, of the pair. The page's text."""
     answers = {0: [], GPT2_K: []}
@@ -55,24 +62,27 @@ def gpt2(bench):
     if len({answer.tokens for of_k in answers.values() for answer in of_k}) != 1:
         sys.exit('reproduce: the answers with and without a draft differ')
 
-    target_ms, with_draft_ms = (statistics.median(answer.token_ms for answer in of_k)
-                                for of_k in answers.values())
-    stats = [answer.stats for answer in answers[GPT2_K]]
-    draft_ms = target_ms * statistics.median(of.draft_cost for of in stats)
-    kept = stats[0].mean_acceptance_length / (GPT2_K + 1)
-    predicted = kept * (GPT2_K + 1) * target_ms / (GPT2_K * draft_ms + target_ms)
-    with_rows = statistics.median(of.predicted_speedup for of in stats)
-    measured = target_ms / with_draft_ms
-    plot = dots('gpt2', 'speed-up', {'': {
+    # Of each round.
+    plain, drafted = answers.values()
+    target_ms = [answer.token_ms for answer in plain]
+    draft_ms = [ms * measured(answer.stats, 'draft_cost') for ms, answer in zip(target_ms, drafted)]
+    kept = drafted[0].stats.mean_acceptance_length / (GPT2_K + 1)
+    predicted = [kept * (GPT2_K + 1) * ms / (GPT2_K * draft + ms)
+                 for ms, draft in zip(target_ms, draft_ms)]
+    with_rows = [measured(answer.stats, 'predicted_speedup') for answer in drafted]
+    speedups = [ms / answer.token_ms for ms, answer in zip(target_ms, drafted)]
+    plot = bench.dots('gpt2', 'speed-up', {'': {
         'the post, a GPU': {'predicted': 2.46, 'with the cost of rows': None, 'measured': 2.12},
-        'here': {'predicted': predicted, 'with the cost of rows': with_rows,
-                 'measured': measured}}}, 1)
+        'here': {'predicted': statistics.median(predicted),
+                 'with the cost of rows': statistics.median(with_rows),
+                 'measured': statistics.median(speedups)}}}, 1)
     return ('Acceptance is synthetic: no trained GPT-2 can be had from the package registries, so '
             'weights are random and the draft was made to agree with the target at 0.896 of all '
-            'positions. Costs are true ones. Greedy answers with and without the draft are equal.'
-            '\n\n' + plot + table(
+            'positions. Costs are true ones. Greedy answers with and without the draft are equal. '
+            f'Medians of {bench.rounds} rounds of both answers; in brackets: the least and the '
+            'greatest.\n\n' + plot + table(
                 ['', 't_target, ms', 't_draft, ms', 'r’', 'r’(K + 1) t_target / (K t_draft + '
                  't_target)', 'with the cost of rows', 'measured'],
                 [['the post, a GPU', '73.3', '11.9', '0.8125', '2.46', '', '2.12'],
-                 ['here', f'{target_ms:.1f}', f'{draft_ms:.1f}', f'{kept:.4f}', f'{predicted:.2f}',
-                  f'{with_rows:.2f}', f'{measured:.2f}']]))
+                 ['here', ranged(target_ms, 1), ranged(draft_ms, 1), f'{kept:.4f}',
+                  *(ranged(values, 2) for values in (predicted, with_rows, speedups))]]))

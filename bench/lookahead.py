@@ -2,11 +2,11 @@
 
 All arms of a prompt give the same answer, greedy or by a seed, so they differ in their steps alone.
 A step is priced at the median of what such steps took in the whole run, from the server's trace:
-the share of the drafter by drafter and number of rounds, the rest by the number of rows, both by
-the way of sampling; where the medians say that more rows take less, it is their mean for both.
-Before that each step is divided by how slow the machine was just then, over steps of all kinds. So
-what the machine does beside moves all arms alike. Steps that prefill a prompt are left out.
-Intervals are of other prompts of their kind, at the same prices.
+the share of the drafter by drafter and number of rounds, the rest by the number of rows and of the
+alternatives among them, both by the way of sampling; where the medians say that more rows take
+less, it is their mean for both. Before that each step is divided by how slow the machine was just
+then, over steps of all kinds. So what the machine does beside moves all arms alike. Steps that
+prefill a prompt are left out. Intervals are of other prompts of their kind, at the same prices.
 """
 
 import bisect
@@ -28,6 +28,7 @@ COPYING = ('prompt_lookup', 'ngram')
 LEAST_DRAWING = 0.03
 CLOSE = 0.98  # of the best fixed K's speed, at least
 SLOWER = 0.99  # of the speed without drafts, at least
+ARMS = 'none / best fixed / adaptive / oracle'
 
 
 class Step(typing.NamedTuple):
@@ -64,7 +65,7 @@ def read_steps(lines):
 def at_one_speed(cells):
     """What the steps had taken on a machine always as slow as in the mean. cells: as
     lookahead_text's."""
-    steps = [((sampling, step.rows()), step.at_s, step.rest_ms)
+    steps = [((sampling, step.rows(), step.alternatives), step.at_s, step.rest_ms)
              for (sampling, _), arms in cells.items() for of_arm in arms.values()
              for step in of_arm]
     by = iter(slowness(*zip(*steps)))
@@ -90,6 +91,12 @@ def rising(prices):
     return {rows: ms for ms, _, of in pools for rows in of}
 
 
+def between(known, at):
+    """known: {number: ms}. That at a number, between the nearest where it is not known."""
+    numbers = sorted(known)
+    return np.interp(at, numbers, [known[number] for number in numbers])
+
+
 class Prices:
     """Of one way of sampling."""
 
@@ -98,36 +105,47 @@ class Prices:
         rest, draft = collections.defaultdict(list), collections.defaultdict(list)
         for (drafter, _), steps in arms.items():
             for step in steps:
-                rest[step.rows()].append(step.rest_ms)
+                rest[step.alternatives, step.rows()].append(step.rest_ms)
                 if drafter not in ('', DEFAULT, *COPYING):
                     draft[drafter, step.rounds()].append(step.draft_ms)
         self._default = default
-        self._rest = rising({k: (statistics.median(of_k), len(of_k)) for k, of_k in rest.items()})
+        # Alternatives cut the pass into segments, which costs beside their rows.
+        medians = collections.defaultdict(dict)
+        for (alternatives, rows), of in rest.items():
+            medians[alternatives][rows] = statistics.median(of), len(of)
+        self._rest = {alternatives: rising(of) for alternatives, of in sorted(medians.items())}
         self._draft = collections.defaultdict(dict)
         for (drafter, k), of_k in draft.items():
             # Steps that draft nothing feed a cache or do not: no one of them is like the others.
             self._draft[drafter][k] = statistics.median(of_k) if k else statistics.mean(of_k)
 
+    def _rest_ms(self, rows, alternatives=0):
+        """What such a step takes without its drafting; alternatives: as many as one of the arms'
+        steps has."""
+        return between(self._rest[alternatives], rows)
+
     def _drawing_ms(self, drafter, step, k):
         """What drawing k tokens takes in such a step."""
-        if drafter == DEFAULT and step.draft_ms > LEAST_DRAWING * self._rest[0] and k > 0:
+        if drafter == DEFAULT and step.draft_ms > LEAST_DRAWING * self._rest_ms(0) and k > 0:
             drafter = self._default
         known = self._draft[drafter]
-        return np.interp(k, sorted(known), [known[k] for k in sorted(known)]) if known else 0.0
+        return between(known, k) if known else 0.0
 
     def ms(self, drafter, step):
-        return self._rest[step.rows()] + self._drawing_ms(drafter, step, step.rounds())
+        return (self._rest_ms(step.rows(), step.alternatives)
+                + self._drawing_ms(drafter, step, step.rounds()))
 
     def informed_ms(self, drafter, step):
         """What it had taken to draft what was accepted and no more."""
-        rows = sorted(self._rest)
-        rest = np.interp(step.accepted, rows, [self._rest[k] for k in rows])
-        return rest + (self._drawing_ms(drafter, step, step.accepted) if step.accepted else 0.0)
+        return self._rest_ms(step.accepted) + (
+            self._drawing_ms(drafter, step, step.accepted) if step.accepted else 0.0)
 
     def rows(self):
-        """[k, a step without its drafting, then {drafter: of its drafting}]"""
-        return [(k, self._rest[k], {drafter: known[k] for drafter, known in self._draft.items()
-                                    if k in known}) for k in sorted(self._rest)]
+        """[k, {alternatives: of a step of k drafted rows, without its drafting}, {drafter: of its
+        drafting k tokens}]"""
+        return [(k, *({name: known[k] for name, known in by.items() if k in known}
+                      for by in (self._rest, self._draft)))
+                for k in sorted(set().union(*self._rest.values()))]
 
 
 class Figures(typing.NamedTuple):
@@ -242,15 +260,20 @@ def lookahead_text(cells, drafters, default):
                          f'{plain.ms / of.adaptive.ms:.3f}',
                          with_interval(of.to_best(), of.interval, 3, ', '),
                          f'{plain.ms / of.oracle.ms:.2f}',
-                         ' / '.join(f'{arm.p99:.1f}' for arm in (plain, of.best(), of.adaptive))])
-    priced = [[sampling, k, f'{rest:.2f}', *(f'{draft[of]:.2f}' if of in draft else ''
-                                             for of in drafters if of not in COPYING)]
-              for sampling, of_sampling in prices.items() for k, rest, draft in of_sampling.rows()]
+                         *(' / '.join(f'{figure:.1f}' for figure in by_arm) for by_arm in
+                           zip(*((1000 / arm.ms, arm.p99)
+                                 for arm in (plain, of.best(), of.adaptive, of.oracle))))])
+    of_sampling = {sampling: of.rows() for sampling, of in prices.items()}
+    branching = sorted({n for of in of_sampling.values() for _, rest, _ in of for n in rest if n})
+    drawing = [of for of in drafters if of not in COPYING]
+    priced = [[sampling, k, *(f'{of[key]:.2f}' if key in of else '' for of, keys in
+                              ((rest, [0, *branching]), (draft, drawing)) for key in keys)]
+              for sampling, rows_of in of_sampling.items() for k, rest, draft in rows_of]
     said = (table(['drafter', 'sampling', 'text', *(f'K = {k}' for k in ks), 'adaptive',
-                   'adaptive / best fixed', 'oracle',
-                   'ms a token, P99: none / best fixed / adaptive'], rows) + '\n'
+                   'adaptive / best fixed', 'oracle', f'tokens/s: {ARMS}',
+                   f'ms a token, P99: {ARMS}'], rows) + '\n'
             + ''.join(itertools.starmap(summary, founds.items()))
             + '\nThe prices, ms of a step that drafts K tokens for one sequence:\n\n'
             + table(['sampling', 'K', 'without its drafting',
-                     *(of for of in drafters if of not in COPYING)], priced))
+                     *(f'… {n} of them alternatives' for n in branching), *drawing], priced))
     return said, to_best

@@ -62,9 +62,10 @@ class TracedStep(typing.NamedTuple):
         return self.begin_s + (self.draft_ms + self.rest_ms) / 1000
 
     def kind(self):
-        """What it computes, to the row: arms whose prompts fill steps more or less may not pass for
-        a machine that is slower or faster."""
-        return self.prompt_rows, self.sequences, self.drafted + self.refed
+        """What it computes, to the row, and how many of these are alternatives, which cost more:
+        arms whose prompts fill steps more or less may not pass for a machine that is slower or
+        faster."""
+        return self.prompt_rows, self.sequences, self.drafted + self.refed, self.alternatives
 
 
 class Trace(typing.NamedTuple):

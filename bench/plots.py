@@ -1,5 +1,6 @@
 """The plots of docs/benchmarks/, one SVG file each."""
 
+import itertools
 import textwrap
 
 import matplotlib
@@ -53,6 +54,31 @@ def dots(name, quantity, panels, level=None):
     return save(figure, name, quantity[0].upper() + quantity[1:])
 
 
+def by_k(name, about, titles, series):
+    """A panel for each of titles, {quantity: title}, over K. series: {label: {K or 'adaptive':
+    {quantity: value}}}, of the K with its 'deviation' about 'mean'; None: there is none. What is
+    adapted is a dotted line across. Returns Markdown."""
+    figure, axes = pyplot.subplots(2, -(-len(titles) // 2), figsize=(12, 8), layout='constrained')
+    panels = dict(zip(titles, axes.flat))
+    for axis in axes.flat[len(titles):]:
+        axis.set_axis_off()
+    for number, (marker, (label, of_k)) in enumerate(zip(MARKERS, series.items())):
+        *ks, adaptive = of_k
+        colour = f'C{number}'
+        for quantity, axis in panels.items():
+            axis.errorbar(ks, [of_k[k][quantity] for k in ks],
+                          [of_k[k]['deviation'] for k in ks] if quantity == 'mean' else None,
+                          fmt=marker + '-', color=colour, capsize=3, label=label)
+            if of_k[adaptive][quantity] is not None:
+                axis.axhline(of_k[adaptive][quantity], color=colour, linestyle=':',
+                             label=f'{label}, {adaptive}')
+    for quantity, axis in panels.items():
+        axis.set(title=titles[quantity], xlabel='K')
+        axis.set_ylim(bottom=0)
+    legend(figure, axes.flat[0])
+    return save(figure, name, about)
+
+
 def tails(name, quantity, series):
     """series: {label: values}. The share of values above each, both axes logarithmic. Returns
     Markdown."""
@@ -76,6 +102,18 @@ def scatter(name, x, y, series):
     axis.plot(ends, ends, color='black', linewidth=0.8, linestyle='--')
     axis.set(xlabel=x, ylabel=y)
     legend(figure, axis)
+    return save(figure, name, f'{y[0].upper()}{y[1:]}, against {x}')
+
+
+def lines(name, x, y, panels):
+    """panels: {title: {label: {x: y}}}, the same labels in each. Returns Markdown."""
+    figure, axes = pyplot.subplots(1, len(panels), sharey=True, squeeze=False, **PANELS)
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+        for marker, (label, of) in zip(itertools.cycle(MARKERS), series.items()):
+            axis.plot(list(of), list(of.values()), marker + '-', label=label)
+        axis.set(title=title, xlabel=x)
+    axes[0][0].set_ylabel(y)
+    legend(figure, axes[0][0])
     return save(figure, name, f'{y[0].upper()}{y[1:]}, against {x}')
 
 

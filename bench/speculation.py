@@ -3,6 +3,7 @@
 import collections
 import json
 import statistics
+import sys
 import time
 import typing
 from pathlib import Path
@@ -46,6 +47,15 @@ def generate_request(prompt, speculation, sampling, tokens):
         sampling_params=pb.SamplingParams(max_tokens=tokens, ignore_eos=True, **sampling))
 
 
+def measured(stats, field):
+    """Of an answer's SpeculationStats. Exits where the server has measured no costs."""
+    if not stats.HasField(field):
+        sys.exit(f'reproduce: the server tells no {field} of an answer with drafts; expected one '
+                 'that measures costs as it starts, without --prefill-beside beside --lookahead '
+                 'fixed or table')
+    return getattr(stats, field)
+
+
 def speculation_params(drafter, k):
     params = {} if k == ADAPTIVE else {'num_speculative_tokens': k}
     return params if drafter in ('', DEFAULT) else params | {'drafter': drafter}
@@ -63,14 +73,18 @@ class Arm:
         self.timed_steps = collections.Counter()  # by their K
         self.answers_ms = []  # of a token, in the mean, by answer
         self.answers = []  # (prompt, text, log-probabilities of the tokens if asked for)
+        self.token_ids = []  # by answer
+        self.num_spec_steps = 0  # that drafted
+        self.num_alternatives = self.num_accepted_alternatives = 0
 
     def ask(self, stub, prompt, request):
-        times, sizes, text, logprobs, verified = [], [], '', [], 0
+        times, sizes, text, ids, logprobs, verified = [], [], '', [], [], 0
         for message in stub.Generate(request):
             if message.HasField('chunk') and message.chunk.token_ids:
                 times.append(time.perf_counter())
                 sizes.append(len(message.chunk.token_ids))
                 text += message.chunk.text
+                ids += message.chunk.token_ids
                 logprobs += [token.logprob for token in message.chunk.logprobs]
                 verified += sum(origin in VERIFIED for origin in message.chunk.origins)
         complete = message.complete
@@ -81,14 +95,19 @@ class Arm:
         self.num_behind += num_behind
         self.answers_ms.append(complete.timings.decode_ms / num_behind)
         self.answers.append((prompt, text, logprobs))
+        self.token_ids.append(ids)
         stats = complete.speculation
         self.shift.append(stats.lenience_shift)
         self.alpha_sum += stats.alpha * verified
         self.num_verified += verified
+        self.num_spec_steps += stats.num_spec_steps
+        self.num_alternatives += stats.num_alternative_draft_tokens
+        self.num_accepted_alternatives += stats.num_accepted_alternatives
         num_drawn = stats.num_draft_tokens - stats.num_alternative_draft_tokens
-        self.cost_sum += stats.draft_cost * num_drawn
-        self.num_drafted += num_drawn
-        self.predicted.append(stats.predicted_speedup)
+        if num_drawn > 0:
+            self.cost_sum += measured(stats, 'draft_cost') * num_drawn
+            self.num_drafted += num_drawn
+            self.predicted.append(measured(stats, 'predicted_speedup'))
         self.num_steps += round(complete.completion_tokens / stats.mean_acceptance_length) - 1
         self.timed_steps.update(dict(enumerate(stats.steps_by_lookahead)))
 
@@ -122,3 +141,11 @@ class Arm:
 
     def mean_lookahead(self):
         return sum(k * n for k, n in self.timed_steps.items()) / self.timed_steps.total()
+
+
+def off_line(name, points):
+    """How far off it is, in Markdown. points: (speed-up predicted, speed-up measured) of cells."""
+    off = [abs(said / found - 1) for said, found in points]
+    return (f'- {name}: off by {statistics.mean(off):.1%} in the mean, by {max(off):.0%} at most, '
+            f'too hopeful in {sum(said > found for said, found in points)} of {len(points)} '
+            'cells.\n')

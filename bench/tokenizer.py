@@ -6,7 +6,7 @@ from pathlib import Path
 
 from page import ROOT
 
-TEXTS = ('docs/ARCHITECTURE.md', 'csrc/engine/engine.cc')
+TEXT = 'LICENSE'  # prose that stays as it is, so that only machines and commits differ
 CORPUS = 'tokenizer_corpus.bin'  # of the build's target testdata
 
 
@@ -16,10 +16,9 @@ def tokenizer_text(arguments, draw):
     if not corpus.is_file():
         sys.exit(f'reproduce: {corpus}: no corpus there; expected what `cmake --build build/cpu '
                  '--target testdata` makes')
-    texts = [word for text in TEXTS for word in ('--text', text)]
     done = subprocess.run(
         [Path(arguments.program).resolve(), 'bench', 'tokenizer', '--model',
-         arguments.model.resolve(), *texts, '--corpus', corpus],
+         arguments.model.resolve(), '--text', TEXT, '--corpus', corpus],
         cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f'reproduce: bench tokenizer: {done.stderr.strip()}')
@@ -27,6 +26,6 @@ def tokenizer_text(arguments, draw):
     for line in done.stdout.splitlines()[2:]:
         name, *_, rate = line.strip('| ').split(' | ')
         rates[name] = float(rate)
-    command = ' '.join(['build/cpu/bin/outrider bench tokenizer --model DIR', *texts, '--corpus',
-                        f'build/cpu/{CORPUS}'])
+    command = (f'build/cpu/bin/outrider bench tokenizer --model DIR --text {TEXT} --corpus '
+               f'build/cpu/{CORPUS}')
     return f'```\n{command}\n```\n\n{draw(rates)}{done.stdout}'

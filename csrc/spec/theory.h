@@ -14,11 +14,27 @@ double expected_tokens(double alpha, int num_draft_tokens);
 double expected_speedup(double alpha, int num_draft_tokens, double c, double target_cost = 1);
 
 // The K of 0 … max with the largest expected_speedup, the smallest of equals. Where c = 0 every
-// token pays that may be accepted: max, but for alpha = 0.
-int best_num_draft_tokens(double alpha, double c, int max);
+// token pays that may be accepted: max, but for alpha = 0. target_cost: of every K above 0.
+int best_num_draft_tokens(double alpha, double c, int max, double target_cost = 1);
+
+// What some K is at least worth: the speed-up of K = 1, (1 + alpha) / (target_cost + c), or that of
+// K = 0 (corollary 3.9).
+double least_speedup(double alpha, double c, double target_cost = 1);
+
+// What no K is worth more than, however little drafts and rows cost: 1 / (1 - alpha), the tokens of
+// a step that drafts without end (section 3.6). Infinite at alpha = 1.
+double most_speedup(double alpha);
+
+// Of an oracle that drafts just what will be accepted, however much that is (section 3.5):
+// 1 / (1 - alpha + c alpha), where rows are free. Infinite at alpha = 1 where c = 0.
+double oracle_speedup(double alpha, double c);
 
 // Times as many arithmetic operations as plain decoding: (K c + K + 1) / expected_tokens (theorem
 // 3.11). c: operations of the draft over those of the target, for a token.
 double operations_growth(double alpha, int num_draft_tokens, double c);
+
+// Times as many reads of the target's weights and cache as plain decoding, which reads them for
+// each token and not for each step: 1 / expected_tokens (section 3.4).
+double target_reads_growth(double alpha, int num_draft_tokens);
 
 }  // namespace outrider

@@ -25,10 +25,9 @@ constexpr double kFarApart = 8;  // greatest / least: a logarithmic axis is read
 // Maps values to positions.
 class Scale {
  public:
-  // from, to: positions of the axis' ends.
-  Scale(bool logarithmic, double least, double most, double from, double to)
-      : logarithmic_(logarithmic && least > 0 && most / least >= kFarApart), from_(from), to_(to) {
-    ticks_ = logarithmic_ ? logarithmic_ticks(least, most) : linear_ticks(0, most, 5);
+  // From the first tick to the last. from, to: positions of the axis' ends.
+  Scale(bool logarithmic, std::vector<double> ticks, double from, double to)
+      : logarithmic_(logarithmic), from_(from), to_(to), ticks_(std::move(ticks)) {
     least_ = ticks_.front();
     most_ = ticks_.back();
   }
@@ -46,11 +45,12 @@ class Scale {
   double least_, most_;
 };
 
-Scale x_scale(bool logarithmic, double least, double most) {
-  return {logarithmic, least, most, kLeft, kWidth - kRight};
-}
-Scale y_scale(bool logarithmic, double least, double most) {
-  return {logarithmic, least, most, kHeight - kBottom, kTop};
+// Logarithmic where that is asked for and readable, or else linear from 0.
+Scale scale(bool logarithmic, std::pair<double, double> range, double from, double to) {
+  const auto [least, most] = range;
+  logarithmic = logarithmic && least > 0 && most / least >= kFarApart;
+  return {logarithmic, logarithmic ? logarithmic_ticks(least, most) : linear_ticks(0, most, 5),
+          from, to};
 }
 
 std::string text_at(double x, double y, const char* anchor, const std::string& text,
@@ -208,8 +208,8 @@ std::string to_svg(const Plot& plot) {
   const auto x_range = range_of(plot.series, [](const Point& point) { return point.x; });
   const auto y_range = range_of(plot.series, [](const Point& point) { return point.y; });
   if (x_range.first > x_range.second) return "";
-  const Scale x = x_scale(plot.x.logarithmic, x_range.first, x_range.second),
-              y = y_scale(plot.y.logarithmic, y_range.first, y_range.second);
+  const Scale x = scale(plot.x.logarithmic, x_range, kLeft, kWidth - kRight),
+              y = scale(plot.y.logarithmic, y_range, kHeight - kBottom, kTop);
   std::string svg = open_svg(plot.title) + y_axis(y, plot.y.label) + x_axis(x, plot.x.label);
   for (size_t i = 0; i < plot.series.size(); ++i) svg += draw(plot.series[i], i, plot.mark, x, y);
   std::vector<std::array<double, 3>> taken;
@@ -223,11 +223,15 @@ std::string to_svg(const Plot& plot) {
 }
 
 std::string to_svg(const WhiskerPlot& plot) {
-  double most = plot.reference;
+  double least = 0.99 * plot.reference, most = 1.01 * plot.reference;
   for (const auto& series : plot.series) {
-    for (const Whisker& whisker : series.whiskers) most = std::max(most, whisker.high);
+    for (const Whisker& whisker : series.whiskers) {
+      least = std::min(least, whisker.low);
+      most = std::max(most, whisker.high);
+    }
   }
-  const Scale y = y_scale(false, 0, most);
+  const Scale y(false, linear_ticks(plot.reference == 0 ? 0 : least, most, 5), kHeight - kBottom,
+                kTop);
   constexpr double kNoLabel = 18;  // of the groups together
   std::string svg = open_svg(plot.title, kHeight - kNoLabel) + y_axis(y, plot.y_label) +
                     line("axis", kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom);
@@ -253,7 +257,8 @@ std::string escape_html(const std::string& text) {
 }
 
 std::vector<double> linear_ticks(double least, double most, int count) {
-  if (!(most > least)) most = least + 1;
+  constexpr double kLeastRange = 1e-9;  // of the values: less is rounding
+  if (!(most - least > kLeastRange * std::max(std::abs(least), std::abs(most)))) most = least + 1;
   const double rough = (most - least) / count;
   const double power = std::pow(10, std::floor(std::log10(rough)));
   double step = 10 * power;

@@ -57,7 +57,9 @@ struct WhiskerPlot {
     std::vector<Whisker> whiskers;  // one a group
   };
   std::vector<Series> series;
-  double reference = 0;  // a line across, where it is not 0
+  // Where it is not 0: a line across, and the axis goes no farther than values are from it. Else
+  // the axis begins at 0.
+  double reference = 0;
 };
 std::string to_svg(const WhiskerPlot& plot);
 

@@ -15,14 +15,16 @@ sys.path.append(str(Path(sys.argv.pop()) / 'bench'))
 from one_speed import Answers, p99, read_trace, step_prices  # noqa: E402
 
 
-def load_events(number, begin_s, ms, prompt_rows=0, sequences=2, drafted=0, draft_ms=0.0):
+def load_events(number, begin_s, ms, prompt_rows=0, sequences=2, drafted=0, draft_ms=0.0,
+                alternatives=0):
     """Of a step of a trace, as lines of it."""
     about = {'step': number}
     return [json.dumps({'ph': 'X', 'name': name, 'ts': 1e6 * begin_s, 'dur': 1e3 * of,
                         'args': args})
             for name, of, args in (('step', ms + draft_ms, about | {
                 'prompt_rows': prompt_rows, 'sequences': sequences, 'drafted': drafted,
-                'alternatives': 0, 'accepted': 0, 'refed': 0}), ('draft', draft_ms, about))]
+                'alternatives': alternatives, 'accepted': 0, 'refed': 0}),
+                                   ('draft', draft_ms, about))]
 
 
 def answer_events(number, name, first_s, last_s):
@@ -73,6 +75,12 @@ class OneSpeed(unittest.TestCase):
         prices = step_prices(read_trace(lines).steps)
         np.testing.assert_allclose(prices[[0, 99, 102]], [6, 6, 9], rtol=0.02)
         self.assertGreater(prices[100], prices[101])
+
+    def test_alternatives_have_prices_of_their_own(self):
+        lines = [line for i in range(100) for line in load_events(
+            i, 0.01 * i, 8 + i % 2, drafted=4, alternatives=i % 2)]
+        prices = step_prices(read_trace(lines).steps)
+        np.testing.assert_allclose(prices, [8, 9] * 50, rtol=1e-3)
 
     def test_rounds_are_drawn_for_the_interval(self):
         self.assertEqual(p99(list(range(1, 101))), 99)

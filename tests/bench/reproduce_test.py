@@ -26,10 +26,7 @@ import cpu  # noqa: E402
 from command_line import (Parser, at_least, check_program, given, positive,  # noqa: E402
                           sources)
 from load import ARMS, compare, load_table, verdict  # noqa: E402
-from lookahead import (Prices, Step, at_one_speed, lookahead_text, read_steps,  # noqa: E402
-                       rising, to_best_interval)
-from speculation import (ADAPTIVE, DEFAULT, PLAIN, Arm, Prompt,  # noqa: E402
-                         generate_request, speculation_params)
+from speculation import Arm, Prompt, generate_request, speculation_params  # noqa: E402
 from page import isas  # noqa: E402
 from serving import Server, pb, percentile  # noqa: E402
 
@@ -66,6 +63,8 @@ class BadValues(unittest.TestCase):
                                       ('--tokens', '1', 'of at least 32'),
                                       ('--most', '-1', 'of 1 to 15'),
                                       ('--most', '16', 'of 1 to 15'),
+                                      ('--k', '10', 'of 1 to 9'),
+                                      ('--alternatives', '7', 'of 0 to 6'),
                                       ('--rates', '0', 'above 0'),
                                       ('--requests', '0', 'of at least 1'),
                                       ('--warmup', 'nan', 'above 0')):
@@ -85,6 +84,10 @@ class BadValues(unittest.TestCase):
     def test_streams_without_drafts_have_no_drafter(self):
         self.assert_refused('--drafter: clients is without drafts; expected none', 'clients',
                             '--drafter', 'ngram')
+
+    def test_a_drafter_that_copies_has_no_alternatives(self):
+        self.assert_refused('--drafter ngram: copies, and has no alternatives; expected one that '
+                            'draws', 'alternatives', '--drafter', 'ngram')
 
     def test_a_drafter_that_the_server_does_not_have_is_named(self):
         done = reproduce('figure1', '--program', PROGRAM, '--model', CHECKPOINT, '--ranks', '1',
@@ -120,6 +123,15 @@ class BadValues(unittest.TestCase):
                         if line.startswith('| prompt_lookup | ')]
                 self.assertEqual(len({tuple(row[1:3]) for row in rows}), 12, done.stdout)
                 self.assertNotRegex(done.stdout, r'\b(nan|inf)\b')
+        done = reproduce('alternatives', '--program', PROGRAM, '--model', model, '--ranks', '1',
+                         '--drafter', 'random', '--tokens', '32', '--k', '2', '--alternatives', '0',
+                         '2', PYTHONPATH=str(self.folder))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = [line.split(' | ') for line in done.stdout.splitlines()
+                if re.match(r'\| (greedy|T 1, )', line)]
+        self.assertEqual([row[1:3] + row[8:9] for row in rows],
+                         3 * [['0', '0', '0.00'], ['2', '0', '0.00'], ['2', '2', '2.00']],
+                         done.stdout)
         self.assertEqual({path: path.read_bytes() for path in before}, before)
 
     def test_the_commands_of_the_pages_have_none(self):
@@ -364,124 +376,6 @@ class Alpha(unittest.TestCase):
             self.assertLess(arm.num_verified, arm.num_drafted)
             self.assertGreater(arm.alpha(), 0)
             self.assertAlmostEqual(arm.alpha(), reports[drafter].alpha, 9)
-
-
-def step(drafted, accepted, draft_ms=0.0):
-    return Step(drafted, accepted, draft_ms, 10 + drafted)
-
-
-class Lookahead(unittest.TestCase):
-    def test_steps_are_those_that_decode_one_answer(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        path = Path(folder.name) / 'trace.json'
-        with Server(PROGRAM, CHECKPOINT, 1, ['--trace', path]) as server:
-            for drafter, k in (PLAIN, ('prompt_lookup', 3), ('random', 2)):
-                prompt = Prompt('copy', 'ab ab ab', chat=False)  # it has no chat template
-                request = generate_request(prompt, speculation_params(drafter, k),
-                                           {'temperature': 0}, 33)
-                answer = server.stub.GenerateOnce(request)
-                self.assertEqual(len(answer.token_ids), 33)
-        plain, copied, guessed = read_steps(path.read_text(encoding='utf-8').splitlines())
-        self.assertEqual([(s.drafted, s.accepted) for s in plain], [(0, 0)] * 32)
-        for steps, most in ((plain, 0), (copied, 3), (guessed, 2)):
-            self.assertLessEqual(sum(s.accepted + 1 for s in steps), 32)
-            self.assertGreater(len(steps), 6)
-            self.assertEqual(max(s.drafted for s in steps), most)
-            self.assertTrue(all(s.draft_ms >= 0 and s.rest_ms > 0 for s in steps))
-
-    def test_a_step_has_the_median_price_of_its_kind(self):
-        held_up, branching = Step(2, 0, 3.0, 400.0), Step(6, 1, 7.0, 16, alternatives=3, refed=1)
-        prices = Prices({PLAIN: [step(0, 0)] * 3, ('head', 2): [step(2, 1, 2.0)] * 2 + [held_up],
-                         ('head', ADAPTIVE): [step(0, 0, 1.0), step(0, 0), branching],
-                         ('ngram', 2): [step(2, 2, 5.0)],
-                         (DEFAULT, ADAPTIVE): [step(2, 2), step(2, 0, 2.5)]}, 'head')
-        self.assertEqual(prices.ms('', step(0, 0, 5.0)), 10)  # held up
-        self.assertEqual(prices.ms('head', held_up), 14)
-        self.assertEqual(prices.ms('head', step(0, 0)), 10.5)  # in the mean
-        self.assertEqual(prices.ms('head', branching), 16 + 7)  # seven rows, three rounds
-        self.assertEqual(prices.ms('head', Step(3, 0, 0, 16, refed=4)), 16 + 7)
-        self.assertEqual(prices.ms('ngram', step(2, 2, 5.0)), 12)
-        self.assertEqual(prices.ms(DEFAULT, step(2, 2)), 12)  # copied
-        self.assertEqual(prices.ms(DEFAULT, step(2, 0, 2.5)), 14)  # drawn, by the head
-        self.assertEqual(prices.informed_ms('head', step(2, 1, 2.0)), 11 + 1.25)
-        self.assertEqual(prices.informed_ms('head', held_up), 10)
-
-    def test_the_machine_is_taken_to_be_as_fast_at_any_time(self):
-        # Half as fast for a third of the time, in which most of what drafts runs.
-        arms = {PLAIN: [step(0, 0)._replace(at_s=at) for at in (0.1, 0.2, 2.1, 2.2, 2.3, 4.1, 4.5)],
-                ('head', 2): [step(2, 1, 2.0)._replace(at_s=at) for at in (1, 3, 4.2, 4.3, 4.4)]}
-        slow = {key: [s._replace(draft_ms=2 * s.draft_ms, rest_ms=2 * s.rest_ms)
-                      if s.at_s >= 4 else s for s in steps] for key, steps in arms.items()}
-        found = at_one_speed({('greedy', 'chat'): slow})['greedy', 'chat']
-        scale = found[PLAIN][0].rest_ms / 10  # the mean is what it is
-        for key, steps in arms.items():
-            for had, expected in zip(found[key], steps, strict=True):
-                self.assertAlmostEqual(had.rest_ms / scale, expected.rest_ms, places=3)
-                self.assertAlmostEqual(had.draft_ms / scale, expected.draft_ms, places=3)
-
-    def test_more_rows_never_take_less(self):
-        self.assertEqual(rising({0: (10, 9), 1: (9, 3), 3: (11, 1)}), {0: 9.75, 1: 9.75, 3: 11})
-        self.assertEqual(rising({2: (1, 1), 1: (2, 1), 0: (3, 2)}), {0: 2.25, 1: 2.25, 2: 2.25})
-
-    def test_ways_of_sampling_have_prices_of_their_own(self):
-        arms = {PLAIN: [step(0, 0)], ('head', 1): [step(1, 1, 1.0)],
-                ('head', ADAPTIVE): [step(1, 1, 1.0)]}
-        slow = {key: [Step(s.drafted, s.accepted, 2 * s.draft_ms, 2 * s.rest_ms) for s in steps]
-                for key, steps in arms.items()}
-        text, _ = lookahead_text({('greedy', 'chat'): arms, ('T 1', 'chat'): slow}, ['head'],
-                                 'head')
-        self.assertIn('| greedy | 1 | 11.00 | 1.00 |', text.splitlines())
-        self.assertIn('| T 1 | 1 | 22.00 | 2.00 |', text.splitlines())
-
-    def test_adapted_is_beside_the_best_fixed_of_its_text(self):
-        arms = {PLAIN: [step(0, 0)] * 6, ('head', 1): [step(1, 1, 1.0)] * 3,
-                ('head', 2): [step(2, 1, 2.0)] * 3,
-                ('head', ADAPTIVE): [step(1, 1, 1.0)] * 2 + [step(0, 0)] * 2,
-                (DEFAULT, ADAPTIVE): [step(2, 2)] * 2}
-        text, to_best = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head')
-        lines = text.splitlines()
-        # Plain 60 ms; K = 1: 36; K = 2: 42; adapted 44; informed: 1 of 2 drafted, 36.
-        self.assertEqual(lines[2], '| head | greedy | chat | 1.67 | 1.43 | 1.364 | '
-                                   '0.818 (n/a) | 1.67 | 10.0 / 6.0 / 10.0 |')
-        self.assertEqual(lines[3], '| default | greedy | chat | 1.67 | 1.43 | 2.500 | '
-                                   '1.500 (n/a) | 1.67 | 10.0 / 6.0 / 4.0 |')
-        self.assertIn('- head: adapted, 0.818 of the best fixed K in the mean of 1 cells, 0.818 at '
-                      'least, 0.98 or more in 0, within the interval in n/a; 1.364 of no drafts at '
-                      'least, 0.99 or more in 1.', lines)
-        of_text = to_best['greedy']['chat']
-        self.assertAlmostEqual(of_text['head'], 36 / 44)
-        self.assertAlmostEqual(of_text[DEFAULT], 1.5)
-
-    def test_drafters_need_not_have_the_same_fixed_ones(self):
-        arms = {PLAIN: [step(0, 0)] * 6, ('head', 1): [step(1, 1, 1.0)] * 3,
-                ('ngram', 2): [step(2, 2)] * 2, ('head', ADAPTIVE): [step(1, 1, 1.0)] * 3,
-                ('ngram', ADAPTIVE): [step(2, 2)] * 2, (DEFAULT, ADAPTIVE): [step(2, 2)] * 2}
-        text, _ = lookahead_text({('greedy', 'chat'): arms}, ['ngram', 'head'], 'head')
-        lines = text.splitlines()
-        self.assertTrue(lines[2].startswith('| ngram | greedy | chat |  | 2.50 | 2.500 | 1.000 '))
-        self.assertTrue(lines[3].startswith('| head | greedy | chat | 1.67 |  | 1.667 | 1.000 '))
-        self.assertTrue(lines[4].startswith('| default | greedy | chat | 1.67 | 2.50 | 2.500 '))
-
-    def test_the_interval_picks_the_best_anew_for_each_draw_of_prompts(self):
-        # Milliseconds by prompt, five of each kind: plain 20, 20; K = 1: 13, 26; adapted 20, 13.
-        def of_prompts(*steps):
-            return [step._replace(prompt=2 * pair + prompt) for pair in range(5)
-                    for prompt, of in enumerate(steps) for step in of]
-        free, cheap = step(0, 0), Step(1, 1, 0, 13)
-        arms = {PLAIN: of_prompts([free] * 2, [free] * 2),
-                ('head', 1): of_prompts([cheap], [Step(1, 0, 0, 13)] * 2),
-                ('head', ADAPTIVE): of_prompts([free] * 2, [cheap])}
-        prices = Prices(arms, 'head')
-        low, high = to_best_interval(arms, prices, 'head', [PLAIN, ('head', 1)])
-        # B(10, 1/2) draws are of the first kind. P(B <= 1) = 0.011 and P(B <= 2) = 0.055 hold 0.025
-        # between. With 8 K = 1 is the best, with 2 plain is.
-        self.assertAlmostEqual(low, (8 * 13 + 2 * 26) / (8 * 20 + 2 * 13))
-        self.assertAlmostEqual(high, 200 / (2 * 20 + 8 * 13))
-        text, _ = lookahead_text({('greedy', 'chat'): arms}, ['head'], 'head')
-        self.assertIn('| 1.212 | 1.182 (0.839, 1.389) |', text)
-        nine = {key: [step for step in steps if step.prompt < 9] for key, steps in arms.items()}
-        self.assertIsNone(to_best_interval(nine, prices, 'head', [PLAIN, ('head', 1)]))
 
 
 if __name__ == '__main__':

@@ -89,6 +89,7 @@ class Tokenizer(unittest.TestCase):
                 text = tokenizer_text(asked, lambda rates: f'{rates}\n')
                 self.assertTrue(text.endswith(f"{{'some': 9.5, 'a, one word': 2.1}}\n{said}"), text)
                 self.assertNotIn(folder.name, text)
+                self.assertIn(' --text LICENSE --corpus ', text)  # no file that changes
                 continue
             with self.assertRaisesRegex(SystemExit, f'^reproduce: bench tokenizer: {error}$'):
                 tokenizer_text(asked, str)

@@ -49,10 +49,18 @@ class CommandLine(Refusals, unittest.TestCase):
     def test_theory(self):
         # (1 - 0.8^6) / (1 - 0.8) = 3.68928, over 1 + 5 * 0.05
         table = outrider('theory', '--alpha', '0.5,0.8', '--k', '5', '--c', '0.05', '--table').stdout
-        self.assertIn('| 0.8 | 5 | 0.05 | 3.689 | 2.951 | 1.694 |\n', table)
+        # Read once a step, 1 / 3.68928; an oracle: 1 / (1 - 0.8 + 0.8 * 0.05).
+        self.assertIn('| 0.8 | 5 | 0.05 | 3.689 | 2.951 | 1.694 | 0.271 | 4.167 |\n', table)
         report = outrider('theory', '--alpha', '0.8', '--c', '0.05', '--max-k', '9').stdout
-        self.assertIn('\n   5          3.689     2.951       1.694\n', report)
-        self.assertIn('best K of 0 to 9: 8, 3.092 times as fast\n', report)
+        self.assertIn('\n   5          3.689     2.951       1.694         0.271\n', report)
+        # 1.8 / 1.05 and 1 / 0.2.
+        self.assertIn('best K of 0 to 9: 8, 3.092 times as fast\nsome K: at least 1.714 times, '
+                      'none more than 5.000; an oracle for K: 4.167\n', report)
+        # Rows at a half: 3.68928 / 1.75.
+        dear = outrider('theory', '--alpha', '0.8', '--c', '0.05', '--target-cost', '1.5').stdout
+        self.assertIn('\n   0          1.000     1.000       1.000         1.000\n', dear)
+        self.assertIn('\n   5          3.689     2.108       1.694         0.271\n', dear)
+        self.assertIn('at least 1.161 times, none more than 5.000\n', dear)
         for k, best in (('4', 'best K of 0 to 15: 15,'), ('4,20', 'best K of 0 to 20: 20,')):
             self.assertIn(best, outrider('theory', '--alpha', '0.8', '--k', k).stdout)
 
@@ -114,7 +122,8 @@ class CommandLine(Refusals, unittest.TestCase):
                          f'--temperature: is "{number}"; expected a number\n')
         plan, theory = ['plan', '--model', 'x'], ['theory', '--alpha', '0.5']
         for command, flag in ((['generate', 'x'], '--temperature'), (theory[:1], '--alpha'),
-                              (theory, '--c'), (theory, '--operations'), (plan, '--alpha'),
+                              (theory, '--c'), (theory, '--operations'),
+                              (theory, '--target-cost'), (plan, '--alpha'),
                               (plan, '--exchange-us'), (plan, '--gpu-memory-utilization'),
                               (['serve', '--model', 'x'], '--gpu-memory-utilization')):
             for number in ('nan', '-inf', '1e999'):
@@ -173,7 +182,7 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(['generate', '--logit-bias', '5:1', '--logit-bias', '05:-100', 'x'],
                      '--logit-bias: names token 5 twice')
         waiting = ['serve', '--model', 'x', '--max-waiting-tokens']
-        self.refuses([*waiting, str(2**40), '--drafter', 'head'], '--draft-head DIR')
+        self.refuses([*waiting, str(2**40), '--drafter', 'model'], '--draft DIR')
         self.refuses([*waiting, str(2**40 + 1)], '--max-waiting-tokens',
                      f'not in range 1 to {2**40}')
         self.refuses([*waiting, str(2**63)], f'--max-waiting-tokens: is "{2**63}"; expected a '
@@ -197,15 +206,16 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(['launch', '--ranks', '0', '--', 'serve'], '--ranks')
         self.refuses(['theory', '--alpha', '1.5'], '--alpha')
         self.refuses(['theory', '--alpha', '0.5', '--k', '65'], '--k')
+        self.refuses(['theory', '--alpha', '0.5', '--target-cost', '0.9'], '--target-cost')
         self.refuses(['theory', '--alpha', '0.5', '--k', '3', '--max-k', '4'], '--max-k')
         self.refuses(['theory', '--c', '0.1'], '--alpha')
 
     def test_flags_that_do_not_go_together(self):
         for starter in (['serve'], ['launch', '--ranks', '2', '--', 'serve']):
             for flags, *parts in (
-                    (['--drafter', 'head'], '--draft-head DIR'),
+                    (['--default-drafts', 'none', '--drafter', 'head'], '--draft-head DIR'),
                     (['--drafter', 'model'], '--draft DIR'),
-                    (['--drafter', 'bigram'], '--draft-counts FILE'),
+                    (['--default-drafts', 'none', '--drafter', 'bigram'], '--draft-counts FILE'),
                     (['--address', '0.0.0.0'], '--insecure'),
                     (['--address', 'no.such.invalid', '--insecure'], 'no.such.invalid'),
                     (['--port', '23456', '--http-port', '23456'],
@@ -289,8 +299,9 @@ class CommandLine(Refusals, unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             file, other = Path(directory, 'launch.toml'), Path(directory, 'serve.toml')
             launch = ['launch', '--config', os.path.relpath(file), '--']
-            file.write_text('[launch]\nranks = 2\n[serve]\nmodel = "x"\ndrafter = "head"\n')
-            other.write_text('[serve]\nmodel = "x"\ndrafter = "bigram"\n')
+            serve = '[serve]\nmodel = "x"\ndefault_drafts = "none"\n'
+            file.write_text(f'[launch]\nranks = 2\n{serve}drafter = "head"\n')
+            other.write_text(f'{serve}drafter = "bigram"\n')
             self.refuses([*launch, 'serve'], '--draft-head DIR')
             self.refuses([*launch, 'serve', '--drafter', 'model'], '--draft DIR')
             self.refuses([*launch, 'serve', '--config', str(other)], '--draft-counts FILE')
@@ -320,8 +331,9 @@ class CommandLine(Refusals, unittest.TestCase):
         self.refuses(arguments + ['--n', str(2**31 - 1), 'x'], 'INVALID_ARGUMENT',
                      f'sampling_params.n is {2**31 - 1}', code=1)
         self.refuses(['run', '--model', '/no/such/model', 'x'], '/no/such/model', code=1)
-        self.refuses(['run', '--model', CHECKPOINT, '--drafter', 'unigram', 'x'],
-                     '--drafter unigram: expected --draft-counts FILE, found none')
+        for flags, code in (([], 1), (['--default-drafts', 'none'], 2)):
+            self.refuses(['run', '--model', CHECKPOINT, '--drafter', 'unigram', *flags, 'x'],
+                         '--drafter unigram: expected --draft-counts FILE, found none', code=code)
 
     def test_where_no_server_is(self):
         port = free_port()

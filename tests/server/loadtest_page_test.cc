@@ -56,6 +56,7 @@ TEST(Ticks, AreRoundNumbersAroundTheRange) {
   EXPECT_EQ(linear_ticks(0, 11, 5), (std::vector<double>{0, 5, 10, 15}));
   EXPECT_EQ(linear_ticks(0, 430, 5), (std::vector<double>{0, 100, 200, 300, 400, 500}));
   EXPECT_EQ(linear_ticks(0, 0, 5).back(), 1);
+  EXPECT_EQ(linear_ticks(1, std::nextafter(1, 2), 5).back(), 2);
   EXPECT_EQ(logarithmic_ticks(3, 80), (std::vector<double>{2, 5, 10, 20, 50, 100}));
   const std::vector<double> wide = logarithmic_ticks(0.5, 60'000);
   EXPECT_EQ(wide.size(), 7u);
@@ -143,6 +144,27 @@ TEST(Plot, OfNothingIsNothing) {
     EXPECT_EQ(to_svg(plot).find("nan"), std::string::npos);
     EXPECT_EQ(to_svg(plot).find("inf"), std::string::npos);
   }
+}
+
+// A goal of 1.01 is to be seen beside values that are near 1; times begin at 0.
+TEST(Plot, RatiosAreAroundTheLineOfNoDifference) {
+  WhiskerPlot plot{.title = "t",
+                   .groups = {"P50", "P99"},
+                   .series = {{"", 0, {{0.985, 0.98, 0.99}, {1.005, 1, 1.01}}}},
+                   .reference = 1};
+  std::string svg = to_svg(plot);
+  for (const char* tick : {">0.98<", ">0.99<", ">1<", ">1.01<"}) EXPECT_EQ(count(svg, tick), 1);
+  EXPECT_EQ(count(svg, ">0<"), 0) << svg;
+  // 0.98 … 1.01 is from 220 up to 20, and 1 at two thirds of that.
+  EXPECT_EQ(count(svg, "class=\"axis\" d=\"M62 86.667L388 86.667\""), 1) << svg;
+  for (const double all : {0.9, 1.0, 1.1}) {
+    plot.series[0].whiskers = {{all, all, all}, {all, all, all}};
+    svg = to_svg(plot);
+    EXPECT_EQ(count(svg, ">1<"), 1) << svg;
+    EXPECT_EQ(svg.find("nan"), std::string::npos);
+  }
+  plot.reference = 0;
+  EXPECT_EQ(count(to_svg(plot), ">0<"), 1);
 }
 
 TEST(EscapeHtml, LeavesNothingThatMeansSomething) {

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace outrider {
 namespace {
 
@@ -101,9 +103,14 @@ TEST(Theory, DearRowsSlowDown) {
 TEST(Theory, BestHasTheLargestSpeedup) {
   for (const double alpha : {0.05, 0.3, 0.5, 0.8, 0.95, 1.0}) {
     for (const double c : {0.01, 0.05, 0.2, 0.5, 1.0}) {
-      const double speedup = expected_speedup(alpha, best_num_draft_tokens(alpha, c, 64), c);
-      for (int k = 0; k <= 64; ++k) {
-        EXPECT_LE(expected_speedup(alpha, k, c), speedup * (1 + 1e-12)) << alpha << ", " << c;
+      for (const double target_cost : {1.0, 1.2, 1.7, 3.0}) {
+        const auto speedup = [&](int k) {
+          return expected_speedup(alpha, k, c, k == 0 ? 1 : target_cost);
+        };
+        const double best = speedup(best_num_draft_tokens(alpha, c, 64, target_cost));
+        for (int k = 0; k <= 64; ++k) {
+          EXPECT_LE(speedup(k), best * (1 + 1e-12)) << alpha << ", " << c << ", " << target_cost;
+        }
       }
     }
   }
@@ -124,6 +131,49 @@ TEST(Theory, BestOfExamples) {
   EXPECT_EQ(best_num_draft_tokens(0.05, 0.1, 64), 0);
   EXPECT_EQ(best_num_draft_tokens(0.3, 0.3, 64), 0);
   EXPECT_EQ(best_num_draft_tokens(0, 0, 64), 0);
+  EXPECT_EQ(best_num_draft_tokens(0.8, 0.05, 0), 0);
+  // Where drafted rows are dear one token does not pay, and yet four may: 1.5 / 1.75 of the speed
+  // without drafts, and 1.9375 / 1.9.
+  EXPECT_EQ(best_num_draft_tokens(0.5, 0.05, 64, 1.7), 4);
+  EXPECT_EQ(best_num_draft_tokens(0.5, 0.05, 64, 1.8), 0);
+}
+
+// The corollary behind theorem 3.8: one drafted token emits 1 + alpha in 1 + c passes, and without
+// any speed is what it is. 1.8 / 1.05, 1.2 / 1.3; 1.8 / 1.55 where two rows cost 1.5.
+TEST(Theory, SomeKIsWorthAtLeastOneToken) {
+  EXPECT_NEAR(least_speedup(0.8, 0.05), 1.7142857142857142, 1e-12);
+  EXPECT_EQ(least_speedup(0.2, 0.3), 1);
+  EXPECT_NEAR(least_speedup(0.8, 0.05, 1.5), 1.1612903225806452, 1e-12);
+}
+
+// 1 + alpha + alpha^2 + … of drafts that are free: 5 at 0.8.
+TEST(Theory, NoKIsWorthMoreThanEndlessFreeDrafts) {
+  EXPECT_NEAR(most_speedup(0.8), 5, 1e-12);
+  EXPECT_NEAR(expected_speedup(0.8, 64, 0), most_speedup(0.8), 1e-5);
+  EXPECT_EQ(most_speedup(1), INFINITY);
+}
+
+// Steps in which n tokens would be accepted, alpha^n (1 - alpha) of them, emit n + 1 and take n c
+// and a pass: both summed for n = 0 … 3999 in Python. By hand, at 0.8 and 0.05: 5 tokens, 4 of them
+// drafted, in 1 + 4 * 0.05.
+TEST(Theory, AnOracleDraftsWhatIsAccepted) {
+  EXPECT_NEAR(oracle_speedup(0.8, 0.05), 4.166666666666667, 1e-12);
+  EXPECT_NEAR(oracle_speedup(0.5, 0.2), 1.666666666666667, 1e-12);
+  EXPECT_NEAR(oracle_speedup(0.6, 1), 1, 1e-12);  // a draft as dear as the target
+  EXPECT_EQ(oracle_speedup(1, 0), INFINITY);
+  for (const double alpha : {0.05, 0.5, 0.9}) {
+    for (const double c : {0.0, 0.05, 0.5}) {
+      const int best = best_num_draft_tokens(alpha, c, 64);
+      EXPECT_GE(oracle_speedup(alpha, c) * (1 + 1e-12), expected_speedup(alpha, best, c))
+          << alpha << ", " << c;
+    }
+  }
+}
+
+// Once a step: 1 / 3.68928 of plain decoding's where 1 + 0.8 + … + 0.8^5 tokens come of one.
+TEST(Theory, WeightsAreReadOnceAStep) {
+  EXPECT_NEAR(target_reads_growth(0.8, 5), 0.27105559892445136, 1e-12);
+  EXPECT_EQ(target_reads_growth(0.8, 0), 1);
 }
 
 }  // namespace
