@@ -143,8 +143,9 @@ DeviceChoice choose_device(const DeviceOptions& options, LocalRank local, const 
   if (options.device == Device::cpu) return cpu("--device cpu");
   const std::string why_not = refusal(options, local, gpus);
   if (!why_not.empty()) {
-    if (options.device == Device::cuda) throw Error("--device cuda: " + why_not);
-    if (gpus.broken) throw Error(why_not + "; expected GPUs that work, or --device cpu");
+    const std::string asked = options.device == Device::cuda ? "--device cuda: " : "";
+    if (gpus.broken) throw Error(asked + why_not + "; expected GPUs that work, or --device cpu");
+    if (options.device == Device::cuda) throw Error(asked + why_not);
     if (options.served_on_gpus) {
       throw Error(why_not + "; expected GPUs as before, or a new start with --device cpu");
     }

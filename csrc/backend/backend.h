@@ -40,6 +40,7 @@ struct RowMap {
   TensorView page_tables;  // i32 [sequences, max_pages]
   // Other rows of the same pass write, before these, to pages that these read.
   bool behind_others = false;
+  int64_t context = INT64_MAX;  // that no row's position reaches: scratch memory is laid out by it
 };
 
 constexpr int kMaxMarks = 16;  // of times on a stream
@@ -81,6 +82,9 @@ class Backend {
   // Rows that a replayed pass of `rows` is padded to, by rows at position -1: less than twice as
   // many.
   virtual int64_t padded_rows(int64_t rows) const = 0;
+  // The RowMap::context of a pass of `rows` rows whose longest sees `context` positions: no less,
+  // and of few values, since a replayed pass has it for good.
+  virtual int64_t padded_context(int64_t rows, int64_t context) const = 0;
 
   // Stacks the parts along n. Each part: bf16 [n_i, k] on the host, last dimension contiguous.
   // int8: as quantize_rows makes of them.

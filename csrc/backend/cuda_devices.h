@@ -33,7 +33,8 @@ class NoGpuError : public Error {
 // there is none, and Error where CUDA fails otherwise: what is there does not work.
 std::vector<CudaDevice> cuda_devices();
 
-// Makes the device the calling thread's, and throws Error where its kernels cannot run there.
+// Makes the device the calling thread's, and throws Error where its kernels cannot run there, or
+// where others have all of its memory.
 // Returns what its memory has room for.
 CudaMemory open_cuda_device(int device);
 

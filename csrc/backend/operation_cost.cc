@@ -1,6 +1,7 @@
 #include "backend/operation_cost.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "kernels/verify_types.h"
 
@@ -32,9 +33,14 @@ int64_t split_bytes(const AttentionShape& shape) {
   return shape.num_heads * (kSplitStateBytes + shape.head_dim * kFloat);
 }
 
-int64_t row_scratch_bytes(int64_t max_positions, const AttentionShape& shape) {
-  const int64_t pages = divide_up(max_positions, kPageTokens);
-  return divide_up(pages * kPageTokens, kSplitTokens) * split_bytes(shape);
+int64_t row_scratch_bytes(int64_t context, const AttentionShape& shape) {
+  return divide_up(context, kSplitTokens) * split_bytes(shape);
+}
+
+// Of as many of the rows as have room.
+int64_t partial_results_bytes(int64_t rows, int64_t max_positions, const AttentionShape& shape) {
+  const int64_t of_row = row_scratch_bytes(max_positions, shape);
+  return std::min(rows * of_row, std::max(kFewRows * of_row, kAttentionScratchBytes));
 }
 
 }  // namespace
@@ -52,6 +58,13 @@ int64_t cuda_padded_rows(int64_t rows) {
   if (rows <= 2) return rows;
   const int64_t step = rows <= 8 ? 4 : rows <= 64 ? 16 : 64;
   return divide_up(rows, step) * step;
+}
+
+int64_t cuda_padded_context(int64_t rows, int64_t context) {
+  if (rows <= kFewRows) return INT64_MAX;
+  int64_t padded = 2048;
+  while (padded < context) padded *= 4;
+  return padded;
 }
 
 int64_t cuda_packed_bytes(int64_t n, int64_t k, WeightFormat format) {
@@ -129,6 +142,13 @@ OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShap
           .launches = 1};
 }
 
+int64_t cuda_attention_parts(int64_t rows, int64_t context, int64_t max_positions,
+                             const AttentionShape& shape) {
+  if (rows == 0) return 0;
+  const int64_t of_row = row_scratch_bytes(std::min(context, max_positions), shape);
+  return divide_up(rows, partial_results_bytes(rows, max_positions, shape) / of_row);
+}
+
 OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
                              const AttentionShape& shape) {
   int64_t positions = 0, splits = 0;  // that the rows of a sequence see together
@@ -137,8 +157,7 @@ OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
     splits += divide_up(rows.context + i + 1, kSplitTokens);
   }
   const int64_t width = shape.num_heads * shape.head_dim;
-  const int64_t at_once =
-      std::max(kFewRows, kAttentionScratchBytes / row_scratch_bytes(max_positions, shape));
+  const int64_t context = cuda_padded_context(rows.rows(), rows.context + rows.each);
   // q is read, y is written; a row's splits are written and read again.
   const int64_t row_bytes = width * (kFloat + kBf16);
   return {.kv_bytes = rows.sequences * (rows.context + rows.each) * 2 * shape.num_kv_heads *
@@ -146,7 +165,7 @@ OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
           .activation_bytes =
               rows.rows() * row_bytes + rows.sequences * splits * 2 * split_bytes(shape),
           .flops = 4 * rows.sequences * positions * width,
-          .launches = 2 * divide_up(rows.rows(), at_once)};
+          .launches = 2 * cuda_attention_parts(rows.rows(), context, max_positions, shape)};
 }
 
 bool cuda_attends_in_one(int64_t rows, const AttentionShape& shape) {
@@ -175,9 +194,7 @@ int64_t cuda_activation_scratch_bytes(int64_t max_rows, int64_t n, Numerics nume
 
 int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
                                      const AttentionShape& shape) {
-  const int64_t of_row = row_scratch_bytes(max_positions, shape);
-  const int64_t at_once = std::min(max_rows, std::max(kFewRows, kAttentionScratchBytes / of_row));
-  return kFewCounters * kArrivalsBytes + at_once * of_row;
+  return kFewCounters * kArrivalsBytes + partial_results_bytes(max_rows, max_positions, shape);
 }
 
 int64_t cuda_verify_scratch_bytes(int64_t max_rows, int64_t vocab_size) {

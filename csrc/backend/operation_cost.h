@@ -24,8 +24,8 @@ constexpr bool cuda_linear_is_fast(int64_t rows, Numerics numerics,
                                    WeightFormat format = WeightFormat::bf16) {
   return numerics == Numerics::fast && rows >= kFastLinearMinRows && format == WeightFormat::bf16;
 }
-// The most that the CUDA backend keeps of attention's partial results, unless sixteen rows have
-// more.
+// The most that the CUDA backend keeps of attention's partial results, unless sixteen rows over
+// whole page tables have more.
 constexpr int64_t kAttentionScratchBytes = int64_t{128} << 20;
 
 struct OperationCost {
@@ -43,6 +43,11 @@ struct OperationCost {
 // Rows that the CUDA backend pads a replayed pass of `rows` to: a product costs the same for 1 to 8
 // rows, and for every 16 above, so that what is saved by padding to less is the rest of a pass.
 int64_t cuda_padded_rows(int64_t rows);
+
+// Positions that it lays attention's scratch memory out for, in a pass of `rows` rows whose longest
+// sees `context`: 2048, 4, 16 … times as many, or for few rows, of which there is room for any, no
+// bound.
+int64_t cuda_padded_context(int64_t rows, int64_t context);
 
 // Bytes of an [n, k] matrix in the CUDA backend's layout: whole panels of 16 rows, whole steps of
 // 32 elements along k; int8: and a scale a row.
@@ -76,8 +81,12 @@ struct AttendingRows {
 
 OperationCost rope_and_cache_cost(const AttendingRows& rows, const AttentionShape& shape,
                                   bool rotates);
-// max_positions: what a page table holds. Neighbouring rows of a sequence read its keys and values
-// once together.
+// Parts that the rows are attended to in, each by two kernels: as many rows together as scratch
+// memory has room for, with the splits of `context` positions (RowMap::context). max_positions:
+// what a page table holds.
+int64_t cuda_attention_parts(int64_t rows, int64_t context, int64_t max_positions,
+                             const AttentionShape& shape);
+// Neighbouring rows of a sequence read its keys and values once together.
 OperationCost attention_cost(const AttendingRows& rows, int64_t max_positions,
                              const AttentionShape& shape);
 // Whether the CUDA backend rotates, caches and attends in one kernel.
@@ -92,8 +101,8 @@ OperationCost rope_and_attend_cost(const AttendingRows& rows, int64_t max_positi
 // and another kernel activates; else nothing.
 int64_t cuda_activation_scratch_bytes(int64_t max_rows, int64_t n, Numerics numerics);
 
-// What attention keeps of partial results for passes of up to max_rows rows: of all of them, unless
-// that were too much; and its counters.
+// What attention keeps of partial results for passes of up to max_rows rows: of all of them over
+// whole page tables, unless that were too much; and its counters.
 int64_t cuda_attention_scratch_bytes(int64_t max_rows, int64_t max_positions,
                                      const AttentionShape& shape);
 

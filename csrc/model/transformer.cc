@@ -232,7 +232,7 @@ void Transformer::attention_block(const LayerWeights& layer, TensorView addend, 
   int64_t begin = 0;
   for (const int64_t end : batch.segment_ends.empty() ? one : batch.segment_ends) {
     const RowMap map = {batch.positions.slice(0, begin, end), batch.slots.slice(0, begin, end),
-                        cache.page_tables(), /*behind_others=*/begin > 0};
+                        cache.page_tables(), /*behind_others=*/begin > 0, batch.context};
     const TensorView qkv = scratch.qkv.rows(begin, end);
     const TensorView y = scratch.attention.rows(begin, end);
     if (only_cache) {

@@ -44,6 +44,7 @@ struct Batch {
   TensorView logit_rows;  // i32 [num_logits]: which rows' logits are wanted; ascending, where there
                           // is one segment
   std::span<const int64_t> segment_ends;  // rising, the last is rows; empty: one segment
+  int64_t context = INT64_MAX;            // RowMap's
 };
 
 class Transformer {

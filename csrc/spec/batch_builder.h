@@ -57,6 +57,8 @@ class BatchBuilder {
   int64_t num_rows() const { return num_rows_; }
   int64_t num_logit_rows() const { return num_logit_rows_; }
   bool full() const { return num_rows_ == max_rows_; }
+  // That no row's position reaches (Backend::padded_context): part of what a replayed pass is.
+  int64_t context() const { return backend_.padded_context(num_rows_, context_); }
 
   // Adds rows that nobody reads, until rows and rows with logits are as many as a replayed pass
   // has. False where a pass cannot have so many: then nothing is added.
@@ -79,8 +81,8 @@ class BatchBuilder {
   // Those rows, on the backend, with every token in its place.
   Batch batch(Stream& stream) {
     backend_.copy_tokens(copies_.device(), num_rows_, stream);
-    return {column(0, num_rows_), column(1, num_rows_), column(2, num_rows_),
-            column(3, num_logit_rows_), segment_ends_};
+    return {column(0, num_rows_),       column(1, num_rows_), column(2, num_rows_),
+            column(3, num_logit_rows_), segment_ends_,        context()};
   }
 
  private:
@@ -94,6 +96,7 @@ class BatchBuilder {
     host(1)[num_rows_] = static_cast<int32_t>(position);
     host(2)[num_rows_] = static_cast<int32_t>(slot);
     copies_.host()[pass_ * max_rows_ + num_rows_] = {from, device(0) + num_rows_};
+    context_ = std::max(context_, position + 1);
     segments_.push_back(segment);
     num_segments_ = std::max(num_segments_, segment + 1);
     ++num_rows_;
@@ -119,7 +122,7 @@ class BatchBuilder {
     }
   }
   void clear() {
-    num_rows_ = num_logit_rows_ = 0;
+    num_rows_ = num_logit_rows_ = context_ = 0;
     num_segments_ = 1;
     segments_.clear();
     segment_ends_.clear();
@@ -135,6 +138,7 @@ class BatchBuilder {
   Staged<TokenCopy> copies_;  // [max_rows]; likewise
   int64_t pass_ = 0;          // which of a step's is being gathered
   int64_t num_rows_ = 0, num_logit_rows_ = 0;
+  int64_t context_ = 0;  // positions that the longest row sees
   bool uploaded_ = false;
   int num_segments_ = 1;
   std::vector<int32_t> segments_;        // [num_rows]

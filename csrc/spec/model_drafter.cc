@@ -72,7 +72,7 @@ uint64_t ModelDrafter::prepare(std::span<const DraftContext> contexts, TensorVie
     run_pass(logits_, stream);
     return 0;
   }
-  const int64_t parts[] = {rows_.num_rows(), rows_.num_logit_rows(),
+  const int64_t parts[] = {rows_.num_rows(), rows_.num_logit_rows(), rows_.context(),
                            reinterpret_cast<int64_t>(logits_.raw())};
   return digest(parts, sizeof parts);
 }

@@ -38,6 +38,13 @@ uint64_t SpeculativeStep::key_of(Pass pass, int64_t rows, const LogitEditor::Bat
   return digest(key, sizeof key);
 }
 
+// Of one over rows_.
+uint64_t SpeculativeStep::target_key(Pass pass, const LogitEditor::Batch& edited,
+                                     uint64_t parts) const {
+  const uint64_t key[] = {parts, static_cast<uint64_t>(rows_.context())};
+  return key_of(pass, rows_.num_rows(), edited, digest(key, sizeof key));
+}
+
 SpeculativeStep::SpeculativeStep(Backend& backend, Communicator& communicator, Transformer& target,
                                  KvCache& cache, int64_t num_slots, int64_t max_rows)
     : backend_(backend),
@@ -109,8 +116,7 @@ std::span<const SlotOutcome> SpeculativeStep::run(std::span<SequenceState> slots
     verifier_.enqueue(stream);
   };
   if (replayed) {
-    backend_.replay(key_of(Pass::target, rows_.num_rows(), edited, verify_key), stream,
-                    several_ranks_, enqueue);
+    backend_.replay(target_key(Pass::target, edited, verify_key), stream, several_ranks_, enqueue);
   } else {
     enqueue();
   }
@@ -185,8 +191,7 @@ double SpeculativeStep::measure_pass(bool replayed, Stream& stream) {
   };
   backend_.mark(kTargetBegin, stream);
   if (replayed) {
-    backend_.replay(key_of(Pass::measured, rows_.num_rows(), {}, padded_logits), stream,
-                    several_ranks_, pass);
+    backend_.replay(target_key(Pass::measured, {}, padded_logits), stream, several_ranks_, pass);
   } else {
     pass();
   }

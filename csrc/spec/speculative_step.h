@@ -112,6 +112,7 @@ class SpeculativeStep {
   enum class Pass : uint64_t { target, draft, measured };
 
   static uint64_t key_of(Pass pass, int64_t rows, const LogitEditor::Batch& edited, uint64_t parts);
+  uint64_t target_key(Pass pass, const LogitEditor::Batch& edited, uint64_t parts) const;
   void prefill_drafts(std::span<SequenceState> slots, std::span<const SlotWork> work,
                       Stream& stream);
   void draft(std::span<SequenceState> slots, std::span<const SlotWork> work, Stream& stream);

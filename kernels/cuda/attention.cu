@@ -73,9 +73,9 @@ void launch_few(FewRows few, int64_t num_multiprocessors, cudaStream_t stream) {
 
 bool is_whole(const AttentionShape& shape) { return shape.head_dim % kBlockElements == 0; }
 
-// `rows` from the first on.
+// `rows` from the first on, that see up to `context` positions.
 AttentionPass make_pass(const float* qkv, const bf16* k_pages, const bf16* v_pages, void* workspace,
-                        RowPointers map, int64_t rows, AttentionShape shape) {
+                        RowPointers map, int64_t rows, int64_t context, AttentionShape shape) {
   AttentionPass pass = {};
   pass.qkv = qkv;
   pass.k_pages = k_pages;
@@ -85,7 +85,7 @@ AttentionPass make_pass(const float* qkv, const bf16* k_pages, const bf16* v_pag
   pass.qkv_width = static_cast<int>(shape.qkv_width());
   pass.scale = static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(shape.head_dim)));
   pass.rows = static_cast<int>(rows);
-  pass.max_splits = static_cast<int>(divide_up(map.max_pages, kSplitPages));
+  pass.max_splits = static_cast<int>(divide_up(context, kSplitTokens));
   pass.values = static_cast<float*>(workspace);
   pass.states = reinterpret_cast<SplitState*>(pass.values + rows * shape.num_heads *
                                                                 pass.max_splits * shape.head_dim);
@@ -104,14 +104,14 @@ void rope_and_cache(float* qkv, const float* cos_table, const float* sin_table, 
                     kRopeWarps * kWarp, 0, stream, pass);
 }
 
-size_t attention_workspace_bytes(int64_t rows, int64_t max_pages, AttentionShape shape) {
-  return rows * shape.num_heads * divide_up(max_pages, kSplitPages) * split_bytes(shape);
+size_t attention_workspace_bytes(int64_t rows, int64_t context, AttentionShape shape) {
+  return rows * shape.num_heads * divide_up(context, kSplitTokens) * split_bytes(shape);
 }
 
 void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16* y, void* workspace,
-               size_t workspace_bytes, RowPointers map, int64_t rows, AttentionShape shape,
-               cudaStream_t stream) {
-  const int64_t most_rows = workspace_bytes / attention_workspace_bytes(1, map.max_pages, shape);
+               size_t workspace_bytes, RowPointers map, int64_t rows, int64_t context,
+               AttentionShape shape, cudaStream_t stream) {
+  const int64_t most_rows = workspace_bytes / attention_workspace_bytes(1, context, shape);
   CHECK(most_rows > 0);  // or the loop would not end
   for (int64_t first = 0; first < rows; first += most_rows) {
     RowPointers of_pass = map;
@@ -119,7 +119,7 @@ void attention(const float* qkv, const bf16* k_pages, const bf16* v_pages, bf16*
     of_pass.sequences += first;
     const AttentionPass pass =
         make_pass(qkv + first * shape.qkv_width(), k_pages, v_pages, workspace, of_pass,
-                  std::min(most_rows, rows - first), shape);
+                  std::min(most_rows, rows - first), context, shape);
     (is_whole(shape) ? launch_splits<true> : launch_splits<false>)(pass, stream);
     launch_overlapped(
         merge_kernel, divide_up(pass.rows * shape.num_heads * kMergeLanes, kMergeWarps * kWarp),
@@ -132,14 +132,15 @@ void attention_of_few(const float* qkv, const float* cos_table, const float* sin
                       RowPointers map, int64_t rows, bool reads_early, AttentionShape shape,
                       int64_t num_multiprocessors, cudaStream_t stream) {
   CHECK(rows <= kFewRows && is_whole(shape) && shape.head_dim <= kFewMaxHeadDim);
-  const FewRows few = {make_pass(qkv, k_pages, v_pages, workspace, map, rows, shape),
-                       cos_table,
-                       sin_table,
-                       k_pages,
-                       v_pages,
-                       y,
-                       arrivals,
-                       reads_early};
+  const FewRows few = {
+      make_pass(qkv, k_pages, v_pages, workspace, map, rows, map.max_pages * kPageTokens, shape),
+      cos_table,
+      sin_table,
+      k_pages,
+      v_pages,
+      y,
+      arrivals,
+      reads_early};
   if (shape.head_dim <= 64) {
     launch_few<2>(few, num_multiprocessors, stream);
   } else if (shape.head_dim <= 96) {

@@ -19,7 +19,8 @@ namespace outrider::cuda {
 // writes k and v, rounded to bf16, to their pages. Rows of position -1 are left out. Where an
 // element is not finite, the whole key becomes NaN and such values zero: so rows that see the
 // position become NaN, and rows of the same tile that weigh it by zero stay what they are.
-// Bound: rows * qkv_width * 8 bytes.
+// Bound: rows * qkv_width * 8 bytes. No sums but of a rotation's two products. Twin:
+// ../cpu/attention.cc.
 void rope_and_cache(float* qkv,  // [rows, (num_heads + 2 * num_kv_heads) * head_dim]: q, k, v
                     const float* cos_table,  // [max_positions, head_dim / 2], or null: q and k
                                              // stay as they are
@@ -30,9 +31,9 @@ void rope_and_cache(float* qkv,  // [rows, (num_heads + 2 * num_kv_heads) * head
 constexpr int kMaxHeadDim = 256;
 constexpr int kSplitTokens = 128;  // positions whose part of a sum is made in one piece
 
-// Bytes of workspace in which `rows` rows over tables of max_pages pages are attended to together.
-// With less, attention goes through them a few at a time; it needs those of one row.
-size_t attention_workspace_bytes(int64_t rows, int64_t max_pages, AttentionShape shape);
+// Bytes of workspace in which `rows` rows that see up to `context` positions are attended to
+// together. With less, attention goes through them a few at a time; it needs those of one row.
+size_t attention_workspace_bytes(int64_t rows, int64_t context, AttentionShape shape);
 
 // Each row attends to positions 0 … its own of its sequence, all read back from the pages in bf16
 // (its own chunk too, so that chunking cannot show); rows of position -1 become zeros. q is rounded
@@ -51,6 +52,7 @@ void attention(const float* qkv,  // as above; q alone is read
                const bf16* k_pages, const bf16* v_pages,
                bf16* y,  // [rows, num_heads * head_dim]
                void* workspace, size_t workspace_bytes, RowPointers map, int64_t rows,
+               int64_t context,  // at least 1; no row's position reaches it
                AttentionShape shape, cudaStream_t stream);
 
 constexpr int64_t kFewRows = 16;  // that attention_of_few takes
@@ -60,11 +62,11 @@ constexpr int64_t kFewCounters =
 
 // rope_and_cache and attention in one kernel, the same bits: steps of few rows wait for each
 // other's latency more than for memory. head_dim is a multiple of 16, up to kFewMaxHeadDim;
-// workspace is for all rows. What stands in qkv stays as it is. If it reads early, pages that no
-// row of these writes to, and the map, are read before the kernels before it in the stream are
-// over: another pass that wrote them is, since passes begin with embed; another launch of the same
-// pass and layer is not. Bound: as attention; two latencies of memory, and of its second-level
-// cache some more.
+// workspace is for all rows over whole page tables. What stands in qkv stays as it is. If it reads
+// early, pages that no row of these writes to, and the map, are read before the kernels before it
+// in the stream are over: another pass that wrote them is, since passes begin with embed; another
+// launch of the same pass and layer is not. Bound: as attention; two latencies of memory, and of
+// its second-level cache some more. Order: attention's. Twins: of both, in ../cpu/attention.cc.
 void attention_of_few(
     const float* qkv, const float* cos_table, const float* sin_table, bf16* k_pages, bf16* v_pages,
     bf16* y, void* workspace,

@@ -35,16 +35,17 @@ void layer_norm(float* x,             // [rows, hidden]
 // linear.h has them in its own.
 //
 // y = silu(gate) * up, rounded once to bf16. exp is ours (math.h): the bits of the CPU.
-// Bound: rows * width * 10 bytes.
+// Bound: rows * width * 10 bytes. No sums, so no order. Twin: ../cpu/elementwise.cc.
 void silu_mul(const float* gate_up,  // [rows, 2 * width]: gate, then up
               bf16* y,               // [rows, width]
               int64_t rows, int64_t width, cudaStream_t stream);
 
 // y = gelu(x) by its approximation with tanh (math.h: the bits of the CPU), rounded once to bf16.
-// Bound: size * 6 bytes.
+// Bound: size * 6 bytes. No sums, so no order. Twin: ../cpu/elementwise.cc.
 void gelu_tanh(const float* x, bf16* y, int64_t size, cudaStream_t stream);
 
-// Copies rows `indices` of x to y. Bound: count * width * 4 bytes.
+// Copies rows `indices` of x to y. Bound: count * width * 4 bytes. Twin: the copies of the CPU's
+// backend, csrc/backend/cpu/cpu_backend.cc.
 void gather_rows(const bf16* x,           // [rows, width], x_stride from row to row
                  const int32_t* indices,  // [count]
                  bf16* y,                 // [count, width], y_stride from row to row
@@ -52,7 +53,7 @@ void gather_rows(const bf16* x,           // [rows, width], x_stride from row to
                  cudaStream_t stream);
 
 // y[r][tokens[i]] = x[r][i], kUnscoredLogit for other tokens. Bound: rows * (vocab_size +
-// num_tokens) * 4 bytes.
+// num_tokens) * 4 bytes. Twin: ../cpu/elementwise.cc.
 void expand_logits(const float* x,         // [rows, num_tokens], x_stride from row to row
                    const int32_t* tokens,  // [num_tokens]: ascending, in [0, vocab_size)
                    float* y,               // [rows, vocab_size]
@@ -60,7 +61,7 @@ void expand_logits(const float* x,         // [rows, num_tokens], x_stride from 
                    cudaStream_t stream);
 
 // y[r] = the logits that a table holds behind token tokens[r]; kUnscoredLogit for tokens that it
-// does not list. Bound: rows * vocab_size * 4 bytes.
+// does not list. Bound: rows * vocab_size * 4 bytes. Twin: ../cpu/elementwise.cc.
 void table_logits(const int32_t* tokens,  // [rows]: in [0, vocab_size)
                   const LogitTable& table, float* y /* [rows, vocab_size] */, int64_t rows,
                   int64_t vocab_size, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Drawing drafted tokens on the device. Twin: ../cpu/sample.h, which says what each computes.
+// Drawing drafted tokens on the device. Twin: ../cpu/sample.cc, whose header says what is computed.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace outrider::cuda {
 
-// One launch where all rows are greedy, else three.
+// One launch where all rows are greedy, else three. Order of the sums: verify_summary's
+// (distribution.h); races have none.
 // Bound: num_rows * vocab_size * 4 bytes, twice (the second time from the second-level cache), and
 // ~60 instructions a token for the races of rows that are not greedy; rows drawn by rejection are
 // written as well.

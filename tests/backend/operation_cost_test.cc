@@ -76,18 +76,30 @@ TEST(OperationCost, RowsOfASequenceReadItsCacheTogether) {
   EXPECT_EQ(attention_cost({1, 1, 99, 0}, 1024, shape).flops, 4 * 100 * 8 * 64);
 }
 
-// A long page table leaves room for few rows at once.
+// A long context leaves room for few rows at once.
 TEST(OperationCost, AttentionGoesInPiecesWhereItsScratchIsFull) {
   const AttentionShape shape = {
       .num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .group_size = 4};
   constexpr int64_t kCounterBytes = 4096 * 4, kMost = int64_t{128} << 20;
   const auto row_bytes = [&](int64_t positions) { return positions / 128 * 32 * (8 + 4 * 128); };
   const int64_t at_once = kMost / row_bytes(32768);
-  EXPECT_EQ(attention_cost({1, at_once, 0, 0}, 32768, shape).launches, 2);
-  EXPECT_EQ(attention_cost({1, at_once + 1, 0, 0}, 32768, shape).launches, 4);
+  EXPECT_EQ(attention_cost({1, at_once, 32000, 0}, 32768, shape).launches, 2);
+  EXPECT_EQ(attention_cost({1, at_once + 1, 32000, 0}, 32768, shape).launches, 4);
   EXPECT_EQ(cuda_attention_scratch_bytes(2, 32768, shape), kCounterBytes + 2 * row_bytes(32768));
-  EXPECT_EQ(cuda_attention_scratch_bytes(512, 32768, shape),
-            kCounterBytes + at_once * row_bytes(32768));
+  EXPECT_EQ(cuda_attention_scratch_bytes(512, 32768, shape), kCounterBytes + kMost);
+}
+
+// A page table for more than the rows see takes no room away from them.
+TEST(OperationCost, AttentionGoesInAsFewPiecesAsItsContextAllows) {
+  const AttentionShape shape = {
+      .num_heads = 32, .num_kv_heads = 8, .head_dim = 128, .group_size = 4};
+  for (const int64_t max_positions : {4096, 131072}) {
+    EXPECT_EQ(attention_cost({1, 256, 1000, 0}, max_positions, shape).launches, 2);
+  }
+  EXPECT_EQ(attention_cost({1, 256, 7936, 0}, 131072, shape).launches, 2);
+  EXPECT_EQ(attention_cost({1, 256, 7937, 0}, 131072, shape).launches, 2 * 4);
+  EXPECT_EQ(attention_cost({1, 256, 130816, 0}, 131072, shape).launches, 2 * 16);
+  EXPECT_EQ(attention_cost({32, 5, 1000, 0}, 131072, shape).launches, 2);
 }
 
 // Few rows get the scratch that they take, so that a step that verifies is one kernel a layer here.
@@ -120,6 +132,12 @@ TEST(OperationCost, PaddedRows) {
   const int64_t rows[][2] = {{1, 1},  {2, 2},   {3, 4},   {4, 4},    {5, 8},    {8, 8},
                              {9, 16}, {17, 32}, {64, 64}, {65, 128}, {129, 192}};
   for (const auto& [real, padded] : rows) EXPECT_EQ(cuda_padded_rows(real), padded);
+}
+
+TEST(OperationCost, PaddedContexts) {
+  EXPECT_EQ(cuda_padded_context(16, 100000), INT64_MAX);
+  const int64_t contexts[][2] = {{0, 2048}, {2048, 2048}, {2049, 8192}, {131072, 131072}};
+  for (const auto& [real, padded] : contexts) EXPECT_EQ(cuda_padded_context(17, real), padded);
 }
 
 TEST(ExchangeCost, CountsWhatARankReceives) {

@@ -43,13 +43,13 @@ class Refused(unittest.TestCase):
         self.refused(r'driver is for CUDA 12\.4; expected CUDA 13\.0 or later', DRIVER=12040)
 
     def test_no_gpu(self):
-        self.refused(r'the NVIDIA driver shows no GPU', DEVICES=0)
+        self.refused(r'the NVIDIA driver shows no GPU; expected one at least', DEVICES=0)
 
     def test_gpus_that_do_not_work(self):
         for device, start in (('cuda', '--device cuda: '), ('auto', '')):
             for ranks in (1, 2):
                 self.refused(f'^outrider: {start}cudaGetDeviceCount failed: .*SystemNotReady'
-                             + ('' if start else '.*; expected GPUs that work, or --device cpu'),
+                             '.*; expected GPUs that work, or --device cpu',
                              '--device', device, ranks=ranks, BROKEN=1)
 
     def test_fewer_gpus_than_ranks(self):
@@ -60,6 +60,14 @@ class Refused(unittest.TestCase):
 
     def test_a_gpu_without_kernels(self):
         self.refused(r'no kernels for GPU 0 \(emulator, compute capability 13\.0\)', CAPABILITY=130)
+
+    def test_a_gpu_that_others_fill(self):
+        self.refused(r'GPU 0 \(emulator\) has no room for CUDA itself: cudaSetDevice failed; expected '
+                     r'some 512 MiB of its 2048 MiB free', FULL=1)
+
+    def test_too_little_pinned_memory(self):
+        self.refused(r'host has no room for 33554432 bytes of pinned memory; expected .*ulimit -l',
+                     PINNED_BYTES=1 << 20)
 
     def test_too_little_memory(self):
         for ranks in (1, 2):

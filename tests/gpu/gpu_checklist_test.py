@@ -24,7 +24,7 @@ sys.path.insert(0, str(SOURCE / "tests" / "gpu"))
 from programs import Library, Programs, gpu_libraries  # noqa: E402
 from report import FIGURES, NOT_MEASURED, Report  # noqa: E402
 from runner import Failed, Unavailable, run_stage, session_members  # noqa: E402
-from stages import Stages  # noqa: E402
+from stages import Stages, by_turns  # noqa: E402
 
 README = (SOURCE / "docs" / "benchmarks" / "gpu" / "README.md").read_text()
 
@@ -206,6 +206,16 @@ class GoogleTests(unittest.TestCase):
         self.assertEqual(heard[-1]["skipped"], ["First.Skips"])
         self.assertEqual(heard[-1]["failed"]["First.Fails"], "no")
         self.assertIn("exited with 9", heard[-1]["failed"]["Second/Types."])
+
+    def test_sanitizers_begin_elsewhere_for_each_commit(self):
+        suites = ["Attention.", "CudaOperations.", "Linear.", "Verify."]
+        orders = [by_turns(suites, str(commit)) for commit in range(50)]
+        self.assertEqual({order[0] for order in orders}, {"Attention.", "Linear.", "Verify."})
+        for order in orders:
+            self.assertEqual((sorted(order), order[-1]), (suites, "CudaOperations."))
+        self.assertEqual(by_turns(suites, "7"), by_turns(suites, "7"))
+        self.assertEqual(sorted(by_turns(suites, None)), suites)
+        self.assertEqual(by_turns([], None), [])
 
     def test_every_figure_is_somebodys(self):
         scripts = "".join(path.read_text() for path in (SOURCE / "tests" / "gpu").glob("*.py")

@@ -57,7 +57,7 @@ TEST(DeviceSelection, GpusThatDoNotWorkAreNotPassedBy) {
   expect_one_line_error({"system not ready", "--device cpu"}, [&] {
     choose_device({}, {0, 1}, broken);
   });
-  expect_one_line_error({"--device cuda: system not ready"}, [&] {
+  expect_one_line_error({"--device cuda: system not ready; expected GPUs that work"}, [&] {
     choose_device(asked_for(Device::cuda), {0, 1}, broken);
   });
   EXPECT_FALSE(choose_device(asked_for(Device::cpu), {0, 1}, broken).gpu);

@@ -56,6 +56,22 @@ TEST(Plan, EightBillionParametersOnOneGpu) {
   EXPECT_EQ(plan["memory"]["fits"], true);
 }
 
+TEST(Plan, ThePagesExampleIsWhatItSays) {
+  PlanOptions options = options_for("llama-8b");
+  options.draft = shape("llama-1b");
+  options.device = "H100";
+  options.ranks = 2;
+  options.rows = {1, 5};
+  options.alpha = 0.8;
+  options.exchange_us = 10;
+  std::string text = plan_as_text(make_plan(options));
+  const std::string root = std::string(OUTRIDER_SOURCE_DIR) + "/";
+  for (size_t at = text.find(root); at != std::string::npos; at = text.find(root)) {
+    text.erase(at, root.size());
+  }
+  EXPECT_THAT(read_file(root + "docs/operations/plan.md"), HasSubstr("--exchange-us 10\n" + text));
+}
+
 // From 65 rows on, the activation is a kernel of its own in each layer, and each of the 65 sums of
 // four ranks is NCCL's one in place of three.
 TEST(Plan, FastNumerics) {

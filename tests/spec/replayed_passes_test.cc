@@ -2,15 +2,19 @@
 // takes memory and, once, time.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "comm/self_communicator.h"
 #include "spec/head_drafter.h"
 #include "spec/speculative_step.h"
 #include "tests/testing/checkpoints.h"
+#include "tests/testing/edited_checkpoint.h"
 #include "tests/testing/metering_backend.h"
+#include "tests/testing/read_file.h"
 
 namespace outrider {
 namespace {
@@ -138,6 +142,66 @@ TEST(ReplayedPasses, AreFewWhereRoundsTakeSeveralPasses) {
   const int64_t model = 2 * 2 * 2 * num_sizes(kMaxSequences) * (num_sizes(kModelRows) + 1);
   EXPECT_LE(steps.num_replayed(), target + model + 2 * 2 * 2 * num_sizes(kMaxSequences));
   EXPECT_GT(steps.num_replayed(), 30u);
+}
+
+// One whose model allows for more positions than graphs of many rows are made for at first.
+class LongCheckpoint : public EditedCheckpoint {
+ public:
+  explicit LongCheckpoint(const std::string& name) : EditedCheckpoint(test_checkpoint(name)) {
+    const std::string field = "\"max_position_embeddings\": ";
+    std::string config = read_file(path() / "config.json");
+    const size_t number = config.find(field) + field.size();
+    config.replace(number, config.find_first_not_of("0123456789", number) - number, "8192");
+    std::ofstream(path() / "config.json") << config;
+  }
+};
+
+// A graph of many rows has its scratch memory laid out for a context for good: what sees farther is
+// another one, and contexts are few.
+TEST(ReplayedPasses, OfManyRowsAreOthersWhereContextsAreLonger) {
+  const LongCheckpoint files("tiny");
+  MeteringBackend backend;
+  Stream stream;
+  const auto self = make_self_communicator();
+  Transformer target(files.path(), backend, *self, kMaxRows, 0);
+  KvCache cache = target.make_kv_cache(1, 1);
+  SpeculativeStep step(backend, *self, target, cache, kMaxSequences, kMaxRows);
+  const auto newly_replayed = [&](int64_t rows, int64_t position) {
+    const size_t before = backend.num_replayed();
+    step.measure_target(rows, rows, position, /*replayed=*/true, stream);
+    return backend.num_replayed() - before;
+  };
+  EXPECT_EQ(newly_replayed(32, 0), 1u);
+  EXPECT_EQ(newly_replayed(32, 2048 - 32), 0u);
+  EXPECT_EQ(newly_replayed(32, 2048 - 31), 1u);
+  EXPECT_EQ(newly_replayed(32, 8192 - 32), 0u);
+  EXPECT_EQ(newly_replayed(32, 8192 - 31), 1u);
+  EXPECT_EQ(newly_replayed(16, 0), 1u);  // there is room for few rows wherever they stand
+  EXPECT_EQ(newly_replayed(16, 8000), 0u);
+}
+
+TEST(ReplayedPasses, OfAModelsRoundAreOthersWhereContextsAreLonger) {
+  constexpr int64_t kSlots = 17, kLongest = 2049;
+  const LongCheckpoint files("tiny-draft");
+  MeteringBackend backend;
+  Stream stream;
+  ModelDrafter model(files.path(), backend, kSlots * (kLongest / kPageTokens + 1), kSlots, kMaxRows,
+                     nullptr);
+  model.cache().deal_pages(stream);
+  const int64_t rows = cuda_padded_rows(kSlots), vocab = model.config().vocab_size;
+  const Buffer logits = backend.allocate(rows * vocab * sizeof(float));
+  const auto key = [&](int64_t length) {
+    const std::vector<int32_t> tokens(length, 1);
+    std::vector<DraftContext> contexts;
+    for (int64_t slot = 0; slot < kSlots; ++slot) {
+      model.admit(slot, length - 1);
+      contexts.push_back({.slot = slot, .tokens = tokens});
+    }
+    model.begin_step();
+    return model.prepare(contexts, logits.view(DType::f32, {rows, vocab}), stream);
+  };
+  EXPECT_EQ(key(2048), key(40));
+  EXPECT_NE(key(kLongest), key(40));
 }
 
 }  // namespace

@@ -55,6 +55,9 @@ class MeteringBackend final : public Backend {
   void mark(int, Stream&) override {}
   double seconds_between(int, int) const override { return 0; }
   int64_t padded_rows(int64_t rows) const override { return cuda_padded_rows(rows); }
+  int64_t padded_context(int64_t rows, int64_t context) const override {
+    return cuda_padded_context(rows, context);
+  }
 
   PackedWeight pack(std::span<const TensorView> parts, WeightFormat format) override {
     PackedWeight packed;
@@ -152,7 +155,8 @@ class MeteringBackend final : public Backend {
     cost_.activation_bytes +=
         6 * y.extent(0) * width + 2 * splits * (4 * width + 8 * shape.num_heads);
     cost_.flops += 4 * seen * width;
-    cost_.launches += 2;
+    const int64_t max_positions = map.page_tables.extent(1) * kPageTokens;
+    cost_.launches += 2 * cuda_attention_parts(y.extent(0), map.context, max_positions, shape);
   }
 
   void rope_and_attend(TensorView qkv, TensorView cos, TensorView sin, TensorView k_pages,
@@ -165,7 +169,7 @@ class MeteringBackend final : public Backend {
     const int64_t real =
         std::count_if(positions, positions + rows, [](int32_t position) { return position >= 0; });
     cost_.activation_bytes -= attending_in_one_saves_bytes(real, shape, cos.raw() != nullptr);
-    cost_.launches -= 2;
+    cost_.launches -= 2;  // few rows never are several parts
   }
 
   void copy_tokens(const TokenCopy*, int64_t n, Stream&) override { cost_ += copy_tokens_cost(n); }

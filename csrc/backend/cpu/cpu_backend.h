@@ -32,6 +32,7 @@ class CpuBackend : public Backend {
     return std::chrono::duration<double>(marks_.at(to) - marks_.at(from)).count();
   }
   int64_t padded_rows(int64_t rows) const override { return rows; }
+  int64_t padded_context(int64_t, int64_t context) const override { return context; }
 
   PackedWeight pack(std::span<const TensorView> parts, WeightFormat format) override;
   PackedWeight pack_gate_up(std::span<const TensorView> parts, WeightFormat format) override;

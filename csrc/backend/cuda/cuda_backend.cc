@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "backend/operation_cost.h"
@@ -31,16 +32,15 @@ RowPointers row_pointers(const RowMap& map) {
           map.page_tables.data<int32_t>(), map.page_tables.extent(1)};
 }
 
-// Of `rows` rows at once, or of as many as the backend keeps scratch for: few ones always.
-size_t attention_bytes(int64_t rows, int64_t max_pages, const AttentionShape& shape) {
-  const auto of_row = static_cast<int64_t>(cuda::attention_workspace_bytes(1, max_pages, shape));
-  return of_row * std::min(rows, std::max(cuda::kFewRows, kAttentionScratchBytes / of_row));
-}
+int64_t table_positions(const RowMap& map) { return map.page_tables.extent(1) * kPageTokens; }
 
-// Of attention's scratch, behind the counters.
-void* attention_workspace(const Buffer& scratch, size_t bytes) {
-  CHECK(kCounterBytes + bytes <= scratch.bytes());
-  return static_cast<std::byte*>(scratch.data()) + kCounterBytes;
+// Of attention's scratch, what `rows` rows may take of it: behind the counters.
+std::span<std::byte> attention_workspace(const Buffer& scratch, int64_t rows, const RowMap& map,
+                                         const AttentionShape& shape) {
+  const auto bytes =
+      static_cast<size_t>(cuda_attention_scratch_bytes(rows, table_positions(map), shape));
+  CHECK(bytes <= scratch.bytes());
+  return std::span(static_cast<std::byte*>(scratch.data()), bytes).subspan(kCounterBytes);
 }
 
 // What an operation needs of what was reserved.
@@ -55,8 +55,8 @@ CudaBackend::CudaBackend(int device, Numerics numerics) : device_(device) {
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
   check_cuda(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
              "cudaDeviceGetAttribute");
-  if (numerics == Numerics::fast) fast_linear_.emplace();
   loading_ = make_stream();
+  if (numerics == Numerics::fast) fast_linear_.emplace(allocate(kFastLinearWorkspaceBytes));
   for (cudaEvent_t& mark : marks_) check_cuda(cudaEventCreate(&mark), "cudaEventCreate");
   for (Piece& piece : pieces_) {
     piece.pinned = allocate_pinned(kPieceBytes);
@@ -122,7 +122,9 @@ Buffer CudaBackend::allocate_pinned(size_t bytes) {
   const cudaError_t result = cudaMallocHost(&data, bytes);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    throw Error("no room for " + std::to_string(bytes) + " bytes of pinned host memory");
+    throw Error("the host has no room for " + std::to_string(bytes) +
+                " bytes of pinned memory; expected as much that is free, and may be locked (ulimit "
+                "-l, a container's limits)");
   }
   check_cuda(result, "cudaMallocHost");
   std::memset(data, 0, bytes);
@@ -179,6 +181,10 @@ double CudaBackend::seconds_between(int from, int to) const {
 }
 
 int64_t CudaBackend::padded_rows(int64_t rows) const { return cuda_padded_rows(rows); }
+
+int64_t CudaBackend::padded_context(int64_t rows, int64_t context) const {
+  return cuda_padded_context(rows, context);
+}
 
 void CudaBackend::embed(const PackedWeight& table, TensorView tokens, int64_t first_token,
                         TensorView y, Stream& stream) {
@@ -272,17 +278,15 @@ void CudaBackend::reserve_activation(int64_t max_rows, int64_t n) {
 
 void CudaBackend::reserve_attention(int64_t max_rows, int64_t max_positions,
                                     const AttentionShape& shape) {
-  const int64_t max_pages = (max_positions + kPageTokens - 1) / kPageTokens;
-  const size_t bytes = attention_bytes(max_rows, max_pages, shape);
-  const int64_t planned = cuda_attention_scratch_bytes(max_rows, max_positions, shape);
-  CHECK(kCounterBytes + bytes == static_cast<size_t>(planned));
+  const auto bytes =
+      static_cast<size_t>(cuda_attention_scratch_bytes(max_rows, max_positions, shape));
   if (bytes / sizeof(float) > INT32_MAX) {  // kernels count in 32 bits
     throw Error("attention over " + std::to_string(max_positions) + " positions with " +
                 std::to_string(shape.num_heads) + " heads of " + std::to_string(shape.head_dim) +
                 " on a GPU takes " + std::to_string(bytes) +
                 " bytes of scratch; expected fewer than 2^33: give --max-positions, or more ranks");
   }
-  reserve(attention_scratch_, kCounterBytes + bytes);
+  reserve(attention_scratch_, bytes);
 }
 
 void CudaBackend::reserve_verification(int64_t max_rows, int64_t vocab_size) {
@@ -325,16 +329,17 @@ void CudaBackend::attention(TensorView qkv, TensorView k_pages, TensorView v_pag
   CHECK(has_shape(qkv, DType::f32, {rows, shape.qkv_width()}));
   CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
   check_row_map(map, rows, k_pages, v_pages, shape);
-  const size_t bytes = attention_bytes(rows, map.page_tables.extent(1), shape);
-  void* const workspace = attention_workspace(attention_scratch_, bytes);
+  if (rows == 0) return;
+  const auto workspace = attention_workspace(attention_scratch_, rows, map, shape);
   cuda::attention(qkv.data<float>(), k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(),
-                  workspace, bytes, row_pointers(map), rows, shape, handle(stream));
+                  workspace.data(), workspace.size(), row_pointers(map), rows,
+                  std::min(map.context, table_positions(map)), shape, handle(stream));
 }
 
 void CudaBackend::rope_and_attend(TensorView qkv, TensorView cos, TensorView sin,
                                   TensorView k_pages, TensorView v_pages, TensorView y,
                                   const RowMap& map, const AttentionShape& shape, Stream& stream) {
-  const int64_t rows = qkv.extent(0), max_pages = map.page_tables.extent(1);
+  const int64_t rows = qkv.extent(0);
   if (!cuda_attends_in_one(rows, shape)) {
     return Backend::rope_and_attend(qkv, cos, sin, k_pages, v_pages, y, map, shape, stream);
   }
@@ -342,8 +347,7 @@ void CudaBackend::rope_and_attend(TensorView qkv, TensorView cos, TensorView sin
   CHECK(has_shape(y, DType::bf16, {rows, shape.num_heads * shape.head_dim}));
   check_rope_tables(cos, sin, shape);
   check_row_map(map, rows, k_pages, v_pages, shape);
-  void* const workspace =
-      attention_workspace(attention_scratch_, attention_bytes(rows, max_pages, shape));
+  void* const workspace = attention_workspace(attention_scratch_, rows, map, shape).data();
   cuda::attention_of_few(qkv.data<float>(), cos.data<float>(), sin.data<float>(),
                          k_pages.data<bf16>(), v_pages.data<bf16>(), y.data<bf16>(), workspace,
                          static_cast<unsigned*>(attention_scratch_.data()), row_pointers(map), rows,

@@ -41,6 +41,7 @@ class CudaBackend final : public Backend {
   void mark(int mark, Stream& stream) override;
   double seconds_between(int from, int to) const override;
   int64_t padded_rows(int64_t rows) const override;
+  int64_t padded_context(int64_t rows, int64_t context) const override;
 
   PackedWeight pack(std::span<const TensorView> parts, WeightFormat format) override;
   PackedWeight pack_gate_up(std::span<const TensorView> parts, WeightFormat format) override;

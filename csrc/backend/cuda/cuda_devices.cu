@@ -51,7 +51,8 @@ std::vector<CudaDevice> cuda_devices() {
     const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
     throw NoGpuError(
         std::string("the NVIDIA driver shows no GPU") +
-        (visible == nullptr ? "" : ", with CUDA_VISIBLE_DEVICES=" + std::string(visible)));
+        (visible == nullptr ? "" : ", with CUDA_VISIBLE_DEVICES=" + std::string(visible)) +
+        "; expected one at least, as nvidia-smi -L lists them");
   }
   check_cuda(result, "cudaGetDeviceCount");
   std::vector<CudaDevice> devices(count);
@@ -65,21 +66,30 @@ std::vector<CudaDevice> cuda_devices() {
 }
 
 CudaMemory open_cuda_device(int device) {
-  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  cudaDeviceProp properties;
+  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  // The first call that needs CUDA's context on the device makes it.
+  const auto check = [&](cudaError_t result, const char* call) {
+    if (result != cudaErrorMemoryAllocation) return check_cuda(result, call);
+    throw Error("GPU " + std::to_string(device) + " (" + properties.name +
+                ") has no room for CUDA itself: " + call +
+                " failed; expected some 512 MiB of its " +
+                std::to_string(properties.totalGlobalMem >> 20) +
+                " MiB free, which other processes have (nvidia-smi lists them)");
+  };
+  check(cudaSetDevice(device), "cudaSetDevice");
   cudaFuncAttributes attributes;
   const cudaError_t result = cudaFuncGetAttributes(&attributes, do_nothing);
   if (result == cudaErrorNoKernelImageForDevice || result == cudaErrorInvalidDeviceFunction) {
-    cudaDeviceProp properties;
-    check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
     throw Error("this program has no kernels for GPU " + std::to_string(device) + " (" +
                 properties.name + ", compute capability " +
                 dotted(properties.major, properties.minor) +
                 "); expected a build with it in CMAKE_CUDA_ARCHITECTURES, such as the preset "
                 "cuda-all");
   }
-  check_cuda(result, "cudaFuncGetAttributes");
+  check(result, "cudaFuncGetAttributes");
   size_t free = 0, total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 

@@ -2,15 +2,13 @@
 #include "backend/cuda/fast_linear.h"
 
 #include <string>
+#include <utility>
 
 #include "backend/operation_cost.h"
 #include "core/error.h"
-#include "kernels/cuda/launch.h"
 
 namespace outrider {
 namespace {
-
-using cuda::check_cuda;
 
 constexpr int64_t kChosenForRows = 256;  // of a pass that feeds a prompt: --prefill-chunk's default
 
@@ -53,15 +51,16 @@ uint32_t alignment(int64_t row_bytes) {
 
 }  // namespace
 
-FastLinear::FastLinear() {
-  check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
-  check_cuda(cudaMalloc(&workspace_, kFastLinearWorkspaceBytes), "cudaMalloc");
+FastLinear::FastLinear(Buffer workspace) : workspace_(std::move(workspace)) {
+  const cublasStatus_t status = cublasLtCreate(&handle_);
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw Error(std::string("--numerics fast: cublasLtCreate failed: ") +
+              cublasLtGetStatusName(status) + "; expected cuBLASLt " +
+              std::to_string(cublasLtGetVersion()) +
+              " to start on this GPU, with memory for itself, or --numerics exact");
 }
 
-FastLinear::~FastLinear() {
-  cudaFree(workspace_);
-  cublasLtDestroy(handle_);
-}
+FastLinear::~FastLinear() { cublasLtDestroy(handle_); }
 
 void FastLinear::choose(int64_t n, int64_t k) {
   for (const bool with_bias : {false, true}) {
@@ -113,7 +112,7 @@ bool FastLinear::fits(int64_t rows, int64_t n, int64_t k, bool bias) {
 
 // What cuBLASLt may ask of an address: as aligned as every bias, since cudaMalloc gave both.
 const float* FastLinear::some_bias(bool wanted) const {
-  return wanted ? static_cast<const float*>(workspace_) : nullptr;
+  return wanted ? static_cast<const float*>(workspace_.data()) : nullptr;
 }
 
 void FastLinear::linear(const bf16* x, const bf16* weight, const float* bias, float* y,
@@ -122,7 +121,7 @@ void FastLinear::linear(const bf16* x, const bf16* weight, const float* bias, fl
   const float one = 1.0f, zero = 0.0f;
   check_blas(cublasLtMatmul(handle_, &product.operation, &one, weight, &product.weight, x,
                             &product.x, &zero, y, &product.y, y, &product.y,
-                            &algorithms_.at({n, k, bias != nullptr}).chosen, workspace_,
+                            &algorithms_.at({n, k, bias != nullptr}).chosen, workspace_.data(),
                             kFastLinearWorkspaceBytes, stream),
              "cublasLtMatmul");
 }

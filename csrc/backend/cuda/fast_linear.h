@@ -11,12 +11,14 @@
 #include <tuple>
 
 #include "core/bf16.h"
+#include "core/buffer.h"
 
 namespace outrider {
 
 class FastLinear {
  public:
-  FastLinear();
+  // workspace: kFastLinearWorkspaceBytes of the device. Throws Error where cuBLASLt does not start.
+  explicit FastLinear(Buffer workspace);
   ~FastLinear();
   FastLinear(const FastLinear&) = delete;
   FastLinear& operator=(const FastLinear&) = delete;
@@ -45,7 +47,7 @@ class FastLinear {
   const float* some_bias(bool wanted) const;
 
   cublasLtHandle_t handle_ = nullptr;
-  void* workspace_ = nullptr;
+  Buffer workspace_;
   std::map<Shape, Algorithm> algorithms_;
 };
 

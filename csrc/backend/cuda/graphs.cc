@@ -10,8 +10,8 @@ using cuda::check_cuda;
 
 namespace {
 
-// Keys vary with the size that rows are padded to and with which operations there are: some dozens
-// on a busy server, some hundreds where it may have thousands of rows.
+// Keys vary with the sizes that rows and contexts are padded to and with which operations there
+// are: some dozens on a busy server, some hundreds where it may have thousands of rows.
 constexpr size_t kMaxGraphs = 2048;
 
 cudaGraph_t capture(cudaStream_t stream, const std::function<void()>& enqueue) {

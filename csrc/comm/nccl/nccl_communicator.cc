@@ -22,12 +22,13 @@ using cuda::check_cuda;
 
 namespace {
 
-// comm: may be null; NCCL remembers details for each.
-void check_nccl(ncclResult_t result, const char* call, ncclComm_t comm = nullptr) {
+// comm: may be null; NCCL remembers details for each. expected: what the call needs.
+void check_nccl(ncclResult_t result, const char* call, ncclComm_t comm = nullptr,
+                const std::string& expected = "") {
   if (result == ncclSuccess) return;
   const char* const detail = ncclGetLastError(comm);
   throw Error(std::string(call) + " failed: " + ncclGetErrorString(result) +
-              (detail == nullptr || *detail == '\0' ? "" : std::string(": ") + detail));
+              (detail == nullptr || *detail == '\0' ? "" : std::string(": ") + detail) + expected);
 }
 
 int loaded_version() {
@@ -53,7 +54,10 @@ class NcclCommunicator final : public Communicator {
     ncclUniqueId unique_id;
     CHECK(id.size() == sizeof unique_id.internal);
     std::memcpy(unique_id.internal, id.data(), id.size());
-    check_nccl(ncclCommInitRank(&comm_, size, unique_id, rank), "ncclCommInitRank");
+    check_nccl(ncclCommInitRank(&comm_, size, unique_id, rank), "ncclCommInitRank", nullptr,
+               "; expected " + std::to_string(size) +
+                   " ranks on a GPU each that reach each other, with shared memory (/dev/shm) and "
+                   "memory of the GPUs free: NCCL_DEBUG=WARN has NCCL say more");
     // Freed behind the abort: it would wait for what is under way.
     const size_t bytes = 2 * size * kTrialFloats * sizeof(float);
     void* data = nullptr;

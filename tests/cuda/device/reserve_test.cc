@@ -48,11 +48,10 @@ TEST(Reserve, PlansKnowWhichRowsAreFew) {
 
 TEST(Reserve, PlansCountWhatTheKernelsAskFor) {
   for (const int64_t positions : {1, 16, 17, 256, 257, 8192}) {
-    const int64_t max_pages = (positions + kPageTokens - 1) / kPageTokens;
     for (const int64_t rows : {1, 5, 64}) {
       EXPECT_EQ(cuda_attention_scratch_bytes(rows, positions, kShape),
                 cuda::kFewCounters * sizeof(unsigned) +
-                    cuda::attention_workspace_bytes(rows, max_pages, kShape));
+                    cuda::attention_workspace_bytes(rows, positions, kShape));
     }
   }
   for (const int64_t vocab : {1, 1021, 1022, 2045, 2046, 128256}) {

@@ -66,7 +66,7 @@ TEST_P(CudaTransformer, ChunksDoNotShow) {
   const auto whole_runner = make_runner();
   const auto tokens = text(70, static_cast<int>(whole_runner->model().config().vocab_size));
   const auto whole = whole_runner->feed(0, tokens, 70);
-  for (const int chunk : {1, 5, 8, 17, 64}) {
+  for (const int chunk : {1, 8, 17}) {
     const auto runner = make_runner();
     EXPECT_EQ(runner->feed(2, tokens, chunk), whole) << "chunks of " << chunk;
   }

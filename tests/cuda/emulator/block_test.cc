@@ -167,7 +167,7 @@ enum class Early { nothing, reads, copies, writes };
 
 // y = x, reversed within each block, and base + 100 * block, which static shared memory holds from
 // before the wait on. runs += 1. x is read, or y written, there as well where `early` says so.
-__global__ void reverse_and_add(const int* x, int* y, int* runs, int base, Early early) {
+__global__ void reverse_and_add_kernel(const int* x, int* y, int* runs, int base, Early early) {
   __shared__ int added;
   int* const shared = dynamic_shared<int>();  // [blockDim.x]
   const int i = threadIdx.x, first = blockIdx.x * blockDim.x, at = first + i;
@@ -205,11 +205,11 @@ bool chain_adds_up(int at, Early early, bool in_graph) {
     int* const to = k % 2 == 0 ? y.data() : x.data();
     const Early of_it = k == at ? early : Early::nothing;
     if (k == 0) {
-      launch(reverse_and_add, 3, kThreads, kThreads * sizeof(int), stream, from, to, runs.data(), k,
-             of_it);
+      launch(reverse_and_add_kernel, 3, kThreads, kThreads * sizeof(int), stream, from, to,
+             runs.data(), k, of_it);
     } else {
-      launch_overlapped(reverse_and_add, 3, kThreads, kThreads * sizeof(int), stream, from, to,
-                        runs.data(), k, of_it);
+      launch_overlapped(reverse_and_add_kernel, 3, kThreads, kThreads * sizeof(int), stream, from,
+                        to, runs.data(), k, of_it);
     }
   }
   if (in_graph) {

@@ -11,6 +11,7 @@
 #include "core/host_name.h"
 #include "kernels/cuda/launch.h"
 #include "testing/gpus.h"
+#include "testing/one_line_error.h"
 #include "tests/comm/communicator_checks.h"
 #include "tests/cuda/parity/device_array.h"
 
@@ -247,7 +248,8 @@ TEST(NcclRanks, OfOneGpuAreRefused) {
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank] {
       check_cuda(cudaSetDevice(0), "cudaSetDevice");
-      EXPECT_THROW(make_nccl_communicator(rank, 2, id), Error);
+      expect_one_line_error({"ncclCommInitRank failed", "expected 2 ranks on a GPU each"},
+                            [&] { make_nccl_communicator(rank, 2, id); });
     });
   }
 }

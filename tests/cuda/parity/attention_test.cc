@@ -27,6 +27,7 @@ class CudaAttentionTest : public KernelTest {
     sequences_ = sequences;
     length_ = length;
     max_pages_ = (length + kPageTokens - 1) / kPageTokens + 1;
+    context_ = max_pages_ * kPageTokens;
     tables_.resize(sequences * max_pages_);
     std::iota(tables_.begin(), tables_.end(), 0);
     std::shuffle(tables_.begin(), tables_.end(), random_);
@@ -72,7 +73,7 @@ class CudaAttentionTest : public KernelTest {
     const DeviceArray<int32_t> tables(tables_);
     const DeviceArray<float> device_qkv(qkv), cos(cos_), sin(sin_);
     const DeviceArray<bf16> k(k_), v(v_);
-    const size_t bytes = attention_workspace_bytes(together, max_pages_, shape_);
+    const size_t bytes = attention_workspace_bytes(together, context_, shape_);
     const DeviceArray<float> workspace(std::vector<float>(bytes / sizeof(float), std::nanf("")));
     const auto count = static_cast<int64_t>(rows.size());
     const DeviceArray<bf16> y(std::vector<bf16>(count * y_width(), to_bf16(1.0f)));
@@ -97,7 +98,7 @@ class CudaAttentionTest : public KernelTest {
       rope_and_cache(device_qkv.data(), cosines, sines, k.data(), v.data(), map, count, shape_,
                      nullptr);
       attention(device_qkv.data(), k.data(), v.data(), y.data(), workspace.data(), bytes, map,
-                count, shape_, nullptr);
+                count, context_, shape_, nullptr);
     }
     k_ = k.values();
     v_ = v.values();
@@ -125,6 +126,7 @@ class CudaAttentionTest : public KernelTest {
   bool rotates_ = true;
   AttentionShape shape_;
   int64_t sequences_, length_, max_pages_;
+  int64_t context_;  // that workspace is laid out for: whole page tables, unless a test has less
   std::vector<int32_t> tables_;
   std::vector<float> qkv_, cos_, sin_;
   std::vector<bf16> k_, v_;
@@ -191,6 +193,13 @@ TEST_F(CudaAttentionTest, FewRowsGetTheSameBits) {
   }
 }
 
+// More splits than a query has lanes to merge them.
+TEST_F(CudaAttentionTest, FewRowsOfALongContextGetTheSameBits) {
+  make({1, 1, 16, 1, 0}, 1, 2100);
+  run(rows_between(0, 2096), 2096);
+  expect_few_the_same(rows_between(2096, 2099));
+}
+
 TEST_F(CudaAttentionTest, FewRowsThatAreNotRotatedGetTheSameBits) {
   rotates_ = false;
   make({9, 3, 64, 3, 0}, 2, 132);
@@ -207,11 +216,37 @@ TEST_F(CudaAttentionTest, FewRowsKeepWhatIsNotFiniteApart) {
 }
 
 TEST_F(CudaAttentionTest, WorkspaceDoesNotShow) {
-  make(kLong, 2, 290);
+  make(kLong, 2, 390);
   run(rows_between(0, 270), 540);
   const auto rows = rows_between(270, 290);
   const auto y = run(rows, 40);
   for (int64_t together : {1, 7, 39}) EXPECT_TRUE(same_bits(run(rows, together), y)) << together;
+  context_ = 290;  // three splits, of the four of a page table
+  for (int64_t together : {7, 40}) EXPECT_TRUE(same_bits(run(rows, together), y)) << together;
+}
+
+// What the first two splits give cancels: were it not added up before the third's, that would be
+// lost.
+TEST_F(CudaAttentionTest, SplitsAreAddedInOrder) {
+  constexpr int64_t kBegin = 2 * kSplitTokens;  // of the third
+  rotates_ = false;
+  make({1, 1, 16, 1, 0}, 1, kBegin + 4);
+  for (int32_t position = 0; position < length_; ++position) {
+    float* const q = input({0, position});
+    float* const v = q + 2 * shape_.head_dim;
+    std::fill_n(q, shape_.head_dim, 0.0f);  // all weights are one
+    const float value = position < kSplitTokens ? 0x1p60f : position < kBegin ? -0x1p60f : 1.0f;
+    std::fill_n(v, shape_.head_dim, value);
+  }
+  run(rows_between(0, kBegin), kBegin);
+  const auto rows = rows_between(kBegin, length_);
+  const auto y = run(rows, 4);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const auto of_third = static_cast<float>(r + 1);
+    const bf16 mean = to_bf16(of_third * (1.0f / (kBegin + of_third)));
+    EXPECT_TRUE(same_bits(row_of(y, r), std::vector<bf16>(y_width(), mean))) << r;
+  }
+  expect_few_the_same(rows);
 }
 
 // Padding comes out as zeros, writes nothing, and changes no other row, wherever it stands.

@@ -10,6 +10,8 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "device_array.h"
@@ -121,40 +123,43 @@ void expect_near(double a, double b, double relative, const char* what) {
 // the errors of a sum are no larger. fp64 adds nothing that shows.
 constexpr double kSumTolerance = 1.0 / (1 << 22);
 
-void expect_same_drafts(const Case& of, bool all_greedy, const VerifyScratch& scratch) {
-  const int64_t vocab = of.vocab;
-  auto logits = random_logits(kRows, vocab, of.kind, 1);
+// logits: a row of each of the processors, by turns.
+void expect_same_drafts(std::vector<float> logits, int64_t vocab,
+                        std::span<const Processors> processors, const VerifyScratch& scratch) {
+  const auto num_rows = static_cast<int>(std::ssize(logits) / vocab);
   const DeviceArray<float> device_logits(logits);
   std::vector<DraftRow> rows;
-  for (int r = 0; r < kRows; ++r) {
-    rows.push_back({.processors = all_greedy ? Processors{} : kProcessors[r % kSequences],
+  bool all_greedy = true;
+  for (int r = 0; r < num_rows; ++r) {
+    rows.push_back({.processors = processors[r % processors.size()],
                     .key = {.seed = 7, .choice = 1, .base = static_cast<uint32_t>(r)},
                     .offset = r % 5,
-                    .drafted = kRows - 1 - r});
+                    .drafted = num_rows - 1 - r});
+    all_greedy = all_greedy && rows.back().processors.mode == VerifyMode::greedy;
   }
-  std::vector<int32_t> expected(kRows);
-  std::vector<RowDistribution> expected_q(kRows);
-  std::vector<float> expected_logits(kRows * vocab, -1.0f);
-  cpu::sample_drafts(logits.data(), vocab, rows.data(), kRows, expected.data(), expected_q.data(),
-                     expected_logits.data(), cpu::select_isa());
+  std::vector<int32_t> expected(num_rows);
+  std::vector<RowDistribution> expected_q(num_rows);
+  std::vector<float> expected_logits(num_rows * vocab, -1.0f);
+  cpu::sample_drafts(logits.data(), vocab, rows.data(), num_rows, expected.data(),
+                     expected_q.data(), expected_logits.data(), cpu::select_isa());
   const DeviceArray<DraftRow> device_rows(rows);
-  const DeviceArray<int32_t> drafted(kRows);
-  const DeviceArray<RowDistribution> q(kRows);
-  const DeviceArray<float> q_logits(std::vector<float>(kRows * vocab, -1.0f));
-  sample_drafts(device_logits.data(), vocab, device_rows.data(), kRows, all_greedy, drafted.data(),
-                q.data(), q_logits.data(), scratch, nullptr);
+  const DeviceArray<int32_t> drafted(num_rows);
+  const DeviceArray<RowDistribution> q(num_rows);
+  const DeviceArray<float> q_logits(std::vector<float>(num_rows * vocab, -1.0f));
+  sample_drafts(device_logits.data(), vocab, device_rows.data(), num_rows, all_greedy,
+                drafted.data(), q.data(), q_logits.data(), scratch, nullptr);
   EXPECT_EQ(drafted.values(), expected);
   // Bytes: NaNs are kept as they are, and only rows drawn by rejection are.
   const auto kept = q_logits.values();
   EXPECT_EQ(std::memcmp(kept.data(), expected_logits.data(), kept.size() * sizeof(float)), 0);
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < num_rows; ++r) {
     const bool rejects = rows[r].processors.mode == VerifyMode::rejection;
     const float first = logits[r * vocab];
     if (std::isnan(first)) continue;
     EXPECT_EQ(kept[rows[r].drafted * vocab], rejects ? first : -1.0f);
   }
   const auto values = q.values();
-  for (int i = 0; i < kRows; ++i) {
+  for (int i = 0; i < num_rows; ++i) {
     EXPECT_EQ(values[i].non_finite, expected_q[i].non_finite);
     if (expected_q[i].non_finite != 0) continue;
     EXPECT_EQ(values[i].max, expected_q[i].max);
@@ -168,11 +173,13 @@ void expect_same_drafts(const Case& of, bool all_greedy, const VerifyScratch& sc
 }
 
 TEST_P(VerifyParity, DraftsAreTheCpus) {
-  expect_same_drafts(GetParam(), /*all_greedy=*/false, scratch());
+  expect_same_drafts(random_logits(kRows, vocab_, GetParam().kind, 1), vocab_, kProcessors,
+                     scratch());
 }
 
 TEST_P(VerifyParity, GreedyDraftsAreTheCpus) {
-  expect_same_drafts(GetParam(), /*all_greedy=*/true, scratch());
+  constexpr Processors kGreedy[] = {{}};
+  expect_same_drafts(random_logits(kRows, vocab_, GetParam().kind, 1), vocab_, kGreedy, scratch());
 }
 
 // Drawn again and again from the same logits, a token is never drawn twice.
@@ -434,6 +441,43 @@ INSTANTIATE_TEST_SUITE_P(Shapes, VerifyParity,
                                          Case{9000, 2, Kind::flat}, Case{34001, 1, Kind::tied},
                                          Case{34001, 2, Kind::normal}),
                          [](const auto& info) { return name_of(info.param); });
+
+// More chunks, of 1,024 tokens, than a block has threads to merge them; the last one decides.
+TEST(VerifyParityOfManyChunks, DraftsAndSummariesAreTheCpus) {
+  constexpr int64_t kVocab = 128 * 1024 + 5;
+  const Processors processors[] = {kProcessors[0], kProcessors[1], kProcessors[8]};
+  constexpr int kNumRows = std::size(processors);
+  auto logits = random_logits(kNumRows, kVocab, Kind::normal, 6);
+  for (int r = 0; r < kNumRows; ++r) logits[(r + 1) * kVocab - 2] = 20.0f;
+  const DeviceArray<std::byte> workspace(verify_workspace_bytes(kNumRows, kVocab));
+  const DeviceArray<unsigned> arrivals(kNumRows);
+  const VerifyScratch scratch = {workspace.data(), arrivals.data()};
+  expect_same_drafts(logits, kVocab, processors, scratch);
+
+  std::vector<VerifyRow> rows;
+  for (int r = 0; r < kNumRows; ++r) {
+    rows.push_back({.logits_row = r,
+                    .draft_token = -1,
+                    .candidates_slot = -1,
+                    .processors = processors[r],
+                    .key = {.seed = 5, .choice = 0, .base = 10},
+                    .races = processors[r].mode == VerifyMode::coupled});
+  }
+  std::vector<ShardSummary> expected(kNumRows);
+  cpu::verify_summary(logits.data(), kVocab, 0, rows.data(), kNumRows, expected.data(), nullptr,
+                      cpu::select_isa());
+  const DeviceArray<float> device_logits(logits);
+  const DeviceArray<VerifyRow> device_rows(rows);
+  const DeviceArray<ShardSummary> summaries(kNumRows);
+  verify_summary(device_logits.data(), kVocab, 0, device_rows.data(), kNumRows, 0, summaries.data(),
+                 nullptr, scratch, nullptr);
+  const auto got = summaries.values();
+  for (int r = 0; r < kNumRows; ++r) {
+    EXPECT_EQ(got[r].argmax, kVocab - 2);
+    EXPECT_TRUE(same_bits(got[r].runner, expected[r].runner)) << "row " << r;
+    expect_near(got[r].sum_exp, expected[r].sum_exp, kSumTolerance, "sum_exp");
+  }
+}
 
 TEST(VerifyParityCombine, NamesTheRanksThatDisagree) {
   const size_t bytes = SummaryMessage::bytes(1, 0);

@@ -131,8 +131,7 @@ void BlockScheduler::run_thread(void* scheduler) {
 
 void BlockScheduler::resume(int thread) {
   running_ = thread;
-  const auto i = static_cast<unsigned>(thread);
-  threadIdx = {i % block_.x, i / block_.x % block_.y, i / block_.x / block_.y};
+  threadIdx = threads_[thread].index;
   threads_[thread].fiber->resume();
 }
 
@@ -140,6 +139,8 @@ void BlockScheduler::wait() { threads_[running_].fiber->yield(); }
 
 void BlockScheduler::start_warps() {
   for (int i = 0; i < num_threads_; ++i) {
+    const auto at = static_cast<unsigned>(i);
+    threads_[i].index = {at % block_.x, at / block_.x % block_.y, at / block_.x / block_.y};
     threads_[i].has_waited = false;
     threads_[i].copies.clear();
     threads_[i].copy_group = 0;

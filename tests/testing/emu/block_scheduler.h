@@ -80,6 +80,7 @@ class BlockScheduler {
 
  private:
   struct Thread {
+    uint3 index = {};
     bool has_waited = false;  // for earlier kernels
     int copy_group = 0;       // that the next cp.async belongs to
     std::vector<PendingCopy> copies;

@@ -50,19 +50,18 @@ class EarlyBlock {
     grid_ = &grid;
     block_ = block;
     shared_.emplace(grid.shared_bytes_).poison();
-    poison_static_shared();
+    grid.static_shared_.poison();
     scheduler_.seed(seed);
     scheduler_.begin(grid.grid_, grid.block_, grid.index_of(block), shared_->data(),
                      grid.shared_bytes_, grid.overlapped_, grid.body_);
     const std::string failure = scheduler_.go_on(false);
-    static_shared_ = save_static_shared();
+    grid.static_shared_.save(static_shared_);
     if (failure.empty()) return "";
     grid_ = nullptr;
     return failure + " (begun before earlier kernels had ended)";
   }
   std::string end() {
-    restore_static_shared(static_shared_);
-    grid_ = nullptr;
+    std::exchange(grid_, nullptr)->static_shared_.restore(static_shared_);
     return scheduler_.go_on(true);
   }
   void abandon() {
@@ -106,8 +105,10 @@ void abandon_early_blocks() {
   for (EarlyBlock& block : of_thread().early) block.abandon();
 }
 
-Grid::Grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped, std::function<void()> body)
-    : grid_(grid),
+Grid::Grid(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool overlapped,
+           std::function<void()> body)
+    : static_shared_(StaticShared::of(kernel)),
+      grid_(grid),
       block_(block),
       shared_bytes_(shared_bytes),
       overlapped_(overlapped),
@@ -140,7 +141,7 @@ std::string Grid::run() const {
   for (uint64_t i = 0; i < count_ && failure.empty(); ++i, at = (at + stride) % count_) {
     if (early != nullptr && at == early->block()) continue;
     shared.poison();
-    poison_static_shared();
+    static_shared_.poison();
     blocks.begin(grid_, block_, index_of(at), shared.data(), shared_bytes_, overlapped_, body_);
     failure = blocks.go_on(true);
   }

@@ -10,6 +10,8 @@
 
 namespace emu {
 
+class StaticShared;
+
 // Where this thread's orders, and what begins early, are drawn from (OUTRIDER_EMU_SEED).
 void seed_orders(uint64_t seed);
 
@@ -20,8 +22,10 @@ void abandon_early_blocks();
 // thread's.
 class Grid {
  public:
-  // overlapped: every thread of it has to wait for earlier kernels.
-  Grid(dim3 grid, dim3 block, size_t shared_bytes, bool overlapped, std::function<void()> body);
+  // kernel: its address, of which `body` calls one thread. overlapped: every thread of it has to
+  // wait for earlier kernels.
+  Grid(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool overlapped,
+       std::function<void()> body);
 
   // Each returns what went wrong, empty where nothing did.
 
@@ -37,6 +41,7 @@ class Grid {
 
   uint3 index_of(uint64_t block) const;
 
+  const StaticShared& static_shared_;
   dim3 grid_, block_;
   size_t shared_bytes_;
   bool overlapped_;

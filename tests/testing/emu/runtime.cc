@@ -1,6 +1,7 @@
 // Devices, memory, copies and launches of the CUDA runtime, over the emulator.
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -157,7 +158,7 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* function
   }
   const bool overlapped =
       has_attribute && config.attrs->val.programmaticStreamSerializationAllowed != 0;
-  const auto launched = std::make_shared<const Grid>(grid, block, config.dynamicSmemBytes,
+  const auto launched = std::make_shared<const Grid>(function, grid, block, config.dynamicSmemBytes,
                                                      overlapped, std::move(body));
   Operation operation([launched] { return launched->run(); });
   operation.is_kernel = true;
@@ -224,6 +225,9 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaSetDevice(int device) {
   if (const cudaError_t error = check_driver()) return remember(error);
   if (device < 0 || device >= num_devices()) return remember(cudaErrorInvalidDevice);
+  if (emu::environment_number("OUTRIDER_EMU_FULL", 0) == 1) {
+    return remember(cudaErrorMemoryAllocation);
+  }
   current_device = device;
   return cudaSuccess;
 }
@@ -339,6 +343,9 @@ cudaError_t cudaMallocHost(void** data, size_t bytes) {
   if (const cudaError_t refused = emu::refuse_in_capture()) return remember(refused);
   if (const cudaError_t error = emu::device_error()) return remember(error);
   if (bytes == 0) return cudaSuccess;
+  if (bytes > emu::environment_number("OUTRIDER_EMU_PINNED_BYTES", UINT64_MAX)) {
+    return remember(cudaErrorMemoryAllocation);
+  }
   *data = emu::allocate_pinned_memory(bytes);
   return remember(*data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }

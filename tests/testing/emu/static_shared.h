@@ -6,11 +6,26 @@
 
 namespace emu {
 
-// Fills those of the calling thread with poison, as a block finds them.
-void poison_static_shared();
+struct SharedVariable;
 
-// What they hold, and what that brings back.
-std::vector<std::byte> save_static_shared();
-void restore_static_shared(const std::vector<std::byte>& saved);
+// Those that a kernel may touch: all but the ones of other functions named …_kernel.
+class StaticShared {
+ public:
+  // kernel: its address.
+  static const StaticShared& of(const void* kernel);
+
+  // Fills the calling thread's with poison, as a block finds them.
+  void poison() const;
+
+  // What they hold, and what that brings back.
+  void save(std::vector<std::byte>& saved) const;
+  void restore(const std::vector<std::byte>& saved) const;
+
+ private:
+  template <class Act>
+  void for_each(const Act& act) const;
+
+  std::vector<const SharedVariable*> variables_;
+};
 
 }  // namespace emu

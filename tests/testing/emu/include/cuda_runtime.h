@@ -12,7 +12,7 @@
 
 namespace emu {
 
-// Enqueues body() for each thread of the grid. function: the kernel, for its attributes.
+// Enqueues body() for each thread of the grid. function: the kernel.
 cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* function,
                           std::function<void()> body);
 
