@@ -110,13 +110,17 @@ std::string coloured(const v1::Chunk& chunk) {
 
 namespace {
 
-// What drafting brought, what it cost, and whether it kept what it was asked to.
+// What drafting brought and what it cost, as far as that was measured, and whether it kept what it
+// was asked to.
 std::string of_speculation(const v1::SpeculationStats& s) {
   std::string text;
   if (s.num_draft_tokens() > 0) {
-    text += absl::StrFormat(
-        "; alpha %.2f, c %.3f: %.2f times as fast as without drafts, predicted %.2f", s.alpha(),
-        s.draft_cost(), s.measured_speedup(), s.predicted_speedup());
+    text += absl::StrFormat("; alpha %.2f", s.alpha());
+    if (s.has_draft_cost()) text += absl::StrFormat(", c %.3f", s.draft_cost());
+    if (s.has_measured_speedup()) {
+      text += absl::StrFormat(": %.2f times as fast as without drafts, predicted %.2f",
+                              s.measured_speedup(), s.predicted_speedup());
+    }
   }
   const auto drafter = drafter_from_name(s.drafter());
   if (s.num_copied_draft_tokens() > 0 && !(drafter && drafts_by_copying(*drafter))) {
@@ -166,6 +170,11 @@ std::string short_summary(const v1::Complete& complete) {
 
 namespace {
 
+// A field that may be unset.
+nlohmann::ordered_json or_null(bool is_set, double number) {
+  return is_set ? nlohmann::ordered_json(number) : nullptr;
+}
+
 nlohmann::ordered_json to_json(
     const google::protobuf::RepeatedPtrField<v1::TokenLogprobs>& logprobs) {
   auto list = nlohmann::ordered_json::array();
@@ -210,12 +219,12 @@ nlohmann::ordered_json to_json(const v1::GenerateOnceResponse& answer) {
         {"alpha", s.alpha()},
         {"lenience", s.lenience()},
         {"lenience_shift", s.lenience_shift()},
-        {"draft_cost", s.draft_cost()},
-        {"predicted_speedup", s.predicted_speedup()},
-        {"measured_speedup", s.measured_speedup()},
+        {"draft_cost", or_null(s.has_draft_cost(), s.draft_cost())},
+        {"predicted_speedup", or_null(s.has_predicted_speedup(), s.predicted_speedup())},
+        {"measured_speedup", or_null(s.has_measured_speedup(), s.measured_speedup())},
         {"steps_by_lookahead",
          std::vector<int64_t>(s.steps_by_lookahead().begin(), s.steps_by_lookahead().end())},
-        {"tpot_slo_ms", s.has_tpot_slo_ms() ? nlohmann::ordered_json(s.tpot_slo_ms()) : nullptr},
+        {"tpot_slo_ms", or_null(s.has_tpot_slo_ms(), s.tpot_slo_ms())},
         {"tpot_slo_missed", s.tpot_slo_missed()},
         {"mode", s.mode()},
         {"drafter", s.drafter()},
@@ -271,6 +280,7 @@ void AnswerPrinter::print_others() {
     print(answers_[i].text() + "\n");
   }
   std::fflush(stdout);
+  if (format_.legend()) std::fprintf(stderr, "%s\n", colour_legend().c_str());
 }
 
 void AnswerPrinter::print_all() {
@@ -280,7 +290,6 @@ void AnswerPrinter::print_all() {
   } else {
     print_others();
   }
-  if (format_.legend()) std::fprintf(stderr, "%s\n", colour_legend().c_str());
   if (format_.json || !format_.stats) return;
   for (size_t i = 0; i < answers_.size(); ++i) {
     const std::string whose = answers_.size() > 1 ? absl::StrFormat("answer %d: ", i + 1) : "";

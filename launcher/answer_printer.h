@@ -49,14 +49,14 @@ class AnswerPrinter {
   void chunk(const v1::Chunk& chunk);
   void complete(const v1::Complete& complete);
   // Where the call fails, before anything is said of that: prints what there is of the answers, as
-  // text.
+  // text, and what their colours mean.
   void cut_off();
 
   bool started() const { return started_; }
 
  private:
   void print_all();
-  // What is behind the first answer's text.
+  // What is behind the first answer's text: the others', and on stderr what the colours mean.
   void print_others();
 
   AnswerFormat format_;

@@ -1,6 +1,7 @@
 // See engine_flags.h.
 #include "launcher/engine_flags.h"
 
+#include <absl/strings/str_join.h>
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +9,8 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "launcher/command_line.h"
@@ -15,6 +18,7 @@
 #include "model/checkpoint_hash.h"
 #include "model/draft_head.h"
 #include "spec/drafters.h"
+#include "spec/table_drafter.h"
 
 namespace outrider {
 namespace {
@@ -70,8 +74,8 @@ DefaultDrafts::DefaultDrafts() : directory_(OUTRIDER_MODELS_DIRECTORY) {}
 void DefaultDrafts::add_to(CLI::App& command) {
   command
       .add_option("--default-drafts", directory_,
-                  "Where to look for a draft head made for this model where no flag says who "
-                  "drafts, or none (default: the repository's models)")
+                  "Where to look for a draft head and token counts made for this model where no "
+                  "flag gives what drafts, or none (default: the repository's models)")
       ->check([](const std::string& path) {
         std::error_code unreadable;
         return path == kNowhere || std::filesystem::is_directory(path, unreadable)
@@ -80,20 +84,37 @@ void DefaultDrafts::add_to(CLI::App& command) {
       });
 }
 
-std::string DefaultDrafts::choose(EngineOptions& options) const {
+bool DefaultDrafts::look_for(DrafterKind drafter) const {
+  return directory_ != kNowhere && drafter != DrafterKind::model;
+}
+
+std::string DefaultDrafts::choose(EngineOptions& options, std::optional<DrafterKind> asked) const {
   options.model_hash = checkpoint_hash(options.model);
-  const bool chosen = options.draft || options.draft_head || options.drafter;
-  std::string found;
-  if (!chosen && directory_ != kNowhere) {
+  const bool open = !asked && !options.draft && !options.draft_head;
+  const bool wants_head =
+      open || asked == DrafterKind::head || (asked == DrafterKind::model && !options.draft);
+  const bool wants_counts = open || asked == DrafterKind::bigram || asked == DrafterKind::unigram;
+  std::vector<std::string> said;
+  if (wants_head && !options.draft_head && directory_ != kNowhere) {
     options.draft_head = find_draft_head(directory_, options.model_hash);
-    found = options.draft_head
-                ? "drafting with " + options.draft_head->string() + ", made for this model"
-                : "no draft head for this model in " + directory_;
+    said.push_back(options.draft_head
+                       ? "drafting with " + options.draft_head->string() + ", made for this model"
+                       : "no draft head for this model in " + directory_);
+  }
+  if (wants_counts && !options.draft_counts && directory_ != kNowhere) {
+    options.draft_counts = find_counts(directory_, file_hash(options.model / "tokenizer.json"));
+    if (options.draft_counts) {
+      said.push_back("bigram and unigram draft from " + options.draft_counts->string());
+    }
   }
   if (options.draft_head) {
     check_head_files(*options.draft_head, options.model, options.model_hash);
   }
-  return found;
+  if (options.draft_counts) check_counts(*options.draft_counts, options.model);
+  if (asked && *asked != DrafterKind::model) {  // which may mean the head
+    check_drafter(*asked, options.drafter_files(), directory_ == kNowhere ? "" : directory_);
+  }
+  return absl::StrJoin(said, "; ");
 }
 
 void add_drafter_flag(CLI::App& command, EngineOptions& options) {

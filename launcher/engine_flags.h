@@ -1,6 +1,7 @@
 // Flags that say which models are loaded, and how they are used.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "engine/executor.h"
@@ -18,15 +19,19 @@ constexpr int kMostRows = 32767;
 // --model, --draft, --prefill-chunk and --max-positions. `options` outlives the command.
 void add_model_flags(CLI::App& command, EngineOptions& options);
 
-// --default-drafts: where a draft head made for the model may lie, for whoever names no drafter.
+// --default-drafts: where a draft head and counts made for the model may lie, for whoever names no
+// drafter, or one of theirs.
 class DefaultDrafts {
  public:
   DefaultDrafts();
   void add_to(CLI::App& command);
-  // Fills in the model's hash, which is read once, and the draft head that there is for it where no
-  // flag says who drafts. Returns that in words, for the log; empty where a flag does, or nobody is
-  // to look. Throws Error.
-  std::string choose(EngineOptions& options) const;
+  // Whether what this drafter needs may be found: a draft model never is.
+  bool look_for(DrafterKind drafter) const;
+  // Fills in the model's hash, which is read once, and what there is for it to draft with where no
+  // flag gives it: a draft head and counts where nobody asks for a drafter, else what `asked`
+  // needs and then has to have. Checks heads and counts, found or given. Returns what was looked
+  // for in words, for the log; empty where nothing was. Throws Error.
+  std::string choose(EngineOptions& options, std::optional<DrafterKind> asked) const;
 
  private:
   std::string directory_;  // or "none"

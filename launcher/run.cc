@@ -61,12 +61,10 @@ int print_failure(const absl::Status& status) {
 int run(const RunOptions& options, const v1::GenerateRequest& asked) {
   EngineOptions engine_options = options.engine;
   const v1::SpeculationParams& speculation = asked.speculation();
-  const std::string& drafter = speculation.drafter();
-  if (speculation.mode() != v1::SPECULATION_MODE_OFF &&
-      (drafter.empty() || drafter == "head" || drafter == "model")) {
-    options.default_drafts.choose(engine_options);
+  const auto drafter = drafter_from_name(speculation.drafter());
+  if (speculation.mode() != v1::SPECULATION_MODE_OFF) {
+    options.default_drafts.choose(engine_options, drafter);
   }
-  if (drafter == "head") check_drafter(DrafterKind::head, engine_options.drafter_files());
   // What is out of its range is refused below.
   engine_options.max_sequences = std::clamp(asked.sampling_params().n(), 1, Limits().max_choices);
   engine_options.prefill_beside = engine_options.prefill_chunk;  // nobody else to wait for it
@@ -102,9 +100,9 @@ void add_run_command(CLI::App& app, Action& action) {
   options->format.add_to(*command);
   command->callback([options, &action] {
     v1::GenerateRequest request = options->request.request();
-    // Of those that need a file that no default gives; other names are refused with the request.
+    // Other names are refused with the request.
     const auto drafter = drafter_from_name(request.speculation().drafter());
-    if (drafter == DrafterKind::bigram || drafter == DrafterKind::unigram) {
+    if (drafter && drafter != DrafterKind::model && !options->default_drafts.look_for(*drafter)) {
       try {
         check_drafter(*drafter, options->engine.drafter_files());
       } catch (const Error& error) {

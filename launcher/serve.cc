@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -114,8 +113,9 @@ void check_together(const ServeOptions& options) {
                 " tokens; expected at most --max-speculative-tokens, " +
                 std::to_string(options.engine.max_draft_tokens));
   }
-  if (options.engine.drafter) {
-    check_drafter(*options.engine.drafter, options.engine.drafter_files());
+  const auto& drafter = options.engine.drafter;
+  if (drafter && !options.default_drafts.look_for(*drafter)) {
+    check_drafter(*drafter, options.engine.drafter_files());
   }
 }
 
@@ -146,15 +146,6 @@ std::string check_ranks(World& world, const std::string& hello, const std::strin
   return "";
 }
 
-// Positions of the KV cache, for which every rank has to have room.
-int64_t agree_on_kv_tokens(World& world, int64_t mine) {
-  int64_t least = mine;
-  for (const std::string& tokens : world.all_gather_strings(std::to_string(mine))) {
-    least = std::min<int64_t>(least, std::stoll(tokens));
-  }
-  return least;
-}
-
 // What the parts of a serving process have in common.
 struct Process {
   const ServeOptions& options;
@@ -164,7 +155,14 @@ struct Process {
   SupervisorLink* launcher;  // null where `outrider launch` did not start this
   // Collective. It may hang where another rank does, so a Liveness watches it.
   std::function<std::unique_ptr<Communicator>()> make_communicator;
+  int local_size = 1;  // ranks on this host
 };
+
+void log_own_copy(const Process& process, const ReportingCommunicator& communicator) {
+  if (process.local_size == 1 || !communicator.keeps_copies()) return;
+  spdlog::info("rank {} has a copy to itself of drafts' weights that others of its host hold, too",
+               communicator.rank());
+}
 
 [[noreturn]] void tell(const std::string& what) {
   std::fprintf(stderr, "outrider: %s\n", what.c_str());
@@ -203,6 +201,7 @@ void lead(const Process& process, ControlServer* control, Server& server) {
   ReportingCommunicator reporting(*communicator, progress);
   Executor executor(engine_options, process.backend, reporting);
   executor.report_to(progress);
+  log_own_copy(process, reporting);
   // Each says that it has loaded.
   if (control != nullptr) control->gather(LivenessLimits().longest_load);
   spdlog::info("the KV cache holds {} tokens", executor.num_pages() * kPageTokens);
@@ -292,6 +291,7 @@ void follow(const Process& process, int rank, ControlClient& control) {
   ReportingCommunicator reporting(*communicator, progress);
   Executor executor(process.options.engine, process.backend, reporting);
   executor.report_to(progress);
+  log_own_copy(process, reporting);
   process.signals.on_stop({});
   try {
     control.send({});
@@ -317,7 +317,7 @@ void follow(const Process& process, int rank, ControlClient& control) {
 int serve_alone(ServeOptions options, StopSignals& signals) {
   const auto server = listen(options.server);
   check_files(options.engine, 1);
-  const std::string draft = options.default_drafts.choose(options.engine);
+  const std::string draft = options.default_drafts.choose(options.engine, options.engine.drafter);
   if (!draft.empty()) spdlog::info("{}", draft);
   const RankDevice device =
       open_device(options.device, options.engine, visible_gpus(options.device), {}, 0, 1);
@@ -344,7 +344,7 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
       server = listen(options.server);
       check_files(options.engine, world.size());
     }
-    const std::string draft = options.default_drafts.choose(options.engine);
+    const std::string draft = options.default_drafts.choose(options.engine, options.engine.drafter);
     if (world.rank() == 0 && !draft.empty()) spdlog::info("{}", draft);
     device = open_device(options.device, options.engine, gpus, local, world.rank(), world.size());
     hello = serialise_hello(make_hello(options.engine, device));
@@ -353,7 +353,8 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   }
   error = check_ranks(world, hello, error);
   if (!error.empty()) return error;
-  options.engine.kv_cache_tokens = agree_on_kv_tokens(world, device.kv_cache_tokens);
+  // Every rank has to have room for them.
+  options.engine.kv_cache_tokens = world.least(device.kv_cache_tokens);
 
   if (world.rank() == 0 || device.choice.gpu) {
     spdlog::info("rank {} computes {}", world.rank(), device.choice.reason);
@@ -363,7 +364,8 @@ std::string serve_as_rank(ServeOptions options, StopSignals& signals, Supervisor
   const auto make_communicator = [&] {
     return make_device_communicator(gpu, options.device, world, control);
   };
-  const Process process = {options, *device.backend, signals, gpu, launcher, make_communicator};
+  const Process process = {options,  *device.backend,   signals,           gpu,
+                           launcher, make_communicator, world.local_size()};
   if (world.rank() > 0) {
     follow(process, world.rank(), *control.client);
   } else {

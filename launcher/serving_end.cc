@@ -18,7 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kTellTimeout{500};
 constexpr std::chrono::milliseconds kUnwindTimeout{200};
 // The last resort where ending hangs itself: the kernel ends the process.
-constexpr unsigned kEndTimeoutS = 2;
+constexpr unsigned kLostTimeoutS = 2;
 
 }  // namespace
 
@@ -47,7 +47,7 @@ void ServingEnd::lost(const Loss& loss) {
   std::unique_lock lock(mutex_);
   lost_ = true;
   if (ended_) return;
-  alarm(kEndTimeoutS);
+  alarm(kLostTimeoutS);
   if (engine_ != nullptr) {
     engine_->fail(what);
     server_->metrics().set_rank_up(loss.rank, false);

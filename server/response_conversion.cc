@@ -83,9 +83,11 @@ void add_speculation(const Completion& completion, v1::SpeculationStats& proto) 
   proto.set_drafter(drafter_name(stats.drafter));
   proto.set_seed(completion.seed);
   proto.set_numerics_fingerprint(completion.numerics_fingerprint);
-  proto.set_predicted_speedup(stats.speedup.predicted(stats.alpha()));
-  proto.set_measured_speedup(stats.speedup.measured());
-  proto.set_draft_cost(stats.mean_draft_cost());
+  if (const auto predicted = stats.speedup.predicted(stats.alpha())) {
+    proto.set_predicted_speedup(*predicted);
+  }
+  if (const auto measured = stats.speedup.measured()) proto.set_measured_speedup(*measured);
+  if (const auto cost = stats.draft_cost()) proto.set_draft_cost(*cost);
   const auto& steps = stats.speedup.steps;
   proto.mutable_steps_by_lookahead()->Add(steps.begin(), steps.end());
   if (stats.tpot_slo_ms > 0) proto.set_tpot_slo_ms(stats.tpot_slo_ms);
@@ -192,9 +194,9 @@ void add_drafter_stats(const EngineStats& stats, v1::GetServerInfoResponse& prot
     out.set_num_alternative_draft_tokens(report.num_alternative_draft_tokens);
     out.set_num_accepted_alternatives(report.num_accepted_alternatives);
     out.set_alpha(report.alpha);
-    out.set_draft_cost(report.draft_cost);
-    out.set_predicted_speedup(report.predicted_speedup);
-    out.set_measured_speedup(report.measured_speedup);
+    if (report.draft_cost) out.set_draft_cost(*report.draft_cost);
+    if (report.predicted_speedup) out.set_predicted_speedup(*report.predicted_speedup);
+    if (report.measured_speedup) out.set_measured_speedup(*report.measured_speedup);
     out.set_loss_budget_ms(report.budget_ms);
   }
 }

@@ -57,16 +57,21 @@ def checkpoint_files(directory: Path) -> list[Path]:
     return [directory / "config.json", index, *(directory / name for name in sorted({*files}))]
 
 
-def checkpoint_hash(directory: Path) -> str:
-    """What `outrider inspect` prints."""
+def hash_of(paths: list[Path]) -> str:
+    """Of the files' contents, chained: csrc/model/checkpoint_hash.h."""
     digest = ctypes.CDLL("libxxhash.so.0").XXH3_64bits_withSeed
     digest.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64)
     digest.restype = ctypes.c_uint64
     value = 0
-    for path in checkpoint_files(directory):
+    for path in paths:
         data = path.read_bytes()
         value = digest(data, len(data), value)
     return f"{value:016x}"
+
+
+def checkpoint_hash(directory: Path) -> str:
+    """What `outrider inspect` prints."""
+    return hash_of(checkpoint_files(directory))
 
 
 def check_target(draft: Path, target: Path) -> None:

@@ -2,17 +2,20 @@
 """Counts tokens and pairs of tokens in the text that tools/distill_draft.py drew from a target: the
 tables of the drafters unigram and bigram.
 
-    tools/count_tokens.py --work WORK --vocab-size N --output FILE.safetensors
+    tools/count_tokens.py --work WORK --target DIR --output FILE.safetensors
 
 Of the most frequent tokens, and of the most frequent ones behind each token that came at least
---least times, the counts are kept; csrc/spec/table_drafter.h says how.
+--least times, the counts are kept; csrc/spec/table_drafter.h says how. The file names the tokenizer
+whose tokens they are, by its hash.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from safetensors.numpy import save_file
 
 
@@ -50,7 +53,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, metavar="DIR",
                         help="where `distill_draft.py generate` left its shards")
-    parser.add_argument("--vocab-size", type=int, required=True)
+    parser.add_argument("--target", type=Path, required=True, metavar="DIR",
+                        help="the model that drew them: what tools/fetch_model.py printed")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
     parser.add_argument("--most", type=int, default=256, help="tokens of the unigram")
     parser.add_argument("--most-behind", type=int, default=16, help="tokens kept behind a token")
@@ -65,9 +69,11 @@ def main() -> int:
         print(f"count_tokens: {arguments.work}: no train-*.npz; expected shards of "
               f"`distill_draft.py generate`", file=sys.stderr)
         return 1
-    counted = tables(np.concatenate(pairs), arguments.vocab_size, arguments.most,
+    config = json.loads((arguments.target / "config.json").read_text(encoding="utf-8"))
+    counted = tables(np.concatenate(pairs), config["vocab_size"], arguments.most,
                      arguments.most_behind, arguments.least)
-    save_file(counted, arguments.output)
+    tokenizer = xxhash.xxh3_64_intdigest((arguments.target / "tokenizer.json").read_bytes())
+    save_file(counted, arguments.output, metadata={"tokenizer": f"{tokenizer:016x}"})
     print(f"{len(np.concatenate(pairs))} drawn tokens; {len(counted['unigram_tokens'])} counted, "
           f"{len(counted['bigram_tokens'])} pairs behind "
           f"{np.count_nonzero(np.diff(counted['bigram_rows']))} tokens")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer
 
 from distill_llama import Cache, Llama, RecipeError
 from distill_measures import copied
-from distill_prompts import KINDS, Prompt, PromptSource
+from distill_prompts import KINDS, Excluded, Prompt, PromptSource
 
 # Temperatures that a sequence is drawn at, and their shares. 0: greedy.
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -34,6 +35,13 @@ MAX_QUESTION_TOKENS = 80
 ANSWER_TOKENS = (32, 160)
 
 SAID = "\0"  # stands for what somebody says in a rendered chat
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """write(temporary path), then the name: a file is whole or absent."""
+    temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}.part")  # others may write it, too
+    write(temporary)
+    os.replace(temporary, path)
 
 
 class Renderer:
@@ -180,6 +188,18 @@ def generate(target: Llama, renderer: Renderer, seed: str, held_out: bool, rows:
             forced[row, i + 2:i + 2 + len(ids)] = ids
     shard["copied"] = copied(tokens)
     return shard
+
+
+def drop_excluded(shard: dict[str, np.ndarray], renderer: Renderer,
+                  excluded: list[Excluded]) -> int:
+    """Takes the conversations that share words with excluded prompts out of a shard, whoever says
+    them; returns how many."""
+    texts = [renderer.tokenizer.decode(row.tolist(), skip_special_tokens=False)
+             for row in shard["tokens"]]
+    kept = np.array([not any(prompts.shares(text) for prompts in excluded) for text in texts])
+    for name, field in shard.items():
+        shard[name] = field[kept]
+    return int(len(kept) - kept.sum())
 
 
 class Shards:

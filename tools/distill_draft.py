@@ -37,27 +37,22 @@ import torch
 import torch.nn.functional as F
 
 from complete_draft import DraftError, complete
-from distill_data import Batches, Renderer, Shards, frequent_tokens, generate
+from distill_data import (Batches, Renderer, Shards, drop_excluded, frequent_tokens, generate,
+                          write_whole)
 from distill_head import AUX_LAYERS, WEIGHTS, DraftHead, load_head, save_head
 from distill_llama import Llama, RecipeError, aux_layers_of, load_target, save_trained
 from distill_measures import Comparison, compare_logits, expected_speedup, lookup_acceptance, shares
 from distill_optimizers import learning_rate, make_optimizers
-from distill_prompts import KINDS, SHARES
+from distill_prompts import KINDS, SHARES, Excluded
 
 CHECKPOINT_SECONDS = 60
 DEPTH_DISCOUNT = 0.8  # weight in the loss of a head's guess over that of the one before it
 LOSS_ROWS = {"cpu": 256, "cuda": 8192}  # positions whose logits are held at once
 
 
-def write_whole(path: Path, write) -> None:
-    """write(temporary path), then the name: a file is whole or absent."""
-    temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}.part")  # others may write it, too
-    write(temporary)
-    os.replace(temporary, path)
-
-
 def open_work(arguments: argparse.Namespace) -> None:
-    """Makes the folder, or checks that what is in it was made from the same target."""
+    """Makes the folder, or checks that what is in it was made from the same target, and all of its
+    text without the same prompts."""
     weights = sorted(arguments.target.glob("*.safetensors"))
     if not weights:
         raise RecipeError(f"--target {arguments.target}: expected a folder with *.safetensors")
@@ -65,11 +60,14 @@ def open_work(arguments: argparse.Namespace) -> None:
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in weights))
     config = json.loads((arguments.target / "config.json").read_text(encoding="utf-8"))
     settings = {"target_sha256": digest.hexdigest(), "seed": arguments.seed,
-                "shares": dict(zip(KINDS, SHARES)), AUX_LAYERS: list(aux_layers_of(config))}
+                "shares": dict(zip(KINDS, SHARES)), AUX_LAYERS: list(aux_layers_of(config)),
+                "excluded": sorted({prompts.sha256 for prompts in getattr(arguments, "exclude", [])})}
     path = arguments.work / "settings.json"
     if not path.exists():
         write_whole(path, lambda temporary: temporary.write_text(json.dumps(settings)))
-    found = json.loads(path.read_text())
+    found = {"excluded": [], **json.loads(path.read_text())}
+    if arguments.command != "generate":
+        settings["excluded"] = found["excluded"]
     if found != settings:
         raise RecipeError(f"{path}: holds {found}; expected {settings}, or another --work")
 
@@ -94,12 +92,12 @@ def run_generate(arguments: argparse.Namespace) -> None:
             start = time.monotonic()
             shard = generate(target, renderer, f"{arguments.seed} {number}", name == "held_out",
                              arguments.rows, arguments.length, arguments.keep_hidden)
+            rate = shard["tokens"].size / (time.monotonic() - start)
+            dropped = drop_excluded(shard, renderer, arguments.exclude)
             drawn = int(shard["generated"].sum())
             shards.write(number, shard)
-            seconds = time.monotonic() - start
-            size = shard["tokens"].size
-            log(arguments, {"shard": f"{name}-{number:05d}", "tokens": size, "generated": drawn,
-                            "tokens_per_second": size / seconds})
+            log(arguments, {"shard": f"{name}-{number:05d}", "tokens": shard["tokens"].size,
+                            "generated": drawn, "dropped": dropped, "tokens_per_second": rate})
 
 
 def of_next(marks: torch.Tensor) -> torch.Tensor:
@@ -433,6 +431,9 @@ def parse() -> argparse.Namespace:
 
     command = commands.add_parser("generate", parents=[common], help="draw text from the target")
     command.set_defaults(run=run_generate)
+    command.add_argument("--exclude", type=Excluded, action="append", default=[], metavar="FILE",
+                         help="prompts, as the bench has them: drop what shares 8 words in a row "
+                         "with one, or all of a shorter one (may be given several times)")
     command.add_argument("--shards", type=at_least(1), default=48, help="of training text")
     command.add_argument("--first-shard", type=at_least(0), default=0, metavar="NUMBER",
                          help="of training text; the one that begins with 0, the default, draws "

@@ -9,8 +9,12 @@ eighth entry, module and word, training prompts of the others, so no topic is in
 inflections of a word.
 """
 
+import argparse
 import ast
+import hashlib
+import json
 import random
+import re
 import sysconfig
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +22,7 @@ from typing import NamedTuple
 KINDS = ("chat", "code", "summary", "plain", "own")
 SHARES = (0.1, 0.1, 0.05, 0.05, 0.7)  # of KINDS, among the prompts
 HELD_OUT_EVERY = 8
+RUN_WORDS = 8  # in a row, that two texts have in common by more than chance
 
 TOPICS = """volcanoes|growing tomatoes|learning the guitar|black holes|the water cycle|bees
 chess openings|saving money|public speaking|sleeping better|the printing press|solar panels
@@ -199,6 +204,45 @@ def library_functions(held_out: bool) -> list[str]:
     if not heads:
         raise RuntimeError(f"no function with a docstring found below {directory}")
     return heads
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def runs(words: list[str], length: int = RUN_WORDS) -> set[tuple[str, ...]]:
+    """All that are so many words in a row."""
+    return {tuple(words[i:i + length]) for i in range(len(words) - length + 1)}
+
+
+class Excluded:
+    """Prompts that nothing trained on may share a run of RUN_WORDS words with, or all of a shorter
+    one: JSON Lines, each an object with a `text`, as the bench's prompts are."""
+
+    def __init__(self, path: str) -> None:
+        """Made by argparse of a flag's value, which prints what is raised."""
+        self.runs: dict[int, set[tuple[str, ...]]] = {}  # by their length
+        try:
+            data = Path(path).read_bytes()
+            lines = data.decode().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise argparse.ArgumentTypeError(f"{path}: {error}") from error
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        for number, line in enumerate(lines, 1):
+            try:
+                words = words_of(json.loads(line)["text"])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                words = []
+            if not words:
+                raise argparse.ArgumentTypeError(
+                    f'{path}: line {number} is {line[:60]!r}; expected an object with words as its '
+                    f'"text"')
+            length = min(RUN_WORDS, len(words))
+            self.runs.setdefault(length, set()).update(runs(words, length))
+
+    def shares(self, text: str) -> bool:
+        words = words_of(text)
+        return any(runs(words, length) & found for length, found in self.runs.items())
 
 
 class PromptSource:

@@ -35,10 +35,11 @@ class Communicator {
   // x: the same number of bytes on every rank; all end with root's.
   virtual void broadcast(TensorView x, int root, Stream& stream) = 0;
 
-  // memory: the host's, whole pages, aligned to 2 MiB; equal bytes on every rank (Error where they
-  // are not), which nobody writes from now on. Where the ranks are processes of one NUMA node and
-  // it has room, they keep one copy between them from then on: a rank finds in a shared cache what
-  // another has just read. Returns whether they do.
+  // memory: the host's, whole pages, aligned to 2 MiB; equal bytes on every rank, which nobody
+  // writes from now on. Ranks that are processes of one host and NUMA node keep one copy between
+  // them from then on, where there is room for it: a rank finds in a shared cache what another has
+  // just read. Returns whether this rank has such company. Throws Error on all of a node's ranks
+  // where their bytes differ; the others then find these lost.
   virtual bool share(std::span<std::byte> /*memory*/) { return false; }
 
   // Why collectives that were enqueued will never be done, as far as the transport has found out

@@ -2,7 +2,6 @@
 #include "comm/mpi_communicator.h"
 
 #include <mpi.h>
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -31,15 +30,23 @@ constexpr int64_t kGatherMaxElements = 6144;
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator() {
-    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+  // Takes `comm`, unless that is MPI_COMM_WORLD. numa_node: this rank's.
+  MpiCommunicator(MPI_Comm comm, int numa_node) : comm_(comm), numa_node_(numa_node) {
+    check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
     for (std::vector<int>* v : {&block_counts_, &block_offsets_, &part_counts_, &part_offsets_}) {
       v->resize(size_);
     }
-    if (size_ > 1 && on_one_host()) {
-      shared_memory_ = map_shared_memory(*this, SharedMemorySum::bytes(size_));
-    }
+  }
+  // OpenMPI's MPI_Comm_free waits for nobody, so it may stand where an exception unwinds.
+  ~MpiCommunicator() override {
+    if (comm_ != MPI_COMM_WORLD) MPI_Comm_free(&comm_);
+  }
+
+  // Collective; before the first sum.
+  void add_in_shared_memory_if_on_one_host() {
+    if (size_ == 1 || of_host().size_ < size_) return;
+    shared_memory_ = map_shared_memory(*this, SharedMemorySum::bytes(size_));
     if (shared_memory_.data() != nullptr) shared_sum_.emplace(shared_memory_.data(), rank_, size_);
   }
 
@@ -64,28 +71,46 @@ class MpiCommunicator final : public Communicator {
     CHECK(all.bytes() == size_ * mine.bytes());
     if (mine.bytes() == 0) return;
     const int bytes = static_cast<int>(mine.bytes());
-    check_mpi(
-        MPI_Allgather(mine.raw(), bytes, MPI_BYTE, all.raw(), bytes, MPI_BYTE, MPI_COMM_WORLD),
-        "MPI_Allgather");
+    check_mpi(MPI_Allgather(mine.raw(), bytes, MPI_BYTE, all.raw(), bytes, MPI_BYTE, comm_),
+              "MPI_Allgather");
   }
 
   void broadcast(TensorView x, int root, Stream&) override {
     CHECK(x.contiguous() && x.bytes() <= INT_MAX && 0 <= root && root < size_);
     if (x.bytes() == 0) return;
-    check_mpi(MPI_Bcast(x.raw(), static_cast<int>(x.bytes()), MPI_BYTE, root, MPI_COMM_WORLD),
-              "MPI_Bcast");
+    check_mpi(MPI_Bcast(x.raw(), static_cast<int>(x.bytes()), MPI_BYTE, root, comm_), "MPI_Bcast");
+  }
+
+  // Each NUMA node's ranks by themselves: memory of another node is slower than a copy.
+  bool share(std::span<std::byte> memory) override {
+    MpiCommunicator near = of_numa_node();
+    return near.size_ > 1 && near.keep_one_copy(memory);
+  }
+
+ private:
+  // Collective, as the next.
+  MpiCommunicator of_host() const {
+    MPI_Comm host = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+              "MPI_Comm_split_type");
+    return {host, numa_node_};
+  }
+
+  MpiCommunicator of_numa_node() const {
+    const MpiCommunicator host = of_host();
+    MPI_Comm node = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split(host.comm_, numa_node_, 0, &node), "MPI_Comm_split");
+    return {node, numa_node_};
   }
 
   // A copy in shared memory takes the place of every rank's own, at the same addresses.
-  bool share(std::span<std::byte> memory) override {
-    if (size_ == 1 || !on_one_host() || !on_one_node()) return false;
+  bool keep_one_copy(std::span<std::byte> memory) {
     Buffer shared = map_shared_memory(*this, memory.size());
     if (shared.data() == nullptr) return false;
     if (rank_ == 0) std::memcpy(shared.data(), memory.data(), memory.size());
-    check_mpi(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
+    check_mpi(MPI_Barrier(comm_), "MPI_Barrier");
     int equal = std::memcmp(shared.data(), memory.data(), memory.size()) == 0 ? 1 : 0;
-    check_mpi(MPI_Allreduce(MPI_IN_PLACE, &equal, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
-              "MPI_Allreduce");
+    check_mpi(MPI_Allreduce(MPI_IN_PLACE, &equal, 1, MPI_INT, MPI_MIN, comm_), "MPI_Allreduce");
     if (equal == 0) throw Error("the ranks hold different bytes of weights that are to be equal");
     CHECK(mprotect(shared.data(), memory.size(), PROT_READ) == 0);
     CHECK(mremap(shared.data(), memory.size(), memory.size(), MREMAP_MAYMOVE | MREMAP_FIXED,
@@ -97,31 +122,10 @@ class MpiCommunicator final : public Communicator {
     return true;
   }
 
- private:
-  bool on_one_host() const {
-    MPI_Comm host = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
-              "MPI_Comm_split_type");
-    int host_size = 0;
-    check_mpi(MPI_Comm_size(host, &host_size), "MPI_Comm_size");
-    check_mpi(MPI_Comm_free(&host), "MPI_Comm_free");
-    return host_size == size_;
-  }
-
-  // Whether all ranks' threads stand on one NUMA node: memory of another is slower than a copy.
-  static bool on_one_node() {
-    unsigned node = 0;
-    CHECK(getcpu(nullptr, &node) == 0);
-    int ends[2] = {static_cast<int>(node), -static_cast<int>(node)};
-    check_mpi(MPI_Allreduce(MPI_IN_PLACE, ends, 2, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
-              "MPI_Allreduce");
-    return ends[0] == -ends[1];
-  }
-
   // Every rank receives all parts and adds them.
   void sum_gathered(float* x /* [n] */, int n) {
     float* const parts = scratch(int64_t{n} * size_);  // [size, n]
-    check_mpi(MPI_Allgather(x, n, MPI_FLOAT, parts, n, MPI_FLOAT, MPI_COMM_WORLD), "MPI_Allgather");
+    check_mpi(MPI_Allgather(x, n, MPI_FLOAT, parts, n, MPI_FLOAT, comm_), "MPI_Allgather");
     ordered_sum(parts, size_, n, x);
   }
 
@@ -140,11 +144,11 @@ class MpiCommunicator final : public Communicator {
     }
     float* const parts = scratch(int64_t{mine} * size_);  // [size, mine]
     check_mpi(MPI_Alltoallv(x, block_counts_.data(), block_offsets_.data(), MPI_FLOAT, parts,
-                            part_counts_.data(), part_offsets_.data(), MPI_FLOAT, MPI_COMM_WORLD),
+                            part_counts_.data(), part_offsets_.data(), MPI_FLOAT, comm_),
               "MPI_Alltoallv");
     ordered_sum(parts, size_, mine, x + block_offsets_[rank_]);
     check_mpi(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, x, block_counts_.data(),
-                             block_offsets_.data(), MPI_FLOAT, MPI_COMM_WORLD),
+                             block_offsets_.data(), MPI_FLOAT, comm_),
               "MPI_Allgatherv");
   }
 
@@ -155,6 +159,8 @@ class MpiCommunicator final : public Communicator {
     return static_cast<float*>(scratch_.data());
   }
 
+  MPI_Comm comm_;
+  int numa_node_;
   int rank_ = 0, size_ = 1;
   Buffer shared_memory_;
   std::optional<SharedMemorySum> shared_sum_;  // on one host
@@ -172,8 +178,10 @@ void check_mpi(int result, const char* call) {
   throw Error(std::string(call) + " failed: " + text);
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator() {
-  return std::make_unique<MpiCommunicator>();
+std::unique_ptr<Communicator> make_mpi_communicator(int numa_node) {
+  auto communicator = std::make_unique<MpiCommunicator>(MPI_COMM_WORLD, numa_node);
+  communicator->add_in_shared_memory_if_on_one_host();
+  return communicator;
 }
 
 }  // namespace outrider

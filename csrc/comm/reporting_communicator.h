@@ -17,6 +17,9 @@ class ReportingCommunicator final : public Communicator {
 
   void report_to(StepProgress& progress) { progress_ = &progress; }
 
+  // Whether this rank was to share some memory, and has a copy to itself.
+  bool keeps_copies() const { return keeps_copies_; }
+
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   bool is_near() const override { return inner_.is_near(); }
@@ -33,7 +36,11 @@ class ReportingCommunicator final : public Communicator {
     tell();
     inner_.broadcast(x, root, stream);
   }
-  bool share(std::span<std::byte> memory) override { return inner_.share(memory); }
+  bool share(std::span<std::byte> memory) override {
+    const bool shared = inner_.share(memory);
+    keeps_copies_ |= !shared;
+    return shared;
+  }
   std::string failure() const override { return inner_.failure(); }
 
  private:
@@ -43,6 +50,7 @@ class ReportingCommunicator final : public Communicator {
 
   Communicator& inner_;
   StepProgress* progress_ = nullptr;
+  bool keeps_copies_ = false;
 };
 
 }  // namespace outrider

@@ -1,6 +1,7 @@
 #include "comm/world.h"
 
 #include <mpi.h>
+#include <sched.h>
 
 #include <climits>
 #include <cstdlib>
@@ -44,7 +45,11 @@ World::~World() {
   if (std::uncaught_exceptions() == exceptions_at_start_) MPI_Finalize();
 }
 
-std::unique_ptr<Communicator> World::make_communicator() { return make_mpi_communicator(); }
+std::unique_ptr<Communicator> World::make_communicator() {
+  unsigned numa_node = 0;
+  CHECK(getcpu(nullptr, &numa_node) == 0);
+  return make_mpi_communicator(static_cast<int>(numa_node));
+}
 
 std::string World::broadcast_string(const std::string& text) {
   uint64_t bytes = text.size();
@@ -77,6 +82,12 @@ std::vector<std::string> World::all_gather_strings(const std::string& mine) {
   for (int rank = 0; rank < size_; ++rank)
     all.push_back(joined.substr(offsets[rank], counts[rank]));
   return all;
+}
+
+int64_t World::least(int64_t mine) {
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &mine, 1, MPI_INT64_T, MPI_MIN, MPI_COMM_WORLD),
+            "MPI_Allreduce");
+  return mine;
 }
 
 }  // namespace outrider

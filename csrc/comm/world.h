@@ -1,6 +1,7 @@
 // World: starts and ends MPI, and is the only owner of it. `outrider run` never makes one.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +36,7 @@ class World {
   // For start-up only: they allocate, and an MPI call that waits keeps a core busy. Collective.
   std::string broadcast_string(const std::string& text);  // what rank 0 passed, on every rank
   std::vector<std::string> all_gather_strings(const std::string& mine);  // in rank order
+  int64_t least(int64_t mine);  // of what the ranks passed, on every rank
 
  private:
   int exceptions_at_start_;

@@ -121,6 +121,9 @@ void Delivery::count(Answer& answer, const Delivered& item, int num_emitted) {
   if (used.num_drafted > 0) ++stats.num_spec_steps;
   stats.num_draft_tokens += used.num_verified();
   if (item.copied) stats.num_copied_draft_tokens += used.num_drafted;
+  if (item.draft_cost) {
+    stats.draft_cost_sum = stats.draft_cost_sum.value_or(0) + *item.draft_cost * used.num_drafted;
+  }
   stats.num_accepted_draft_tokens += used.num_kept();
   stats.num_alternative_draft_tokens += used.num_alternatives;
   stats.num_accepted_alternatives += used.alternative >= 0;

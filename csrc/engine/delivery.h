@@ -61,6 +61,7 @@ struct Delivered {
   bool last = false;                    // the answer ends with them, by that or by its text
   std::vector<TokenLogprobs> logprobs;  // for each token, where wanted
   bool copied = false;                  // by a copy drafter, what was drafted
+  std::optional<double> draft_cost;     // c, of what was drafted; unset: not measured
   VerifiedDrafts drafts;
   TimedStep timed;
   bool finished_already = false;  // a resumed answer that was complete

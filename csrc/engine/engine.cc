@@ -187,8 +187,6 @@ void Engine::start(Submission& submission) {
     completion.index = choice;
     completion.prompt_tokens = prompt_length;
     completion.speculation.drafter = settings.drafter;
-    completion.speculation.draft_cost =
-        lookahead_.draft_cost(settings.drafter, drawing_of(settings.processors));
     completion.speculation.tpot_slo_ms = settings.tpot_slo_ms;
     completion.mode = settings.mode;
     completion.lenience = settings.processors.lenience;
@@ -393,6 +391,7 @@ void Engine::apply(const SlotOutcome& outcome) {
         to_logprobs(row, tokens[i], extra ? verdict.extra_logit : row.token_logit));
   }
   item.copied = drafts_by_copying(lookahead_.drafter_now(id));
+  if (outcome.num_drafted > 0) item.draft_cost = lookahead_.draft_cost_now(id);
   item.drafts = {.num_drafted = outcome.num_drafted,
                  .num_accepted = verdict.num_accepted,
                  .alpha_sum = verdict.alpha_sum,

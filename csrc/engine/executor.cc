@@ -70,11 +70,11 @@ void check_options(const EngineOptions& options, const ModelConfig& config, int 
   check_whole_head(options.model, config);
   Shard::of(config, 0, num_ranks);
   num_kv_pages(options, config, num_ranks);
-  if (options.drafter) check_drafter(*options.drafter, options.drafter_files());
 }
 
 EngineOptions checked(EngineOptions options, int num_ranks) {
   check_options(options, ModelConfig::load(options.model), num_ranks);
+  if (options.drafter) check_drafter(*options.drafter, options.drafter_files());
   return options;
 }
 
@@ -97,7 +97,7 @@ void check_files(const EngineOptions& options, int num_ranks) {
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   check_tokenizer(options.model, tokenizer, config);
   ChatTemplate::load(options.model);
-  check_drafter_files(options.drafter_files(), config, tokenizer);
+  if (options.draft) check_draft_model(*options.draft, config, tokenizer);
 }
 
 Executor::Executor(EngineOptions options, Backend& backend, Communicator& communicator)

@@ -53,8 +53,9 @@ struct EngineOptions {
 };
 
 // Reads what there is to be wrong in the files, without their weights, and in what the options ask
-// of the model on so many ranks; of the draft head nothing. Throws Error as Executor and
-// ChatTemplate do; on rank 0 before anything is loaded, so that it is reported once.
+// of the model on so many ranks; of draft head and counts nothing, which may not be known yet.
+// Throws Error as Executor and ChatTemplate do; on rank 0 before anything is loaded, so that it is
+// reported once.
 void check_files(const EngineOptions& options, int num_ranks);
 
 class Executor {

@@ -1,6 +1,7 @@
 // LookaheadPlanner once a step was carried out: what it says of costs, acceptance and budgets.
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "engine/lookahead_planner.h"
@@ -262,8 +263,8 @@ void LookaheadPlanner::learn(std::span<const LookaheadOutcome> outcomes) {
   }
 }
 
-double LookaheadPlanner::draft_cost(DrafterKind kind, Drawing drawing) const {
-  if (!pricing_.known()) return 0;
+std::optional<double> LookaheadPlanner::draft_cost(DrafterKind kind, Drawing drawing) const {
+  if (!pricing_.known()) return std::nullopt;
   DecodeShape plain;
   plain.add(pricing_.target(), 0, kind, drawing, {});
   const double ms = pricing_.round_ms(kind, 1) + pricing_.drawing_ms(kind, drawing);

@@ -69,6 +69,11 @@ class LookaheadPlanner final : public LookaheadChooser {
 
   // What the sequence drafts with in the step that is planned.
   DrafterKind drafter_now(int64_t id) const { return sequences_.at(id).drafter; }
+  // What a token costs with it, in plain steps of one sequence; unset: not measured.
+  std::optional<double> draft_cost_now(int64_t id) const {
+    const Sequence& sequence = sequences_.at(id);
+    return draft_cost(sequence.drafter, sequence.terms.drawing);
+  }
   // At most k tokens that its copy drafter has for the sequence and that may come: what k was
   // chosen by, where it was.
   std::vector<int32_t> propose(int64_t id, std::span<const int32_t> tokens, int k);
@@ -78,8 +83,6 @@ class LookaheadPlanner final : public LookaheadChooser {
                     const StepDurations& durations);
 
   std::array<DrafterReport, kNumDrafterKinds> reports() const;
-  // c of the drafter, for one sequence.
-  double draft_cost(DrafterKind kind, Drawing drawing) const;
 
  private:
   // Copied drafts are judged by how many tokens matched, 1 … kMatches - 1, others alike: 0; and
@@ -160,6 +163,7 @@ class LookaheadPlanner final : public LookaheadChooser {
   Drafter& of(DrafterKind kind) { return drafters_[static_cast<int>(kind)]; }
   const Drafter& of(DrafterKind kind) const { return drafters_[static_cast<int>(kind)]; }
   void forget_removed();
+  std::optional<double> draft_cost(DrafterKind kind, Drawing drawing) const;
 
   void find_base(std::span<const DecodeChoice> step);
   void choose_adaptively(std::span<DecodeChoice> step, bool base_alone, int64_t drafted_rows);

@@ -207,9 +207,13 @@ void EngineMetrics::set_requests(int64_t running, int64_t waiting) {
 
 void EngineMetrics::set_drafter(const std::string& drafter, const DrafterReport& report) {
   alpha_.Add({{"drafter", drafter}}).Set(report.alpha);
-  draft_cost_.Add({{"drafter", drafter}}).Set(report.draft_cost);
-  speedup_.Add({{"drafter", drafter}, {"kind", "predicted"}}).Set(report.predicted_speedup);
-  speedup_.Add({{"drafter", drafter}, {"kind", "measured"}}).Set(report.measured_speedup);
+  if (report.draft_cost) draft_cost_.Add({{"drafter", drafter}}).Set(*report.draft_cost);
+  if (report.predicted_speedup) {
+    speedup_.Add({{"drafter", drafter}, {"kind", "predicted"}}).Set(*report.predicted_speedup);
+  }
+  if (report.measured_speedup) {
+    speedup_.Add({{"drafter", drafter}, {"kind", "measured"}}).Set(*report.measured_speedup);
+  }
   loss_budget_.Add({{"drafter", drafter}}).Set(report.budget_ms / 1e3);
 }
 

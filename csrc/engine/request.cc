@@ -30,11 +30,10 @@ double SpeculationStats::alpha() const {
   return alpha_rows == 0 ? 0 : alpha_sum / static_cast<double>(alpha_rows);
 }
 
-double SpeculationStats::mean_draft_cost() const {
+std::optional<double> SpeculationStats::draft_cost() const {
   const int64_t drafted = num_draft_tokens - num_alternative_draft_tokens;
-  if (drafted == 0) return draft_cost;
-  const auto num_drawn = static_cast<double>(drafted - num_copied_draft_tokens);
-  return draft_cost * num_drawn / static_cast<double>(drafted);
+  if (drafted == 0 || !draft_cost_sum) return std::nullopt;
+  return *draft_cost_sum / static_cast<double>(drafted);
 }
 
 double SpeculationStats::lenience_shift() const {

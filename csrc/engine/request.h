@@ -113,16 +113,18 @@ struct SpeculationStats {
   double shift_sum = 0;
   int64_t alpha_rows = 0;
   SpeedupRecord speedup;
-  double draft_cost = 0;   // a round of the drafter for one sequence, in plain steps
+  // Of the drafted tokens but alternatives, which take no round of their own: what each cost in
+  // plain steps of one sequence. Unset: not measured.
+  std::optional<double> draft_cost_sum;
   double tpot_slo_ms = 0;  // the objective; 0: none
   bool tpot_slo_missed = false;
 
   double mean_acceptance_length() const;  // emitted tokens a decode step
   double draft_acceptance_rate() const;   // accepted over drafted; 0 where nothing was drafted
-  double alpha() const;                   // measured over verified rows; 0 where there were none
-  double mean_draft_cost() const;  // c: of a drafted token, where copies are free; of none beside a
-                                   // first one, which takes no round of its own
-  double lenience_shift() const;   // of their distributions' total variation; 0 where not known
+  // Measured over verified rows, of drafts that were copied too; 0 where there were none.
+  double alpha() const;
+  std::optional<double> draft_cost() const;  // c: in the mean; unset: not measured, or none drafted
+  double lenience_shift() const;  // of their distributions' total variation; 0 where not known
 };
 
 // What a drafter has done since the start.
@@ -130,9 +132,9 @@ struct DrafterReport {
   int64_t num_drafts = 0;  // steps of a sequence that drafted at least one token
   int64_t num_draft_tokens = 0, num_accepted_draft_tokens = 0;
   int64_t num_alternative_draft_tokens = 0, num_accepted_alternatives = 0;  // of them
-  double alpha = 0;
-  double draft_cost = 0;  // of a round, drawn greedily
-  double predicted_speedup = 1, measured_speedup = 1;
+  double alpha = 0;  // of exact and lenient answers alike
+  // Unset: not measured. The cost is that of a round, drawn greedily.
+  std::optional<double> draft_cost, predicted_speedup, measured_speedup;
   double budget_ms = 0;  // that it may lose yet
 };
 

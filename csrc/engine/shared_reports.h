@@ -4,7 +4,10 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
+#include <limits>
+#include <optional>
 
 #include "engine/request.h"
 
@@ -24,9 +27,9 @@ class SharedReports {
       to.num_alternative_draft_tokens = from.num_alternative_draft_tokens;
       to.num_accepted_alternatives = from.num_accepted_alternatives;
       to.alpha = from.alpha;
-      to.draft_cost = from.draft_cost;
-      to.predicted_speedup = from.predicted_speedup;
-      to.measured_speedup = from.measured_speedup;
+      to.draft_cost = from.draft_cost.value_or(kUnset);
+      to.predicted_speedup = from.predicted_speedup.value_or(kUnset);
+      to.measured_speedup = from.measured_speedup.value_or(kUnset);
       to.budget_ms = from.budget_ms;
     }
   }
@@ -41,20 +44,25 @@ class SharedReports {
                     .num_alternative_draft_tokens = from.num_alternative_draft_tokens,
                     .num_accepted_alternatives = from.num_accepted_alternatives,
                     .alpha = from.alpha,
-                    .draft_cost = from.draft_cost,
-                    .predicted_speedup = from.predicted_speedup,
-                    .measured_speedup = from.measured_speedup,
+                    .draft_cost = told(from.draft_cost),
+                    .predicted_speedup = told(from.predicted_speedup),
+                    .measured_speedup = told(from.measured_speedup),
                     .budget_ms = from.budget_ms};
     }
     return reports;
   }
 
  private:
+  static constexpr double kUnset = std::numeric_limits<double>::quiet_NaN();
+  static std::optional<double> told(double number) {
+    return std::isnan(number) ? std::nullopt : std::optional(number);
+  }
+
   struct Shared {
     std::atomic<int64_t> num_drafts = 0, num_draft_tokens = 0, num_accepted_draft_tokens = 0;
     std::atomic<int64_t> num_alternative_draft_tokens = 0, num_accepted_alternatives = 0;
-    std::atomic<double> alpha = 0, draft_cost = 0;
-    std::atomic<double> predicted_speedup = 1, measured_speedup = 1, budget_ms = 0;
+    std::atomic<double> alpha = 0, budget_ms = 0;
+    std::atomic<double> draft_cost = kUnset, predicted_speedup = kUnset, measured_speedup = kUnset;
   };
   std::array<Shared, kNumDrafterKinds> shared_;  // by DrafterKind
 };

@@ -225,6 +225,40 @@ absl::Status validate_repeatable(const Request& request, const Limits& limits) {
                     "would not repeat");
 }
 
+// Of a number that the client named itself; what the server's own policy leaves of it is not known
+// here.
+absl::Status validate_alternatives(const Request& request, const Limits& limits) {
+  constexpr absl::string_view kField = "speculation.num_alternatives";
+  const SpeculationParams& speculation = request.speculation;
+  const int32_t wanted = speculation.num_alternatives.value_or(0);
+  const auto& k = speculation.num_speculative_tokens;
+  const int most =
+      k.has_value() ? std::min(kMaxAlternatives, limits.max_draft_tokens - *k) : kMaxAlternatives;
+  if (wanted < 0 || wanted > most) {
+    return unexpected(kField, wanted, absl::StrCat("0 … ", most));
+  }
+  if (wanted == 0) return absl::OkStatus();
+  if (speculation.off || k == 0 || limits.max_draft_tokens == 0) {
+    return unexpected(kField, wanted, "0 or unset where nothing is drafted");
+  }
+  if (request.sampling.logprobs.has_value()) {
+    return unexpected(kField, wanted, "0 or unset where sampling_params.logprobs is set");
+  }
+  if (request.sampling.seed.has_value() && verify_mode(request) == VerifyMode::rejection) {
+    return unexpected(kField, wanted,
+                      "0 or unset where speculation.mode is rejection and there is a seed: answers "
+                      "would not repeat");
+  }
+  const DrafterKind drafter =
+      speculation.drafter ? *named_drafter(*speculation.drafter, limits) : limits.default_drafter;
+  if (drafts_by_copying(drafter)) {
+    return unexpected(
+        kField, wanted,
+        absl::StrCat("0 or unset where the drafter copies, as ", drafter_name(drafter), " does"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status validate_lenience(const Request& request) {
   const SpeculationParams& speculation = request.speculation;
   const float lenience = speculation.lenience;
@@ -268,17 +302,6 @@ absl::Status validate_speculation(const SpeculationParams& speculation, const Li
     return unexpected("speculation.num_speculative_tokens", *k,
                       "0 or unset where speculation.mode is off");
   }
-  const auto& alternatives = speculation.num_alternatives;
-  const int most_alternatives =
-      k.has_value() ? std::min(kMaxAlternatives, limits.max_draft_tokens - *k) : kMaxAlternatives;
-  if (alternatives.has_value() && (*alternatives < 0 || *alternatives > most_alternatives)) {
-    return unexpected("speculation.num_alternatives", *alternatives,
-                      absl::StrCat("0 … ", most_alternatives));
-  }
-  if (alternatives.value_or(0) > 0 && (speculation.off || k == 0 || limits.max_draft_tokens == 0)) {
-    return unexpected("speculation.num_alternatives", *alternatives,
-                      "0 or unset where nothing is drafted");
-  }
   const auto& objective_ms = speculation.tpot_slo_ms;
   if (objective_ms.has_value() && !(*objective_ms > 0 && std::isfinite(*objective_ms))) {
     return unexpected("speculation.tpot_slo_ms", *objective_ms, "a number above 0");
@@ -300,6 +323,7 @@ absl::Status validate_parameters(const Request& request, const Limits& limits) {
   if (auto status = validate_sampling(request.sampling, limits); !status.ok()) return status;
   if (auto status = validate_speculation(request.speculation, limits); !status.ok()) return status;
   if (absl::Status status = validate_repeatable(request, limits); !status.ok()) return status;
+  if (absl::Status status = validate_alternatives(request, limits); !status.ok()) return status;
   return validate_lenience(request);
 }
 

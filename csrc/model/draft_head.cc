@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "core/error.h"
+#include "model/find_draft.h"
 #include "model/json_file.h"
 #include "model/json_node.h"
 #include "model/model_config.h"
@@ -82,17 +81,6 @@ void check_tensors(const std::filesystem::path& directory, const Checkpoint& che
   checker.finish();
 }
 
-// Whether it is a head's and names the target. Looks for the bytes: a file that cannot be parsed
-// names its target too. One that cannot be read names nothing.
-bool mentions(const std::filesystem::path& path, const std::string& target_hash) {
-  std::error_code unreadable;
-  if (!std::filesystem::is_regular_file(path, unreadable)) return false;
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  return bytes.find(kDraftHeadType) != std::string::npos &&
-         bytes.find(target_hash) != std::string::npos;
-}
-
 }  // namespace
 
 DraftHeadConfig DraftHeadConfig::load(const std::filesystem::path& directory) {
@@ -125,21 +113,11 @@ DraftHeadConfig check_draft_head(const std::filesystem::path& directory,
 
 std::optional<std::filesystem::path> find_draft_head(const std::filesystem::path& directory,
                                                      const std::string& target_hash) {
-  std::optional<std::filesystem::path> found;
-  std::error_code unreadable;  // is as good as absent
-  for (std::filesystem::directory_iterator entry(directory, unreadable), end;
-       !unreadable && entry != end; entry.increment(unreadable)) {
-    const std::filesystem::path candidate = entry->path();
-    if (!mentions(candidate / "config.json", target_hash)) continue;
-    if (DraftHeadConfig::load(candidate).target != target_hash) continue;
-    if (found) {
-      throw Error(directory.string() + ": " + found->filename().string() + " and " +
-                  candidate.filename().string() + " are both for the model " + target_hash +
-                  "; expected one draft head");
-    }
-    found = candidate;
-  }
-  return found;
+  return find_draft(directory, "draft head for the model " + target_hash,
+                    [&](const std::filesystem::path& entry) {
+                      return mentions(entry / "config.json", {kDraftHeadType, target_hash}) &&
+                             DraftHeadConfig::load(entry).target == target_hash;
+                    });
 }
 
 DraftHead::DraftHead(const std::filesystem::path& directory,

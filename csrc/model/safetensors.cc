@@ -144,11 +144,18 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
 
   std::vector<Extent> extents;
   for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    Extent extent;
-    const std::string where = path.string() + ": tensor " + quote(name);
+    const bool is_metadata = name == "__metadata__";
+    const std::string where =
+        path.string() + ": " + (is_metadata ? "metadata" : "tensor " + quote(name));
     if (!entry.is_object()) throw Error(where + " is " + show(entry) + "; expected an object");
     const JsonNode node(entry, where);
+    if (is_metadata) {
+      for (const auto& item : entry.items()) {
+        metadata_.emplace(item.key(), node[item.key()].string());
+      }
+      continue;
+    }
+    Extent extent;
     const auto place = tensors_.emplace(name, read_tensor(node, data, &extent)).first;
     extent.name = place->first;
     extents.push_back(extent);

@@ -34,9 +34,12 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
+  // What the writer noted beside them.
+  const std::map<std::string, std::string, std::less<>>& metadata() const { return metadata_; }
 
  private:
   MappedFile file_;
+  std::map<std::string, std::string, std::less<>> metadata_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
 

@@ -81,6 +81,11 @@ void check_head_target(const std::filesystem::path& directory, const DraftHeadCo
               "; expected the hash of --model, " + target_hash);
 }
 
+CountTables load_counts(const std::filesystem::path& counts, const std::filesystem::path& target,
+                        int64_t vocab_size) {
+  return CountTables::load(counts, vocab_size, file_hash(target / "tokenizer.json"));
+}
+
 }  // namespace
 
 std::vector<DrafterKind> drafters_at_hand(const DrafterFiles& files) {
@@ -100,24 +105,27 @@ DrafterKind default_drafter(const DrafterFiles& files, std::optional<DrafterKind
   return DrafterKind::prompt_lookup;
 }
 
-void check_drafter(DrafterKind kind, const DrafterFiles& files) {
+void check_drafter(DrafterKind kind, const DrafterFiles& files, const std::string& looked_in) {
   if (at_hand(kind, files)) return;
   throw Error("--drafter " + drafter_name(kind) + ": expected " + source_of(kind, files).flag +
-              ", found none");
+              ", found none" +
+              (looked_in.empty() ? "" : ", and none for this model in " + looked_in));
 }
 
-void check_drafter_files(const DrafterFiles& files, const ModelConfig& target,
-                         const Tokenizer& tokenizer) {
-  if (files.counts) CountTables::load(*files.counts, target.vocab_size);
-  if (!files.model) return;
-  const ModelConfig draft = ModelConfig::load(*files.model);
-  check_same_vocabulary(*files.model, tokenizer, target, draft);
-  check_tensors(Checkpoint(*files.model), draft);
+void check_draft_model(const std::filesystem::path& draft, const ModelConfig& target,
+                       const Tokenizer& tokenizer) {
+  const ModelConfig config = ModelConfig::load(draft);
+  check_same_vocabulary(draft, tokenizer, target, config);
+  check_tensors(Checkpoint(draft), config);
 }
 
 void check_head_files(const std::filesystem::path& head, const std::filesystem::path& target,
                       const std::string& target_hash) {
   check_head_target(head, check_draft_head(head, target), target_hash);
+}
+
+void check_counts(const std::filesystem::path& counts, const std::filesystem::path& target) {
+  load_counts(counts, target, ModelConfig::load(target).vocab_size);
 }
 
 Drafters::Drafters(const DrafterFiles& files, const DrafterTarget& target,
@@ -148,7 +156,7 @@ Drafters::Drafters(const DrafterFiles& files, const DrafterTarget& target,
     made(DrafterKind::head) = std::move(head);
   }
   if (files.counts) {
-    const CountTables counts = CountTables::load(*files.counts, vocab_size);
+    const CountTables counts = load_counts(*files.counts, target.directory, vocab_size);
     made(DrafterKind::unigram) =
         std::make_unique<TableDrafter>(counts.unigram, backend, sizes.num_slots);
     made(DrafterKind::bigram) =

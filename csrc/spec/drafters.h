@@ -46,14 +46,17 @@ std::vector<DrafterKind> drafters_at_hand(const DrafterFiles& files);
 // The drafter `chosen`, or what is likeliest to pay of those that there are.
 DrafterKind default_drafter(const DrafterFiles& files, std::optional<DrafterKind> chosen);
 
-// Throws Error where the drafter needs a file that is not given, naming its flag.
-void check_drafter(DrafterKind kind, const DrafterFiles& files);
-// Reads what there is to be wrong in model and counts, without their weights. Throws Error.
-void check_drafter_files(const DrafterFiles& files, const ModelConfig& target,
-                         const Tokenizer& tokenizer);
+// Throws Error where the drafter needs a file that is not given, naming its flag, and the directory
+// that was looked in for it, if any.
+void check_drafter(DrafterKind kind, const DrafterFiles& files, const std::string& looked_in = "");
+// Reads what there is to be wrong in a draft model, without its weights. Throws Error.
+void check_draft_model(const std::filesystem::path& draft, const ModelConfig& target,
+                       const Tokenizer& tokenizer);
 // The same of a head for the target in this directory with this hash.
 void check_head_files(const std::filesystem::path& head, const std::filesystem::path& target,
                       const std::string& target_hash);
+// The same of counts for the target in this directory.
+void check_counts(const std::filesystem::path& counts, const std::filesystem::path& target);
 
 class Drafters {
  public:

@@ -17,7 +17,7 @@ void SpeedupRecord::add(int num_drafted, int num_emitted, const TimedStep& step,
   sum.ms += step.ms;
 }
 
-double SpeedupRecord::predicted(double alpha) const {
+std::optional<double> SpeedupRecord::predicted(double alpha) const {
   alpha = std::clamp(alpha, 0.0, 1.0);  // a measured one may be a rounding beyond
   auto expected = static_cast<double>(alternatives);
   double count = 0;
@@ -25,13 +25,15 @@ double SpeedupRecord::predicted(double alpha) const {
     expected += static_cast<double>(steps[k]) * expected_tokens(alpha, k);
     count += static_cast<double>(steps[k]);
   }
-  return count == 0 ? 1 : expected / count * sum.plain_ms / sum.expected_ms;
+  if (count == 0) return std::nullopt;
+  return expected / count * sum.plain_ms / sum.expected_ms;
 }
 
-double SpeedupRecord::measured() const {
+std::optional<double> SpeedupRecord::measured() const {
   double count = 0;
   for (const int64_t n : steps) count += static_cast<double>(n);
-  return count == 0 ? 1 : static_cast<double>(tokens) / count * sum.plain_ms / sum.ms;
+  if (count == 0) return std::nullopt;
+  return static_cast<double>(tokens) / count * sum.plain_ms / sum.ms;
 }
 
 }  // namespace outrider

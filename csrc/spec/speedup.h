@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/verify_types.h"
 
@@ -26,9 +27,9 @@ struct SpeedupRecord {
   void add(int num_drafted, int num_emitted, const TimedStep& step, bool by_alternative = false);
 
   // Tokens of a step by the theory for this alpha, and the alternatives that were accepted beside,
-  // over what steps should cost; 1 where nothing was timed.
-  double predicted(double alpha) const;
-  double measured() const;
+  // over what steps should cost; and as it was. Unset where nothing was timed.
+  std::optional<double> predicted(double alpha) const;
+  std::optional<double> measured() const;
 };
 
 }  // namespace outrider

@@ -5,16 +5,35 @@
 #include "core/digest.h"
 #include "core/error.h"
 #include "kernels/math_f64.h"
+#include "model/find_draft.h"
+#include "model/json_file.h"
 #include "model/safetensors.h"
 
 namespace outrider {
 
 namespace {
 
+constexpr const char* kTokenizerField = "tokenizer";  // of the metadata
+constexpr const char* kUnigramTokens = "unigram_tokens";
+
+// Ids of another tokenizer mean other text, though there may be as many of them.
+void check_tokenizer(const std::filesystem::path& path, const SafetensorsFile& file,
+                     const std::string& tokenizer_hash) {
+  const auto found = file.metadata().find(kTokenizerField);
+  if (found != file.metadata().end() && found->second == tokenizer_hash) return;
+  throw Error(path.string() + ": metadata: " + kTokenizerField + " is " +
+              (found == file.metadata().end() ? "missing" : quote(found->second)) +
+              "; expected the hash of the model's tokenizer.json, " + tokenizer_hash +
+              " (tools/count_tokens.py writes it)");
+}
+
 // The numbers of a file, checked as they are taken.
 class CountFile {
  public:
-  explicit CountFile(const std::filesystem::path& path) : path_(path), file_(path) {}
+  CountFile(const std::filesystem::path& path, const std::string& tokenizer_hash)
+      : path_(path), file_(path) {
+    check_tokenizer(path, file_, tokenizer_hash);
+  }
 
   std::span<const int32_t> integers(const char* name) const {
     const auto at = file_.tensors().find(name);
@@ -73,11 +92,12 @@ Buffer upload(const std::vector<T>& values, Backend& backend) {
 
 }  // namespace
 
-CountTables CountTables::load(const std::filesystem::path& path, int64_t vocab_size) {
-  const CountFile file(path);
+CountTables CountTables::load(const std::filesystem::path& path, int64_t vocab_size,
+                              const std::string& tokenizer_hash) {
+  const CountFile file(path, tokenizer_hash);
   CountTables tables;
-  const auto uncounted = static_cast<int32_t>(file.integers("unigram_tokens").size());
-  if (uncounted == 0) file.refuse("unigram_tokens", "is empty; expected tokens");
+  const auto uncounted = static_cast<int32_t>(file.integers(kUnigramTokens).size());
+  if (uncounted == 0) file.refuse(kUnigramTokens, "is empty; expected tokens");
   file.take("unigram", 0, uncounted, vocab_size, tables.unigram);
   tables.unigram.rows.assign(vocab_size, {0, uncounted});
 
@@ -109,6 +129,20 @@ CountTables CountTables::load(const std::filesystem::path& path, int64_t vocab_s
     bigram.rows[token] = {first, first + end - begin};
   }
   return tables;
+}
+
+std::optional<std::filesystem::path> find_counts(const std::filesystem::path& directory,
+                                                 const std::string& tokenizer_hash) {
+  return find_draft(directory, "file of counts for the tokenizer " + tokenizer_hash,
+                    [&](const std::filesystem::path& entry) {
+                      if (entry.extension() != ".safetensors" ||
+                          !mentions(entry, {kUnigramTokens, tokenizer_hash})) {
+                        return false;
+                      }
+                      const SafetensorsFile file(entry);
+                      const auto found = file.metadata().find(kTokenizerField);
+                      return found != file.metadata().end() && found->second == tokenizer_hash;
+                    });
 }
 
 TableDrafter::TableDrafter(const CountTable& table, Backend& backend, int64_t num_slots)

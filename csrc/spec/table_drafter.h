@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "spec/drafter.h"
@@ -26,10 +28,18 @@ struct CountTables {
 
   // A safetensors file of tools/count_tokens.py, I32: unigram_tokens and unigram_counts [m];
   // bigram_rows [vocab_size + 1], the first entry behind each token; bigram_tokens and
-  // bigram_counts [entries]. Tokens ascend in a row, counts are positive. Throws Error naming file
-  // and tensor.
-  static CountTables load(const std::filesystem::path& path, int64_t vocab_size);
+  // bigram_counts [entries]. Tokens ascend in a row, counts are positive. tokenizer_hash: file_hash
+  // of the tokenizer.json of the model, whose ids they have to be; the file's metadata name it.
+  // Throws Error naming file and tensor.
+  static CountTables load(const std::filesystem::path& path, int64_t vocab_size,
+                          const std::string& tokenizer_hash);
 };
+
+// Of the files *.safetensors in `directory` the one with counts of this tokenizer's tokens; nullopt
+// where there is none, or no `directory`. What the others are does not matter. Throws Error where
+// that file is broken, or where there are two of them.
+std::optional<std::filesystem::path> find_counts(const std::filesystem::path& directory,
+                                                 const std::string& tokenizer_hash);
 
 class TableDrafter final : public LogitDrafter {
  public:

@@ -50,12 +50,17 @@ TEST(ReportingCommunicator, SharesAndFailsAsTheOneInside) {
     void all_reduce_sum(TensorView, Stream&) override {}
     void all_gather(TensorView, TensorView, Stream&) override {}
     void broadcast(TensorView, int, Stream&) override {}
-    bool share(std::span<std::byte>) override { return true; }
+    bool share(std::span<std::byte> memory) override { return memory.empty(); }
     std::string failure() const override { return "a link is down"; }
   };
   Failing inner;
   ReportingCommunicator comm(inner);
   EXPECT_TRUE(comm.share({}));
+  EXPECT_FALSE(comm.keeps_copies());
+  std::byte unshared{};
+  EXPECT_FALSE(comm.share({&unshared, 1}));
+  EXPECT_TRUE(comm.share({}));
+  EXPECT_TRUE(comm.keeps_copies());
   EXPECT_EQ(comm.failure(), "a link is down");
 }
 

@@ -13,10 +13,6 @@
 namespace outrider {
 namespace {
 
-EngineOptions tiny_options() {
-  return {.model = test_checkpoint("tiny"), .draft = test_checkpoint("tiny-draft")};
-}
-
 // A draft equal to the target accepts all, so that with K = 8 a stop lies inside a block. K is cut
 // to what an answer still lacks: its greatest length is a block's end.
 TEST(Engine, EndsInsideAnAcceptedBlock) {

@@ -13,7 +13,7 @@
 namespace outrider {
 namespace {
 
-EngineOptions tiny_options() {
+EngineOptions options_with_head() {
   return {.model = test_checkpoint("tiny"),
           .draft = test_checkpoint("tiny-draft"),
           .draft_head = test_checkpoint("tiny-head"),
@@ -60,9 +60,9 @@ std::vector<std::vector<int32_t>> one_by_one(EngineOptions options, int ranks,
 TEST(Batching, AnAnswerDoesNotDependOnItsNeighbours) {
   const auto requests = mixed_requests(60);
   for (const int ranks : {1, 2, 3}) {
-    const auto alone = one_by_one(tiny_options(), ranks, requests);
-    EXPECT_EQ(tokens_of(run_requests(tiny_options(), ranks, requests)), alone) << ranks;
-    EngineOptions narrow = tiny_options();
+    const auto alone = one_by_one(options_with_head(), ranks, requests);
+    EXPECT_EQ(tokens_of(run_requests(options_with_head(), ranks, requests)), alone) << ranks;
+    EngineOptions narrow = options_with_head();
     narrow.max_sequences = 7;
     narrow.max_rows = 19;
     narrow.prefill_chunk = 5;
@@ -74,7 +74,7 @@ TEST(Batching, AnAnswerDoesNotDependOnItsNeighbours) {
 // Pages for about three of them: the others are preempted, and computed again.
 TEST(Batching, APreemptedAnswerGoesOnAsIfNothingHadHappened) {
   std::vector<Request> requests = mixed_requests(30);
-  EngineOptions options = tiny_options();
+  EngineOptions options = options_with_head();
   options.max_positions = 400;
   options.kv_cache_tokens = 448;
   const auto alone = one_by_one(options, 2, requests);
@@ -88,7 +88,7 @@ TEST(Batching, APreemptedAnswerGoesOnAsIfNothingHadHappened) {
 TEST(Batching, APromptThatBeginsAlikeIsFound) {
   std::vector<Request> requests(3, greedy_request(100, 1, 20, 2, "model"));
   requests[1].prompt.resize(50);
-  EngineOptions options = tiny_options();
+  EngineOptions options = options_with_head();
   options.max_sequences = 1;  // one after the other
   const auto alone = one_by_one(options, 2, requests);
   const auto answers = run_requests(options, 2, requests);
@@ -106,10 +106,11 @@ TEST(Batching, ChoicesShareTheirPromptAndDrawByThemselves) {
   for (const bool cache : {true, false}) {
     Request request = greedy_request(100, 1, 20, 2, "model");
     request.sampling.n = 4;
-    EngineOptions options = tiny_options();
+    EngineOptions options = options_with_head();
     options.prefix_cache = cache;
     const auto greedy = run_requests(options, 2, {request})[0];
-    const auto alone = one_by_one(tiny_options(), 2, {greedy_request(100, 1, 20, 2, "model")})[0];
+    const auto alone =
+        one_by_one(options_with_head(), 2, {greedy_request(100, 1, 20, 2, "model")})[0];
     ASSERT_EQ(greedy.choices.size(), 4u);
     for (const auto& [index, tokens] : greedy.choices) EXPECT_EQ(tokens, alone);
 
@@ -132,13 +133,13 @@ TEST(Batching, ChoicesShareTheirPromptAndDrawByThemselves) {
 TEST(Batching, AnInterruptedAnswerGoesOnBehindWhatWasDelivered) {
   Request whole = greedy_request(30, 3, 40, 3, "model");
   whole.sampling.prompt_logprobs = 0;
-  const auto full = run_requests(tiny_options(), 2, {whole})[0];
+  const auto full = run_requests(options_with_head(), 2, {whole})[0];
   std::vector<Request> rest;
   for (int have = 1; have < 40; ++have) {
     rest.push_back(whole);
     rest.back().emitted.assign(full.token_ids.begin(), full.token_ids.begin() + have);
   }
-  const auto answers = run_requests(tiny_options(), 2, rest);
+  const auto answers = run_requests(options_with_head(), 2, rest);
   for (size_t i = 0; i < answers.size(); ++i) {
     std::vector<int32_t> joined = rest[i].emitted;
     joined.insert(joined.end(), answers[i].token_ids.begin(), answers[i].token_ids.end());
@@ -155,7 +156,7 @@ TEST(Batching, AnAnswerThatWasWholeAlreadyEndsAtOnce) {
   Request request = greedy_request(30, 3, 40, 0, "random");
   request.emitted = {9, 8};
   request.sampling.stop_token_ids = {8};
-  const auto answer = run_requests(tiny_options(), 2, {request})[0];
+  const auto answer = run_requests(options_with_head(), 2, {request})[0];
   ASSERT_TRUE(answer.completion);
   EXPECT_EQ(answer.completion->finish_reason, FinishReason::stop);
   EXPECT_TRUE(answer.token_ids.empty());
@@ -171,13 +172,13 @@ TEST(Batching, LogprobsOfAnAnswerAreThoseOfThePromptThatQuotesIt) {
     request.sampling.top_k = 50;
     request.sampling.seed = 5;
     request.sampling.logprobs = 3;
-    const auto answer = run_requests(tiny_options(), 2, {request})[0];
+    const auto answer = run_requests(options_with_head(), 2, {request})[0];
     ASSERT_EQ(answer.logprobs.size(), 30u);
     Request quote = request;
     quote.prompt.insert(quote.prompt.end(), answer.token_ids.begin(), answer.token_ids.end());
     quote.sampling.prompt_logprobs = 5;
     quote.sampling.logprobs.reset();
-    const auto quoted = run_requests(tiny_options(), 2, {request, quote})[1];
+    const auto quoted = run_requests(options_with_head(), 2, {request, quote})[1];
     EXPECT_EQ(quoted.completion->cached_tokens, 0);
     ASSERT_EQ(quoted.prompt_logprobs.size(), quote.prompt.size() - 1);
     for (size_t i = 0; i < answer.logprobs.size(); ++i) {
@@ -208,7 +209,7 @@ TEST(Batching, PromptLogprobsAreToldOnceWhateverIsPreempted) {
     requests.push_back(greedy_request(150, i, 150, 2, "model"));
     requests.back().sampling.prompt_logprobs = 0;
   }
-  EngineOptions options = tiny_options();
+  EngineOptions options = options_with_head();
   options.max_positions = 400;
   options.kv_cache_tokens = 448;
   EngineStats stats;
@@ -229,7 +230,7 @@ TEST(Batching, PriorityGoesFirst) {
     requests.push_back(greedy_request(20, i, 10, 0, "random"));
     requests.back().priority = i;
   }
-  EngineOptions options = tiny_options();
+  EngineOptions options = options_with_head();
   options.max_sequences = 1;
   const auto answers = run_requests(options, 1, requests);
   for (int i = 1; i < 4; ++i) {
@@ -245,7 +246,7 @@ TEST(Batching, WaitingMakesUpForPriority) {
   requests[0].priority = 9;
   requests[1].received = now - std::chrono::seconds(100);
   requests[2].priority = 11;
-  EngineOptions options = tiny_options();
+  EngineOptions options = options_with_head();
   options.max_sequences = 1;
   const auto answers = run_requests(options, 1, requests);
   // When the answer begins, behind `now`.

@@ -215,16 +215,16 @@ TEST(StepPricing, SizesEndWithPowersOfTwo) {
 
 TEST(SpeedupRecord, PredictsByTheoryAndMeasuresByTokens) {
   SpeedupRecord record;
-  EXPECT_EQ(record.predicted(0.5), 1);
-  EXPECT_EQ(record.measured(), 1);
   record.add(3, 4, {});  // was not timed
-  EXPECT_EQ(record.measured(), 1);
+  EXPECT_EQ(record.predicted(0.5), std::nullopt);
+  EXPECT_EQ(record.measured(), std::nullopt);
   record.add(3, 4, {.plain_ms = 10, .expected_ms = 12, .ms = 13});
   record.add(0, 1, {.plain_ms = 10, .expected_ms = 10, .ms = 11});
-  EXPECT_NEAR(record.predicted(0.5), (1.875 + 1) / 2 * 20 / 22, 1e-12);
-  EXPECT_NEAR(record.measured(), 2.5 * 20 / 24, 1e-12);
+  EXPECT_NEAR(record.predicted(0.5).value(), (1.875 + 1) / 2 * 20 / 22, 1e-12);
+  EXPECT_NEAR(record.measured().value(), 2.5 * 20 / 24, 1e-12);
   EXPECT_EQ(record.steps[3], 1);
-  EXPECT_NEAR(record.predicted(1 + 1e-12), (4.0 + 1) / 2 * 20 / 22, 1e-9);  // a rounding beyond
+  // A rounding beyond.
+  EXPECT_NEAR(record.predicted(1 + 1e-12).value(), (4.0 + 1) / 2 * 20 / 22, 1e-9);
 }
 
 }  // namespace

@@ -94,5 +94,26 @@ TEST(Delivery, TellsOfAlternatives) {
   EXPECT_EQ(stats.accepted_per_position[1], 0);
 }
 
+// A drafted token costs what it does when it is drafted, and nothing where it is copied.
+TEST(Delivery, TellsWhatADraftedTokenCostInTheMean) {
+  const Tokenizer tokenizer = Tokenizer::load(test_checkpoint("tiny"));
+  const auto sink = std::make_shared<Kept>();
+  const auto request = std::make_shared<RequestProgress>();
+  request->sink = sink;
+  const auto answer = std::make_shared<Answer>(request, OutputStream(tokenizer, {}));
+  std::vector<Delivered> items;
+  items.push_back({.answer = answer, .tokens = {5}});
+  for (const auto& [num_drafted, cost] :
+       std::initializer_list<std::pair<int, double>>{{1, 0.3}, {1, 0}, {2, 0.6}}) {
+    items.push_back({.answer = answer, .tokens = {5}, .copied = cost == 0, .draft_cost = cost});
+    items.back().drafts = {.num_drafted = num_drafted};
+  }
+  items.push_back({.answer = answer, .cancelled = true});
+  Delivery delivery;
+  delivery.push(items);
+  delivery.drain();
+  EXPECT_DOUBLE_EQ(sink->completion.value().speculation.draft_cost().value(), 1.5 / 4);
+}
+
 }  // namespace
 }  // namespace outrider

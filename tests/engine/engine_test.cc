@@ -24,10 +24,6 @@
 namespace outrider {
 namespace {
 
-EngineOptions tiny_options() {
-  return {.model = test_checkpoint("tiny"), .draft = test_checkpoint("tiny-draft")};
-}
-
 // One distinct answer a prompt within one number of ranks, for every K, drafter and prefill chunk,
 // alone, among others, and after preemption; among the drafts a poor one and the target itself, so
 // that refusing and accepting both show.

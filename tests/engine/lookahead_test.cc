@@ -124,7 +124,7 @@ TEST(EngineLookahead, ADrafterThatGuessesNothingIsPutAside) {
   const DrafterReport& report = stats.drafters[static_cast<int>(DrafterKind::random)];
   EXPECT_EQ(report.num_drafts, speculation.num_spec_steps);
   EXPECT_EQ(report.num_draft_tokens, speculation.num_draft_tokens);
-  EXPECT_GT(report.draft_cost, 0);
+  EXPECT_GT(report.draft_cost.value(), 0);
 }
 
 TEST(EngineLookahead, AnExplicitKIsExact) {
@@ -180,9 +180,28 @@ TEST(EngineLookahead, StepsAreCountedByWhatTheyDrafted) {
   EXPECT_GT(steps[2], 0);
   EXPECT_EQ(std::accumulate(steps.begin() + 3, steps.end(), int64_t{0}), 0);
   EXPECT_LE(std::accumulate(steps.begin(), steps.end(), int64_t{0}), stats.num_decode_steps);
-  // Of what was timed: 1 says that nothing was.
-  EXPECT_NE(stats.speedup.predicted(stats.alpha()), 1);
-  EXPECT_NE(stats.speedup.measured(), 1);
+  EXPECT_TRUE(stats.speedup.predicted(stats.alpha()));
+  EXPECT_TRUE(stats.speedup.measured());
+}
+
+// Where the start measures nothing nobody is told of costs: not that there are none.
+TEST(EngineLookahead, WhatWasNotMeasuredIsNotTold) {
+  for (const int prefill_beside : {0, 16}) {
+    EngineOptions options = options_with("fixed:2");
+    options.prefill_beside = prefill_beside;
+    const bool measured = prefill_beside == 0;
+    EngineStats engine;
+    const auto answers = run_requests(options, 1, {policy_request(5, "model")}, {}, &engine);
+    const SpeculationStats& answer = answers[0].completion->speculation;
+    EXPECT_GT(answer.num_draft_tokens, 0);
+    EXPECT_EQ(answer.draft_cost().has_value(), measured);
+    EXPECT_EQ(answer.speedup.measured().has_value(), measured);
+    const DrafterReport& report = engine.drafters[static_cast<int>(DrafterKind::model)];
+    EXPECT_GT(report.num_draft_tokens, 0);
+    EXPECT_EQ(report.draft_cost.has_value(), measured);
+    EXPECT_EQ(report.predicted_speedup.has_value(), measured);
+    EXPECT_EQ(report.measured_speedup.has_value(), measured);
+  }
 }
 
 }  // namespace

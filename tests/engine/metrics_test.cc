@@ -165,6 +165,15 @@ TEST(EngineMetrics, ShowsStepsAndState) {
   EXPECT_EQ(value(text, "outrider_rank_up{rank=\"1\"}"), 0);
 }
 
+TEST(EngineMetrics, ShowsNothingOfADrafterThatWasNotMeasured) {
+  EngineMetrics metrics;
+  metrics.set_drafter("model", {.alpha = 0.7});
+  const std::string text = metrics.text();
+  EXPECT_NE(text.find("outrider_spec_decode_alpha{"), std::string::npos);
+  EXPECT_EQ(text.find("outrider_spec_decode_draft_cost{"), std::string::npos);
+  EXPECT_EQ(text.find("outrider_spec_decode_speedup{"), std::string::npos);
+}
+
 // Names of metrics in a text, without what histograms append.
 std::set<std::string> names_in(const std::string& text) {
   std::set<std::string> names;
@@ -188,7 +197,7 @@ std::set<std::string> names_in(const std::string& text) {
 TEST(EngineMetrics, AreTheOnesOfTheDashboardAndTheDocuments) {
   EngineMetrics metrics;
   metrics.set_rank_up(0, true);
-  metrics.set_drafter("model", {});
+  metrics.set_drafter("model", {.draft_cost = 0.2, .measured_speedup = 1.5});
   const std::set<std::string> names = names_in(metrics.text());
   EXPECT_EQ(names.size(), 26u);
   EXPECT_EQ(names_in(read_file(OUTRIDER_SOURCE_DIR "/docs/operations/grafana-dashboard.json")),

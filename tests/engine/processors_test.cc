@@ -19,7 +19,7 @@ namespace {
 
 constexpr int32_t kStop = 7;  // a token that ends answers
 
-EngineOptions tiny_options() {
+EngineOptions options_with_every_drafter() {
   return with_every_drafter(
       {.model = test_checkpoint("tiny"), .max_positions = 512, .prefill_beside = 8});
 }
@@ -109,8 +109,8 @@ TEST(EngineProcessors, GreedyAnswersFollowTheDefinitions) {
     requests.push_back(plain);
   }
   const auto self = make_self_communicator();
-  ModelRunner model(tiny_options().model, *self);
-  const auto answers = run_requests(tiny_options(), 1, requests);
+  ModelRunner model(options_with_every_drafter().model, *self);
+  const auto answers = run_requests(options_with_every_drafter(), 1, requests);
   std::vector<int> changed(7, 0);
   for (size_t i = 0; i < requests.size(); ++i) {
     EXPECT_EQ(answers[i].token_ids, plain_answer(model, requests[i])) << i;
@@ -122,14 +122,14 @@ TEST(EngineProcessors, GreedyAnswersFollowTheDefinitions) {
 // Greedy lenience looks at edited logits: what it keeps is near their largest, and never masked.
 TEST(EngineProcessors, LenienceKeepsWhatComesNearTheEditedArgMax) {
   const auto self = make_self_communicator();
-  ModelRunner model(tiny_options().model, *self);
+  ModelRunner model(options_with_every_drafter().model, *self);
   const float lenience = 0.4f;
   int lenient = 0;
   for (int seed = 0; seed < 4; ++seed) {
     Request request = with_everything(40, seed, 40, 4, "model");
     request.speculation.lenience = lenience;
     request.sampling.stop_token_ids.clear();  // it ends with a whole step
-    const auto answer = run_requests(tiny_options(), 2, {request})[0];
+    const auto answer = run_requests(options_with_every_drafter(), 2, {request})[0];
     ASSERT_TRUE(answer.completion) << answer.status;
     size_t next = 0;
     int own_lenient = 0;
@@ -171,16 +171,16 @@ TEST_P(EngineProcessorsBy, OneAnswerWhateverIsDraftedBesideWhomever) {
       requests.push_back(greedy_request(60 + 10 * k, k, 40, k, drafter));  // who asks for nothing
     }
   }
-  EngineOptions crowded = tiny_options();
+  EngineOptions crowded = options_with_every_drafter();
   crowded.max_positions = 400;
   crowded.kv_cache_tokens = 448;
   for (const int ranks : {1, 2, 3}) {
-    EngineOptions one = tiny_options();
+    EngineOptions one = options_with_every_drafter();
     one.max_sequences = 1;
     const auto alone = run_requests(one, ranks, {edited_request(0, "random")})[0];
     EXPECT_GE(alone.token_ids.size(), 31u);  // min_tokens, and what ends it
     EngineStats stats;
-    const auto beside = run_requests(tiny_options(), ranks, requests);
+    const auto beside = run_requests(options_with_every_drafter(), ranks, requests);
     const auto preempted = run_requests(crowded, ranks, requests, {}, &stats);
     EXPECT_GT(stats.num_preemptions, 0);
     int64_t accepted = 0;  // of edited drafts
@@ -201,13 +201,13 @@ INSTANTIATE_TEST_SUITE_P(Modes, EngineProcessorsBy,
 
 TEST(EngineProcessors, AnInterruptedAnswerCountsWhatWasDelivered) {
   const Request whole = with_everything(30, 3, 40, 3, "model");
-  const auto full = run_requests(tiny_options(), 2, {whole})[0].token_ids;
+  const auto full = run_requests(options_with_every_drafter(), 2, {whole})[0].token_ids;
   std::vector<Request> rest;
   for (size_t have = 1; have < full.size(); ++have) {
     rest.push_back(whole);
     rest.back().emitted.assign(full.begin(), full.begin() + have);
   }
-  const auto answers = run_requests(tiny_options(), 2, rest);
+  const auto answers = run_requests(options_with_every_drafter(), 2, rest);
   for (size_t i = 0; i < answers.size(); ++i) {
     std::vector<int32_t> joined = rest[i].emitted;
     joined.insert(joined.end(), answers[i].token_ids.begin(), answers[i].token_ids.end());
@@ -217,9 +217,9 @@ TEST(EngineProcessors, AnInterruptedAnswerCountsWhatWasDelivered) {
 
 TEST(EngineProcessors, EachChoiceCountsItsOwnOutput) {
   Request request = with_everything(30, 3, 40, 3, "model");
-  const auto alone = run_requests(tiny_options(), 2, {request})[0].token_ids;
+  const auto alone = run_requests(options_with_every_drafter(), 2, {request})[0].token_ids;
   request.sampling.n = 4;
-  const auto answer = run_requests(tiny_options(), 2, {request})[0];
+  const auto answer = run_requests(options_with_every_drafter(), 2, {request})[0];
   ASSERT_EQ(answer.choices.size(), 4u);
   for (const auto& [index, tokens] : answer.choices) EXPECT_EQ(tokens, alone) << index;
 }
@@ -237,7 +237,7 @@ TEST(EngineProcessors, MinTokensIsExact) {
       requests.push_back(request);
     }
   }
-  for (const auto& answer : run_requests(tiny_options(), 2, requests)) {
+  for (const auto& answer : run_requests(options_with_every_drafter(), 2, requests)) {
     ASSERT_EQ(answer.token_ids.size(), 12u);
     EXPECT_EQ(std::count(answer.token_ids.begin(), answer.token_ids.end(), kStop), 1);
     EXPECT_EQ(answer.token_ids.back(), kStop);
@@ -254,7 +254,7 @@ TEST(EngineProcessors, WhatIsMaskedNeverComes) {
   for (int32_t token = 0; token < 64; ++token) request.sampling.stop_token_ids.push_back(8 * token);
   for (const float temperature : {1e-4f, 1.0f, 1e20f, 3e38f}) {
     request.sampling.temperature = temperature;
-    const auto answer = run_requests(tiny_options(), 1, {request})[0];
+    const auto answer = run_requests(options_with_every_drafter(), 1, {request})[0];
     ASSERT_EQ(answer.token_ids.size(), 16u * 30);
     for (const int32_t token : answer.token_ids) EXPECT_NE(token % 8, 0) << temperature;
   }
@@ -274,7 +274,7 @@ TEST(EngineProcessors, ADraftThatIsTheTargetIsAlwaysAccepted) {
       sampling.top_p = i == 5 ? 0.9f : 1.0f;
     }
   }
-  EngineOptions options = tiny_options();
+  EngineOptions options = options_with_every_drafter();
   const Int8Checkpoint model(options.model);
   options.model = model.path();
   options.draft = model.path();
@@ -293,7 +293,7 @@ TEST(EngineProcessors, WhatIsMaskedIsNotProposed) {
   masked.sampling.stop_token_ids = {kStop};
   masked.sampling.min_tokens = 2;
   banned.sampling.logit_bias = {{kStop, -100.0f}};
-  const auto answers = run_requests(tiny_options(), 1, {request, masked, banned});
+  const auto answers = run_requests(options_with_every_drafter(), 1, {request, masked, banned});
   EXPECT_EQ(answers[0].completion->speculation.num_draft_tokens, 1);
   EXPECT_EQ(answers[1].completion->speculation.num_draft_tokens, 0);
   EXPECT_EQ(answers[2].completion->speculation.num_draft_tokens, 0);
@@ -327,14 +327,14 @@ TEST(EngineProcessors, LogprobsAreTheModelsOwn) {
         request.sampling.seed = 5;
         request.sampling.logprobs = 3;
       }
-      const auto answers = run_requests(tiny_options(), ranks, requests);
+      const auto answers = run_requests(options_with_every_drafter(), ranks, requests);
       std::vector<Request> quotes;
       for (const auto& answer : answers) {
         Request& quote = quotes.emplace_back(greedy_request(50, 4, 1, 0, "random"));
         quote.prompt.insert(quote.prompt.end(), answer.token_ids.begin(), answer.token_ids.end());
         quote.sampling.prompt_logprobs = 3;
       }
-      const auto quoted = run_requests(tiny_options(), ranks, quotes);
+      const auto quoted = run_requests(options_with_every_drafter(), ranks, quotes);
       int unlikely = 0;
       int64_t accepted = 0;
       for (size_t a = 0; a < answers.size(); ++a) {
@@ -372,12 +372,12 @@ TEST(EngineProcessors, SampledAnswersDoNotDependOnTheirNeighbours) {
     if (i % 5 == 0) request.sampling.logprobs = 1;
     requests.push_back(request);
   }
-  EngineOptions one = tiny_options();
+  EngineOptions one = options_with_every_drafter();
   one.max_sequences = 1;
   one.prefix_cache = false;
   for (const int ranks : {1, 2}) {
     const auto alone = run_requests(one, ranks, requests);
-    const auto beside = run_requests(tiny_options(), ranks, requests);
+    const auto beside = run_requests(options_with_every_drafter(), ranks, requests);
     for (size_t i = 0; i < requests.size(); ++i) {
       EXPECT_FALSE(alone[i].token_ids.empty());
       EXPECT_EQ(beside[i].token_ids, alone[i].token_ids) << i;

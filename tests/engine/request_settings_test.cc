@@ -74,18 +74,19 @@ TEST_F(RequestSettingsTest, AlternativesStandWhereTheyMay) {
   EXPECT_EQ(settings().alternatives, limits_.max_alternatives);
   limits_.max_alternatives = 2;
   EXPECT_EQ(settings().alternatives, 2);
-  request_.speculation.num_alternatives = 5;
-  EXPECT_EQ(settings().alternatives, 5);
   request_.sampling.logprobs = 0;
   EXPECT_EQ(settings().alternatives, 0);
   request_.sampling.logprobs.reset();
   request_.speculation.drafter = "prompt_lookup";
   EXPECT_EQ(settings().alternatives, 0);
   request_.speculation.drafter.reset();
+  request_.speculation.num_alternatives = 5;
+  EXPECT_EQ(settings().alternatives, 5);
   request_.sampling.temperature = 1;  // by rejection
   EXPECT_EQ(settings().alternatives, 5);
   request_.sampling.seed = 9;  // coupled
   EXPECT_EQ(settings().alternatives, 5);
+  request_.speculation.num_alternatives.reset();
   request_.speculation.mode = VerifyMode::rejection;  // to repeat
   EXPECT_EQ(settings().alternatives, 0);
   request_.speculation.mode.reset();

@@ -190,14 +190,16 @@ const std::vector<Case>& cases() {
       {"a negative number of drafted tokens", "speculation.num_speculative_tokens",
        [](Request& r) { r.speculation.num_speculative_tokens = -1; }},
       {"the most alternatives", "",
-       [](Request& r) { r.speculation.num_alternatives = kMaxAlternatives; }},
+       [](Request& r) {
+         r.speculation.drafter = "random", r.speculation.num_alternatives = kMaxAlternatives;
+       }},
       {"an alternative too many", "speculation.num_alternatives",
        [](Request& r) { r.speculation.num_alternatives = kMaxAlternatives + 1; }},
       {"a negative number of alternatives", "speculation.num_alternatives",
        [](Request& r) { r.speculation.num_alternatives = -1; }},
       {"as many alternatives as K leaves", "",
        [](Request& r) {
-         r.speculation.num_speculative_tokens = 13, r.speculation.num_alternatives = 2;
+         r.speculation = {.drafter = "random", .num_speculative_tokens = 13, .num_alternatives = 2};
        }},
       {"more alternatives than K leaves", "speculation.num_alternatives",
        [](Request& r) {
@@ -209,6 +211,29 @@ const std::vector<Case>& cases() {
        }},
       {"alternatives where drafts are off", "speculation.num_alternatives",
        [](Request& r) { r.speculation.off = true, r.speculation.num_alternatives = 1; }},
+      {"alternatives with log-probabilities", "speculation.num_alternatives",
+       [](Request& r) {
+         r.sampling.logprobs = 0, r.speculation.drafter = "random";
+         r.speculation.num_alternatives = 1;
+       }},
+      {"alternatives to what the default drafter copies", "speculation.num_alternatives",
+       [](Request& r) { r.speculation.num_alternatives = 1; }},
+      {"alternatives to what is copied as asked", "speculation.num_alternatives",
+       [](Request& r) {
+         r.speculation.drafter = "prompt_lookup", r.speculation.num_alternatives = 1;
+       }},
+      {"alternatives with a seed and rejection", "speculation.num_alternatives",
+       [](Request& r) {
+         r.sampling.seed = 1, r.speculation.mode = VerifyMode::rejection;
+         r.speculation.drafter = "random", r.speculation.num_alternatives = 1;
+       }},
+      {"alternatives with a seed, which couples", "",
+       [](Request& r) {
+         r.sampling.seed = 1;
+         r.speculation.drafter = "random", r.speculation.num_alternatives = 1;
+       }},
+      {"no alternatives where there can be none", "",
+       [](Request& r) { r.sampling.logprobs = 0, r.speculation.num_alternatives = 0; }},
       {"off, and none drafted", "",
        [](Request& r) { r.speculation.off = true, r.speculation.num_speculative_tokens = 0; }},
       {"lenience", "", [](Request& r) { r.speculation.lenience = 0.5f; }},
@@ -354,7 +379,7 @@ TEST(Validate, DraftedTokensAreBoundByTheServer) {
   request.speculation.num_speculative_tokens = 5;
   EXPECT_EQ(validate(request, few).message(),
             "speculation.num_speculative_tokens is 5; expected 0 … 4");
-  request.speculation = {.num_alternatives = 6};  // to a K that the server chooses
+  request.speculation = {.drafter = "random", .num_alternatives = 6};  // the server chooses K
   EXPECT_TRUE(validate(request, few).ok());
   few.max_draft_tokens = 0;
   EXPECT_EQ(field_of(validate(request, few)), "speculation.num_alternatives");
@@ -394,15 +419,14 @@ TEST(SpeculationStats, Rates) {
   stats.num_accepted_draft_tokens = 4;
   stats.alpha_sum = 2.5;
   stats.alpha_rows = 5;
-  stats.draft_cost = 0.3;
+  EXPECT_EQ(stats.draft_cost(), std::nullopt);
+  stats.draft_cost_sum = 1.8;
   EXPECT_DOUBLE_EQ(stats.mean_acceptance_length(), 7.0 / 3.0);
   EXPECT_DOUBLE_EQ(stats.draft_acceptance_rate(), 4.0 / 6.0);
   EXPECT_DOUBLE_EQ(stats.alpha(), 0.5);
-  EXPECT_DOUBLE_EQ(stats.mean_draft_cost(), 0.3);
-  stats.num_copied_draft_tokens = 2;
-  EXPECT_DOUBLE_EQ(stats.mean_draft_cost(), 0.2);
-  stats.num_copied_draft_tokens = 6;
-  EXPECT_EQ(stats.mean_draft_cost(), 0);
+  EXPECT_DOUBLE_EQ(stats.draft_cost().value(), 0.3);
+  stats.num_alternative_draft_tokens = 2;
+  EXPECT_DOUBLE_EQ(stats.draft_cost().value(), 0.45);
 }
 
 TEST(DrafterName, ModelIsWhatWasTrainedForTheTarget) {

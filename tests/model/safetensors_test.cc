@@ -54,6 +54,7 @@ TEST(SafetensorsFile, FindsTensorsWhereTheyLie) {
   EXPECT_EQ(std::string(static_cast<const char*>(a.data), a.bytes), "0123456789ab");
   const StoredTensor& b = file.tensors().at("b");
   EXPECT_EQ(std::string(static_cast<const char*>(b.data), b.bytes), "cdefghij");
+  EXPECT_THAT(file.metadata(), ElementsAre(::testing::Pair("format", "pt")));
 }
 
 TEST(SafetensorsFile, TakesScalarsAndEmptyTensors) {
@@ -72,6 +73,8 @@ struct BadHeader {
 
 const BadHeader kBadHeaders[] = {
     {"not an object", {{"a", 5}}, "tensor \"a\" is 5; expected an object"},
+    {"metadata that are no object", {{"__metadata__", 5}}, "metadata is 5; expected an object"},
+    {"metadata that are no text", {{"__metadata__", {{"format", 5}}}}, "metadata: format is 5"},
     {"no dtype", {{"a", {{"dtype", nullptr}}}}, "tensor \"a\": dtype is missing"},
     {"dtype of wrong type", {{"a", {{"dtype", 7}}}}, "tensor \"a\": dtype is 7"},
     {"unknown dtype", {{"a", {{"dtype", "BF17"}}}}, "tensor \"a\": dtype is \"BF17\""},
@@ -487,10 +490,7 @@ TEST(CheckpointHash, IsOfEveryPartOfTheWeights) {
     directory.write("two.safetensors", two);
     return checkpoint_hash(directory.path());
   };
-  const auto changed = [](std::string part) {
-    part.back() ^= 1;
-    return part;
-  };
+  const auto changed = [](std::string part) { return part.replace(part.size() - 1, 1, "x"); };
   const std::string hash = hash_of(kPartA, kPartB);
   EXPECT_NE(hash_of(changed(kPartA), kPartB), hash);
   EXPECT_NE(hash_of(kPartA, changed(kPartB)), hash);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 
 #include "comm/job_control.h"
@@ -44,6 +45,13 @@ TEST(World, GathersStringsOfAnyLength) {
   const std::vector<std::string> all = world.all_gather_strings(text(world.rank()));
   ASSERT_EQ(static_cast<int>(all.size()), world.size());
   for (int rank = 0; rank < world.size(); ++rank) EXPECT_EQ(all[rank], text(rank));
+}
+
+TEST(World, TellsTheLeastOfAll) {
+  World& world = mpi_world();
+  constexpr int64_t kBig = int64_t{1} << 40;
+  EXPECT_EQ(world.least(kBig + world.rank()), kBig);
+  EXPECT_EQ(world.least(kBig - world.rank()), kBig - (world.size() - 1));
 }
 
 TEST(World, CommunicatorDoesWhatEveryCommunicatorMust) {

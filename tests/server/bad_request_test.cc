@@ -75,6 +75,8 @@ std::vector<Case> bad_numbers() {
         [](R& r, int32_t x) { (*sampling(r).mutable_logit_bias())[x] = 1; });
     add("speculation.num_speculative_tokens",
         [](R& r, int32_t x) { speculation(r).set_num_speculative_tokens(x); });
+    add("speculation.num_alternatives",
+        [](R& r, int32_t x) { speculation(r).set_num_alternatives(x); });
     add("speculation.mode",
         [](R& r, int32_t x) { speculation(r).set_mode(static_cast<v1::SpeculationMode>(x)); });
     // A top_k beyond the vocabulary keeps all of it.
@@ -182,6 +184,38 @@ std::vector<Case> bad_requests() {
          speculation(r).set_mode(v1::SPECULATION_MODE_OFF);
          speculation(r).set_num_speculative_tokens(4);
        }},
+      // The default drafter of a server without others copies.
+      {"speculation.num_alternatives", [](R& r) { speculation(r).set_num_alternatives(1); }},
+      {"speculation.num_alternatives",
+       [](R& r) {
+         speculation(r).set_drafter("ngram");
+         speculation(r).set_num_alternatives(1);
+       }},
+      {"speculation.num_alternatives",
+       [](R& r) {
+         sampling(r).set_logprobs(0);
+         speculation(r).set_drafter("random");
+         speculation(r).set_num_alternatives(1);
+       }},
+      {"speculation.num_alternatives",
+       [](R& r) {
+         sampling(r).set_temperature(1);
+         sampling(r).set_seed(1);
+         speculation(r).set_mode(v1::SPECULATION_MODE_REJECTION);
+         speculation(r).set_drafter("random");
+         speculation(r).set_num_alternatives(1);
+       }},
+      {"speculation.num_alternatives",
+       [](R& r) {
+         speculation(r).set_mode(v1::SPECULATION_MODE_OFF);
+         speculation(r).set_num_alternatives(1);
+       }},
+      {"speculation.num_alternatives",
+       [](R& r) {
+         speculation(r).set_drafter("random");
+         speculation(r).set_num_speculative_tokens(12);
+         speculation(r).set_num_alternatives(4);
+       }},
       {"messages.messages[1].role",
        [](R& r) {
          add_message(r, "user");
@@ -268,6 +302,7 @@ TEST(BadRequest, ValuesThatChangeNothingAreAccepted) {
   sampling(request).set_frequency_penalty(0);
   sampling(request).set_n(1);
   sampling(request).set_min_tokens(0);
+  speculation(request).set_num_alternatives(0);
   speculation(request).set_lenience(1);
   speculation(request).set_mode(v1::SPECULATION_MODE_REJECTION);
   request.set_priority(-100);

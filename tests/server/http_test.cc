@@ -163,15 +163,18 @@ TEST(Http, DraftersAreReportedAsServerInfoReportsThem) {
     EXPECT_EQ(drafter.draft_cost() > 0, drafted || drafter.drafter() == "random");
     const std::string label = "{drafter=\"" + drafter.drafter() + "\"";
     EXPECT_EQ(metric(server, "outrider_spec_decode_alpha" + label + "}"), drafter.alpha());
+    EXPECT_TRUE(drafter.has_draft_cost());
     EXPECT_NEAR(metric(server, "outrider_spec_decode_draft_cost" + label + "}"),
                 drafter.draft_cost(), 1e-9);
+    EXPECT_NEAR(metric(server, "outrider_spec_decode_loss_budget_seconds" + label + "}"),
+                drafter.loss_budget_ms() / 1e3, 1e-9);
+    EXPECT_EQ(drafter.has_measured_speedup(), drafted);
+    EXPECT_EQ(drafter.has_predicted_speedup(), drafted);
+    if (!drafted) continue;
     EXPECT_NEAR(metric(server, "outrider_spec_decode_speedup" + label + ",kind=\"measured\"}"),
                 drafter.measured_speedup(), 1e-9);
     EXPECT_NEAR(metric(server, "outrider_spec_decode_speedup" + label + ",kind=\"predicted\"}"),
                 drafter.predicted_speedup(), 1e-9);
-    EXPECT_NEAR(metric(server, "outrider_spec_decode_loss_budget_seconds" + label + "}"),
-                drafter.loss_budget_ms() / 1e3, 1e-9);
-    if (!drafted) continue;
     EXPECT_EQ(metric(server, "outrider_spec_decode_num_draft_tokens_total"),
               drafter.num_draft_tokens());
     EXPECT_EQ(metric(server, "outrider_spec_decode_num_accepted_tokens_total"),

@@ -122,6 +122,27 @@ TEST(AnswerPrinter, SummaryWithoutDrafts) {
   EXPECT_EQ(summary(complete, 25).find("alpha"), std::string::npos);
 }
 
+// Neither by the start nor by a step that only decoded.
+TEST(AnswerPrinter, LeavesOutWhatWasNotMeasured) {
+  v1::GenerateOnceResponse answer;
+  v1::Complete& complete = *answer.mutable_complete();
+  complete = a_complete();
+  v1::SpeculationStats& stats = *complete.mutable_speculation();
+  stats.clear_measured_speedup();
+  stats.clear_predicted_speedup();
+  const auto ends_with = [&](const std::string& end) {
+    const std::string text = summary(complete, 25);
+    EXPECT_EQ(text.substr(text.size() - std::min(text.size(), end.size())), end);
+  };
+  ends_with("; alpha 0.45, c 0.125");
+  stats.clear_draft_cost();
+  ends_with("; alpha 0.45");
+  const auto speculation = nlohmann::json::parse(to_json({answer}))["speculation"];
+  for (const char* key : {"draft_cost", "measured_speedup", "predicted_speedup"}) {
+    EXPECT_TRUE(speculation.at(key).is_null()) << key;
+  }
+}
+
 TEST(AnswerPrinter, SummaryOfCopiesAndLenience) {
   v1::Complete complete = a_complete();
   v1::SpeculationStats& stats = *complete.mutable_speculation();
@@ -219,6 +240,18 @@ TEST(AnswerPrinter, PrintsWhatThereIsOfAnswersThatAreCutOff) {
   EXPECT_EQ(printed(2, false, {{0, "One"}, {1, "Two"}}), "One\n\nanswer 2:\nTwo\n");
   EXPECT_EQ(printed(1, false, {}), "");
   EXPECT_EQ(printed(1, true, {{0, "Once upon a ti"}}), "");
+}
+
+TEST(AnswerPrinter, SaysWhatTheColoursOfACutOffAnswerMean) {
+  AnswerFormat format;
+  format.colour = Colour::always;
+  AnswerPrinter printer(format, 1);
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  printer.chunk(chunk("Once", {}));
+  printer.cut_off();
+  testing::internal::GetCapturedStdout();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), colour_legend() + "\n");
 }
 
 v1::GenerateRequest request_of(std::vector<std::string> arguments) {

@@ -194,7 +194,7 @@ TEST(HtmlPage, EscapesAllTexts) {
   EXPECT_EQ(count(page.text(), "&lt;script&gt;"), 20);
 }
 
-RequestRecord answer(int64_t index, double due_s, int num_tokens) {
+RequestRecord record_of(int64_t index, double due_s, int num_tokens) {
   RequestRecord record;
   record.index = record.question = index;
   record.due_s = record.sent_s = due_s;
@@ -207,7 +207,7 @@ RequestRecord answer(int64_t index, double due_s, int num_tokens) {
 }
 
 RequestRecord failure(double due_s) {
-  RequestRecord record = answer(99, due_s, 0);
+  RequestRecord record = record_of(99, due_s, 0);
   record.status = "INTERNAL";
   record.error = kHostile;
   return record;
@@ -222,7 +222,7 @@ bool is_failure(const RequestRecord& record) { return !record.ok(); }
 
 LoadResult load(int num_answers) {
   LoadResult load{.load_end_s = 3};
-  for (int i = 0; i < num_answers; ++i) load.records.push_back(answer(i, 0.1 * i, 3 + i));
+  for (int i = 0; i < num_answers; ++i) load.records.push_back(record_of(i, 0.1 * i, 3 + i));
   load.records.push_back(failure(1));
   return load;
 }

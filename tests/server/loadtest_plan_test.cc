@@ -23,7 +23,7 @@
 namespace outrider {
 namespace {
 
-constexpr double kForever = std::numeric_limits<double>::infinity();
+constexpr double kEndless = std::numeric_limits<double>::infinity();
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 TEST(OpenLoop, FollowsFromItsSeed) {
@@ -35,7 +35,7 @@ TEST(OpenLoop, FollowsFromItsSeed) {
   EXPECT_EQ(plan.due_s, open_loop(100, 20, kAny, 1).due_s);
   EXPECT_NE(plan.due_s, open_loop(100, 20, kAny, 2).due_s);
   EXPECT_NE(plan.due_s, open_loop(100, 20, kAny, 1ull << 32 | 1).due_s);
-  EXPECT_EQ(open_loop(100, kForever, 7, 1).due_s.size(), 7u);
+  EXPECT_EQ(open_loop(100, kEndless, 7, 1).due_s.size(), 7u);
   EXPECT_EQ(open_loop(1e-6, 1, kAny, 1).due_s.size(), 0u);
 }
 
@@ -87,10 +87,10 @@ TEST(ClosedLoop, HasItsUsersAtTheStart) {
 
 TEST(Replay, SendsWhenTheTraceSays) {
   const std::vector<double> due = {0, 0.5, 0.5, 2};
-  EXPECT_EQ(replay(due, kForever, kAny).due_s, due);
+  EXPECT_EQ(replay(due, kEndless, kAny).due_s, due);
   EXPECT_EQ(replay(due, 2, kAny).due_s, (std::vector<double>{0, 0.5, 0.5}));
-  EXPECT_EQ(replay(due, kForever, 2).due_s, (std::vector<double>{0, 0.5}));
-  EXPECT_FALSE(replay(due, kForever, 2).closed_loop);
+  EXPECT_EQ(replay(due, kEndless, 2).due_s, (std::vector<double>{0, 0.5}));
+  EXPECT_FALSE(replay(due, kEndless, 2).closed_loop);
 }
 
 // So that it ends with the last answer, not with a duration that is longer than the trace.

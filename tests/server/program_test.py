@@ -12,6 +12,7 @@ import re
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from pathlib import Path
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+sys.path.append(str(Path(__file__).parents[2] / 'tools'))
+from complete_draft import hash_of  # noqa: E402
 from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Lines, Server,  # noqa: E402
                      free_port, outrider)
 
@@ -44,7 +47,8 @@ class PrefixCache(unittest.TestCase):
 
 
 class DefaultDraft(unittest.TestCase):
-    """The draft head that a directory keeps for the model is taken where no flag says who drafts."""
+    """The draft head and the counts that a directory keeps for the model are taken where no flag
+    gives what drafts."""
 
     def setUp(self):
         self.drafts = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -59,11 +63,27 @@ class DefaultDraft(unittest.TestCase):
     def write(self, name, config):
         (self.drafts / name / 'config.json').write_text(json.dumps(config))
 
-    def drafter_and_log(self, *options, drafts=None, starter=()):
+    def write_counts(self, tokenizer_hash):
+        """Of two tokens of 512."""
+        header, data = {'__metadata__': {'tokenizer': tokenizer_hash}}, b''
+        for name, values in (('unigram_tokens', [1, 2]), ('unigram_counts', [3, 4]),
+                             ('bigram_rows', [0] * 513), ('bigram_tokens', []),
+                             ('bigram_counts', [])):
+            begin = len(data)
+            data += struct.pack(f'<{len(values)}i', *values)
+            header[name] = {'dtype': 'I32', 'shape': [len(values)],
+                            'data_offsets': [begin, len(data)]}
+        text = json.dumps(header).encode()
+        text += b' ' * (-len(text) % 8)
+        counts = self.drafts / 'counts.safetensors'
+        counts.write_bytes(struct.pack('<Q', len(text)) + text + data)
+        return counts
+
+    def drafter_and_log(self, *options, drafts=None, starter=(), asked=()):
         options = ['--default-drafts', str(drafts or self.drafts), *options]
         with Server(*starter, options=options) as server:
             answer = outrider('generate', '--address', server.address, '--max-tokens', '4', *GREEDY,
-                              '--format', 'json', 'Hello')
+                              '--format', 'json', *asked, 'Hello')
             self.assertEqual(answer.returncode, 0, answer.stderr)
             return json.loads(answer.stdout)['speculation']['drafter'], server.log
 
@@ -85,6 +105,42 @@ class DefaultDraft(unittest.TestCase):
         drafter, log = self.drafter_and_log(drafts='none')
         self.assertEqual(drafter, 'prompt_lookup')
         self.assertNotIn('this model', log)
+
+    def test_counts_draft_where_they_are_asked_for(self):
+        counts = self.write_counts(hash_of([Path(CHECKPOINT) / 'tokenizer.json']))
+        taken = f'bigram and unigram draft from {counts}'
+        for starter in ((), (*MPIRUN, '-np', '2')):
+            for asked, expected in ((), 'head'), (('--drafter', 'bigram'), 'bigram'):
+                drafter, log = self.drafter_and_log(starter=starter, asked=asked)
+                self.assertEqual(drafter, expected)
+                self.assertEqual(log.count(taken), 1, log)
+            drafter, log = self.drafter_and_log('--drafter', 'unigram', starter=starter)
+            self.assertEqual(drafter, 'unigram')
+            self.assertIn(taken, log)
+            self.assertNotIn('this model', log)
+        self.assertEqual(self.drafter_and_log('--drafter', 'head')[0], 'head')
+        run = ['run', '--model', CHECKPOINT, '--default-drafts', self.drafts, '--max-tokens', '4',
+               *GREEDY, '--format', 'json', '--drafter', 'bigram', 'Hello']
+        self.assertEqual(json.loads(outrider(*run).stdout)['speculation']['drafter'], 'bigram')
+        _, log = self.drafter_and_log('--drafter', 'ngram')
+        self.assertNotIn(str(counts), log)
+
+    def test_counts_of_other_tokens_are_not_taken(self):
+        self.write_counts('0123456789abcdef')
+        drafter, log = self.drafter_and_log()
+        self.assertEqual(drafter, 'head')
+        self.assertNotIn('unigram', log)
+        serve = [PROGRAM, 'serve', '--model', CHECKPOINT, '--port', '0', '--default-drafts',
+                 self.drafts]
+        counts = self.write_counts(hash_of([Path(CHECKPOINT) / 'tokenizer.json']))
+        broken = counts.read_bytes()[:-1]
+        for starter in ([], [*MPIRUN, '--quiet', '-np', '2']):
+            counts.write_bytes(broken)
+            self.refuses([*starter, *serve], str(counts))
+            counts.unlink()
+            self.refuses([*starter, *serve, '--drafter', 'bigram'],
+                         '--drafter bigram: expected --draft-counts FILE, found none, and none for '
+                         f'this model in {self.drafts}')
 
     def test_none_for_this_model_is_no_error(self):
         shutil.rmtree(self.drafts / 'mine')

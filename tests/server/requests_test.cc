@@ -106,7 +106,6 @@ TEST(Requests, AnswersTellWhatSpeculationBrought) {
   EXPECT_GT(plain.predicted_speedup(), 0);
   EXPECT_LT(plain.predicted_speedup(), 1);  // it guesses nothing, and its rows are not free
   EXPECT_GT(plain.measured_speedup(), 0);
-  EXPECT_NE(plain.measured_speedup(), 1);  // as it is where nothing was timed
   EXPECT_GT(plain.draft_cost(), 0);
   ASSERT_EQ(plain.steps_by_lookahead_size(), 16);
   EXPECT_GT(plain.steps_by_lookahead(3), 30);

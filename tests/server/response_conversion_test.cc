@@ -81,6 +81,48 @@ TEST(Complete, EachFieldIsTheAnswersOwn) {
   EXPECT_THAT(speculation.acceptance_by_position(), testing::ElementsAre(0.75, 0.5, 0.25));
   EXPECT_EQ(speculation.tpot_slo_ms(), 12);
   EXPECT_TRUE(speculation.tpot_slo_missed());
+  EXPECT_FALSE(speculation.has_draft_cost());
+  EXPECT_FALSE(speculation.has_measured_speedup());
+  EXPECT_FALSE(speculation.has_predicted_speedup());
+  stats.draft_cost_sum = 10;
+  stats.speedup.add(1, 3, {.plain_ms = 2, .expected_ms = 3, .ms = 4});
+  const v1::SpeculationStats measured = to_proto(completion).speculation();
+  EXPECT_EQ(measured.draft_cost(), 0.25);
+  EXPECT_EQ(measured.measured_speedup(), 1.5);
+  EXPECT_NEAR(measured.predicted_speedup(), 2.0 / 3, 1e-12);
+}
+
+// What was not measured is left out.
+TEST(DrafterStats, EachFieldIsTheReportsOwn) {
+  EngineStats stats;
+  stats.drafters[static_cast<int>(DrafterKind::head)] = {.num_drafts = 1,
+                                                         .num_draft_tokens = 2,
+                                                         .num_accepted_draft_tokens = 3,
+                                                         .num_alternative_draft_tokens = 4,
+                                                         .num_accepted_alternatives = 5,
+                                                         .alpha = 6,
+                                                         .draft_cost = 7,
+                                                         .predicted_speedup = 8,
+                                                         .measured_speedup = 9,
+                                                         .budget_ms = 10};
+  v1::GetServerInfoResponse told;
+  told.add_drafters("head");
+  told.add_drafters("random");
+  add_drafter_stats(stats, told);
+  const v1::DrafterStats &head = told.drafter_stats(0), &random = told.drafter_stats(1);
+  EXPECT_EQ(head.num_drafts(), 1);
+  EXPECT_EQ(head.num_draft_tokens(), 2);
+  EXPECT_EQ(head.num_accepted_draft_tokens(), 3);
+  EXPECT_EQ(head.num_alternative_draft_tokens(), 4);
+  EXPECT_EQ(head.num_accepted_alternatives(), 5);
+  EXPECT_EQ(head.alpha(), 6);
+  EXPECT_EQ(head.draft_cost(), 7);
+  EXPECT_EQ(head.predicted_speedup(), 8);
+  EXPECT_EQ(head.measured_speedup(), 9);
+  EXPECT_EQ(head.loss_budget_ms(), 10);
+  EXPECT_FALSE(random.has_draft_cost());
+  EXPECT_FALSE(random.has_predicted_speedup());
+  EXPECT_FALSE(random.has_measured_speedup());
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 // Sampled tokens through the whole stack against the target's exact distribution: a running server
 // of two ranks with seeds of its own, asked over gRPC. statistics_test.py starts it and names its
-// port; with --counts, the file of counts that the server wants is printed instead.
+// port; with --counts CHECKPOINT, the file of counts that the server wants is printed instead.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <mutex>
 #include <set>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "model/checkpoint_hash.h"
 #include "server/server_harness.h"
 #include "testing/every_drafter.h"
 #include "testing/exact_triples.h"
@@ -143,10 +145,8 @@ std::vector<Setting> settings() {
   const SamplingParams filtered{.temperature = 0.8f, .top_p = 0.9f, .top_k = 20};
   const SamplingParams penalised =
       edited({.temperature = 1.4f, .top_p = 0.95f, .top_k = 40, .min_p = 0.03f});
-  std::vector<Setting> all = {{.drafter = "model", .answers = kManyAnswers}};
-  for (const char* const drafter : kEveryDrafter) {
-    if (std::string_view(drafter) != "model") all.push_back({.drafter = drafter});
-  }
+  std::vector<Setting> all;
+  for (const char* const drafter : kEveryDrafter) all.push_back({.drafter = drafter});
   for (const char* const drafter : {"model", "head", "prompt_lookup"}) {
     all.push_back({drafter, "filtered", filtered});
     all.push_back({drafter, "penalised", penalised});
@@ -179,8 +179,9 @@ INSTANTIATE_TEST_SUITE_P(Settings, ServerSampling, ::testing::ValuesIn(settings(
 }  // namespace outrider
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "--counts") {
-    std::cout << outrider::some_counts(outrider::kVocab);
+  if (argc > 2 && std::string_view(argv[1]) == "--counts") {  // for the checkpoint that follows
+    const std::filesystem::path tokenizer = std::filesystem::path(argv[2]) / "tokenizer.json";
+    std::cout << outrider::some_counts(outrider::kVocab, outrider::file_hash(tokenizer));
     return 0;
   }
   testing::InitGoogleTest(&argc, argv);

@@ -22,7 +22,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         counts = Path(directory) / 'counts.safetensors'
         with counts.open('wb') as file:
-            subprocess.run([STATISTICS, '--counts'], stdout=file, check=True)
+            subprocess.run([STATISTICS, '--counts', CHECKPOINT], stdout=file, check=True)
         ask(['--draft', CHECKPOINT + '-draft', '--draft-head', CHECKPOINT + '-head',
              '--draft-counts', str(counts)])
 

@@ -44,7 +44,9 @@ class NotingCommunicator final : public Communicator {
 
 class DraftersTest : public testing::Test {
  protected:
-  DraftersTest() { counts_.write("counts.safetensors", some_counts(512)); }
+  DraftersTest() {
+    counts_.write("counts.safetensors", some_counts(512, file_hash(directory_ / "tokenizer.json")));
+  }
 
   Drafters make(const DrafterFiles& files) {
     return Drafters(files, {directory_, hash_, config_, tokenizer_}, {32, 4, 64}, *backend_,
@@ -104,6 +106,18 @@ TEST_F(DraftersTest, TheDefaultIsTheLikeliestToPay) {
   EXPECT_EQ(default_drafter(files, {}), DrafterKind::model);
   files.model.reset();
   EXPECT_EQ(default_drafter(files, {}), DrafterKind::prompt_lookup);
+}
+
+// Their ids mean other text, though there are as many of them.
+TEST_F(DraftersTest, RefusesCountsOfAnotherTokenizersTokens) {
+  counts_.write("another.safetensors", some_counts(512, "0123456789abcdef"));
+  const DrafterFiles another{.counts = counts_.path() / "another.safetensors"};
+  const std::vector<std::string> expected = {another.counts->string(),
+                                             "tokenizer is \"0123456789abcdef\"; expected",
+                                             file_hash(directory_ / "tokenizer.json")};
+  expect_one_line_error(expected, [&] { check_counts(*another.counts, directory_); });
+  expect_one_line_error(expected, [&] { make(another); });
+  EXPECT_NO_THROW(check_counts(*every_file_.counts, directory_));
 }
 
 // Ranks keep one copy of what all of them read alike, and of nothing else.

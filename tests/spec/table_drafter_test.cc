@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "core/float_environment.h"
@@ -20,6 +22,7 @@ using Integers = std::vector<int32_t>;
 using Tensors = std::map<std::string, Integers>;
 
 constexpr int64_t kVocab = 5;
+constexpr char kTokenizer[] = "0123456789abcdef";
 
 // Behind 0: 1 twice, 3 once; behind 3: 3 seven times; behind others nothing.
 const Tensors kCounts = {{"unigram_tokens", {1, 3, 4}},
@@ -33,8 +36,8 @@ class TableDrafterTest : public ::testing::Test {
   TableDrafterTest() { set_float_environment(); }
 
   CountTables load(const Tensors& tensors, const char* dtype = "I32") {
-    directory_.write("counts.safetensors", count_file(tensors, dtype));
-    return CountTables::load(directory_.path() / "counts.safetensors", kVocab);
+    directory_.write("counts.safetensors", count_file(tensors, kTokenizer, dtype));
+    return CountTables::load(directory_.path() / "counts.safetensors", kVocab, kTokenizer);
   }
 
   TemporaryDirectory directory_;
@@ -102,6 +105,42 @@ TEST_F(TableDrafterTest, NamesWhatIsWrongWithAFile) {
   missing.erase("bigram_counts");
   expect_one_line_error({"bigram_counts", "is missing"}, [&] { load(missing); });
   expect_one_line_error({"F32", "I32"}, [&] { load(kCounts, "F32"); });
+}
+
+TEST_F(TableDrafterTest, CountsAreOfOneTokenizersTokens) {
+  const auto path = directory_.path() / "counts.safetensors";
+  const auto refuses = [&](const std::string& written, const std::string& found) {
+    directory_.write("counts.safetensors", count_file(kCounts, written));
+    expect_one_line_error(
+        {path.string(), "metadata: tokenizer is " + found,
+         std::string("expected the hash of the model's tokenizer.json, ") + kTokenizer},
+        [&] { CountTables::load(path, kVocab, kTokenizer); });
+  };
+  refuses("fedcba9876543210", "\"fedcba9876543210\"");
+  refuses("", "missing");
+}
+
+TEST_F(TableDrafterTest, CountsAreFoundByTheTokenizer) {
+  const auto& path = directory_.path();
+  const std::string mine = count_file(kCounts, kTokenizer);
+  EXPECT_EQ(find_counts(path / "none", kTokenizer), std::nullopt);
+  directory_.write("README.md", std::string("unigram_tokens ") + kTokenizer);
+  directory_.write("another.safetensors", count_file(kCounts, "fedcba9876543210"));
+  directory_.write("anybody's.safetensors", count_file(kCounts, ""));
+  directory_.write("broken.safetensors", "unigram_tokens");
+  std::filesystem::create_directory(path / "empty.safetensors");
+  EXPECT_EQ(find_counts(path, kTokenizer), std::nullopt);
+  directory_.write("mine.safetensors", mine);
+  EXPECT_EQ(find_counts(path, kTokenizer), path / "mine.safetensors");
+  EXPECT_EQ(find_counts(path, "fedcba9876543210"), path / "another.safetensors");
+
+  directory_.write("too.safetensors", mine);
+  expect_one_line_error({path.string(), "mine.safetensors", "too.safetensors",
+                         "expected one file of counts", kTokenizer},
+                        [&] { find_counts(path, kTokenizer); });
+  directory_.write("too.safetensors", mine.substr(0, mine.size() - 1));
+  expect_one_line_error({(path / "too.safetensors").string()},
+                        [&] { find_counts(path, kTokenizer); });
 }
 
 }  // namespace

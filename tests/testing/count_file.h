@@ -9,10 +9,12 @@
 
 namespace outrider {
 
-// dtype: what the file calls its numbers.
+// tokenizer_hash: of the tokenizer.json whose tokens they are; empty: the file does not say. dtype:
+// what the file calls its numbers.
 inline std::string count_file(const std::map<std::string, std::vector<int32_t>>& tensors,
-                              const char* dtype = "I32") {
+                              const std::string& tokenizer_hash, const char* dtype = "I32") {
   nlohmann::json header;
+  if (!tokenizer_hash.empty()) header["__metadata__"] = {{"tokenizer", tokenizer_hash}};
   std::string data;
   for (const auto& [name, values] : tensors) {
     const size_t begin = data.size();
@@ -27,7 +29,7 @@ inline std::string count_file(const std::map<std::string, std::vector<int32_t>>&
 }
 
 // Counts over tokens below `vocab_size` that make a drafter say something behind each.
-inline std::string some_counts(int32_t vocab_size) {
+inline std::string some_counts(int32_t vocab_size, const std::string& tokenizer_hash) {
   std::vector<int32_t> all(vocab_size), counts(vocab_size), rows = {0}, behind, of_behind;
   for (int32_t token = 0; token < vocab_size; ++token) {
     all[token] = token;
@@ -42,7 +44,8 @@ inline std::string some_counts(int32_t vocab_size) {
                      {"unigram_counts", counts},
                      {"bigram_rows", rows},
                      {"bigram_tokens", behind},
-                     {"bigram_counts", of_behind}});
+                     {"bigram_counts", of_behind}},
+                    tokenizer_hash);
 }
 
 }  // namespace outrider

@@ -17,6 +17,7 @@
 #include "comm/thread_communicator.h"
 #include "engine/engine.h"
 #include "engine/follower.h"
+#include "testing/checkpoints.h"
 
 namespace outrider {
 
@@ -94,6 +95,11 @@ inline std::vector<CollectedAnswer> lead_requests(Executor& executor, ControlSer
   if (stats != nullptr) *stats = engine.stats();
   if (control != nullptr) control->goodbye();
   return answers;
+}
+
+// A small model, and its draft model.
+inline EngineOptions tiny_options() {
+  return {.model = test_checkpoint("tiny"), .draft = test_checkpoint("tiny-draft")};
 }
 
 // What the ranks compute on. No make_communicator: the threads' own, over host memory.

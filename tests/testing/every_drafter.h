@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/executor.h"
+#include "model/checkpoint_hash.h"
 #include "model/model_config.h"
 #include "testing/checkpoints.h"
 #include "testing/count_file.h"
@@ -17,11 +18,14 @@ inline constexpr std::array kEveryDrafter = {"model",  "head",          "bigram"
                                              "random", "prompt_lookup", "ngram"};
 static_assert(kEveryDrafter.size() == kNumDrafterKinds - 1);  // all but none
 
-// For as long as the tests run.
-inline std::filesystem::path counts_file(int vocab_size) {
+// For a test's checkpoint, for as long as the tests run.
+inline std::filesystem::path counts_file(const std::filesystem::path& model) {
   static const TemporaryDirectory directory;
-  const std::string name = std::to_string(vocab_size) + ".safetensors";
-  if (!exists(directory.path() / name)) directory.write(name, some_counts(vocab_size));
+  const std::string name = model.filename().string() + ".safetensors";
+  if (!exists(directory.path() / name)) {
+    directory.write(name, some_counts(static_cast<int32_t>(ModelConfig::load(model).vocab_size),
+                                      file_hash(model / "tokenizer.json")));
+  }
   return directory.path() / name;
 }
 
@@ -30,7 +34,7 @@ inline EngineOptions with_every_drafter(EngineOptions options) {
   const std::string model = options.model.filename();
   options.draft = test_checkpoint(model + "-draft");
   options.draft_head = test_checkpoint(model + "-head");
-  options.draft_counts = counts_file(static_cast<int>(ModelConfig::load(options.model).vocab_size));
+  options.draft_counts = counts_file(options.model);
   return options;
 }
 

@@ -38,11 +38,13 @@ class CommittedDrafts(unittest.TestCase):
 
     def test_the_head(self):
         self.drafts('head', '--draft-head', MODELS / f'{NAME}-head')
+        self.drafts('head')
 
     def test_the_counts(self):
         counts = MODELS / f'{NAME}-counts.safetensors'
         for drafter in ('unigram', 'bigram'):
             self.drafts(drafter, '--draft-counts', counts)
+            self.drafts(drafter)
 
     def test_the_draft(self):
         with tempfile.TemporaryDirectory() as output:

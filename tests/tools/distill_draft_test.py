@@ -168,6 +168,16 @@ shard = dict(np.load(sys.argv[1]))
 np.savez(sys.argv[2], **shard | {'copied': getattr(np, sys.argv[3])(shard['tokens'].shape, bool)})
 """
 
+# Prints what is said in each row of a shard.
+SAID = """
+import json, sys, numpy as np
+from pathlib import Path
+from distill_data import Renderer
+tokenizer = Renderer(Path(sys.argv[1])).tokenizer
+print(json.dumps([tokenizer.decode(row.tolist(), skip_special_tokens=False)
+                  for row in np.load(sys.argv[2])['tokens']]))
+"""
+
 # Which tokens follow four that they have followed before, the last time.
 COPIED = """
 import numpy as np
@@ -234,6 +244,38 @@ class DistillDraft(unittest.TestCase):
         self.assertEqual(result.returncode, 2)
         self.assertIn('--first-shard: is -1; expected 0 or more', result.stderr)
 
+    def said(self, shard):
+        return json.loads(subprocess.run([PYTHON, '-c', SAID, CHECKPOINT, shard], check=True,
+                                         capture_output=True, text=True, timeout=LIMIT_S,
+                                         cwd=SOURCE / 'tools').stdout)
+
+    def test_conversations_like_excluded_prompts_are_dropped(self):
+        before = self.said(self.whole / 'train-00000.npz')
+        words = [re.findall(r'\w+', text.lower()) for text in before]
+        run_of = words[0][:8]
+        expected = [text for text, of in zip(before, words)
+                    if all(of[i:i + len(run_of)] != run_of for i in range(len(of)))]
+        self.assertLess(len(expected), len(before))
+        self.assertTrue(expected)
+        work, prompts = self.root / 'excluding', self.root / 'prompts.jsonl'
+        prompts.write_text(json.dumps({'text': ' '.join(run_of)}) + '\n')
+        lines = run('generate', work, *GENERATE, '--keep-hidden', '--exclude', prompts)
+        dropped = {line['shard']: line['dropped'] for line in lines}
+        self.assertEqual(dropped['train-00000'], len(before) - len(expected))
+        self.assertEqual(self.said(work / 'train-00000.npz'), expected)
+        self.assertEqual([line['dropped'] for line in self.generated], [0] * len(self.generated))
+        sequences = sum(8 - count for shard, count in dropped.items() if shard.startswith('train'))
+        begin = run('train', work, *TRAIN, '--train-tokens', '400')[0]
+        self.assertEqual(begin['train_sequences'], sequences)
+        others = self.root / 'other_prompts.jsonl'
+        others.write_text(json.dumps({'text': 'Who wrote this, and why?'}) + '\n')
+        for flags in ((), ('--exclude', prompts, '--exclude', others)):  # text of both kinds
+            result = subprocess.run(command('generate', work, *GENERATE, *flags),
+                                    capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("settings.json: holds", result.stderr)
+            self.assertIn("'excluded'", result.stderr)
+
     def test_a_head_learns_and_drafts(self):
         work, output = self.root / 'kept_for_head', self.root / 'head'
         run('generate', work, *GENERATE, '--keep-hidden')
@@ -290,7 +332,7 @@ class DistillDraft(unittest.TestCase):
     def test_counts_of_the_text_draft(self):
         counts = self.root / 'counts.safetensors'
         subprocess.run([PYTHON, SOURCE / 'tools' / 'count_tokens.py', '--work', self.whole,
-                        '--vocab-size', '512', '--output', counts], check=True, timeout=LIMIT_S)
+                        '--target', CHECKPOINT, '--output', counts], check=True, timeout=LIMIT_S)
         for drafter in ('unigram', 'bigram'):
             result = subprocess.run(
                 [PROGRAM, 'run', '--model', CHECKPOINT, '--draft-counts', counts, '--drafter',

@@ -248,8 +248,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
   made->rank = rank;
   made->size = size;
   made->threads = !under_mpi();
-  made->transport =
-      made->threads ? join_threads(id.internal, size, rank) : outrider::make_mpi_communicator();
+  made->transport = made->threads ? join_threads(id.internal, size, rank)
+                                  : outrider::make_mpi_communicator(/*numa_node=*/0);
   if (made->transport == nullptr || made->transport->size() != size) return ncclInvalidUsage;
   if (!on_a_gpu_each(*made)) return ncclInvalidUsage;
   hang_where_asked(rank);
