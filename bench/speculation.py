@@ -107,7 +107,8 @@ class Arm:
         if num_drawn > 0:
             self.cost_sum += measured(stats, 'draft_cost') * num_drawn
             self.num_drafted += num_drawn
-            self.predicted.append(measured(stats, 'predicted_speedup'))
+        # Without drafts an answer is one of plain decoding.
+        self.predicted.append(measured(stats, 'predicted_speedup') if num_drawn > 0 else 1)
         self.num_steps += round(complete.completion_tokens / stats.mean_acceptance_length) - 1
         self.timed_steps.update(dict(enumerate(stats.steps_by_lookahead)))
 
