@@ -23,15 +23,32 @@ class Kept : public RequestSink {
   std::optional<Completion> completion;
 };
 
+// An answer, and what is told of it.
+struct Told {
+  Told() {
+    const auto request = std::make_shared<RequestProgress>();
+    request->sink = sink;
+    answer = std::make_shared<Answer>(request, OutputStream(tokenizer, {}));
+  }
+
+  Completion of(std::vector<Delivered>& items) const {
+    Delivery delivery;
+    delivery.push(items);
+    delivery.drain();
+    return sink->completion.value();
+  }
+
+  Tokenizer tokenizer = Tokenizer::load(test_checkpoint("tiny"));
+  std::shared_ptr<Kept> sink = std::make_shared<Kept>();
+  std::shared_ptr<Answer> answer;
+};
+
 // Received at 0 ms and started at 10; the first of 5 tokens at 30, the others at 50 and 70; then
 // cancelled at 100.
-Completion told(double tpot_slo_ms) {
-  const Tokenizer tokenizer = Tokenizer::load(test_checkpoint("tiny"));
+Completion timed(double tpot_slo_ms) {
   const EngineClock::time_point zero{};
-  const auto sink = std::make_shared<Kept>();
-  const auto request = std::make_shared<RequestProgress>();
-  request->sink = sink;
-  const auto answer = std::make_shared<Answer>(request, OutputStream(tokenizer, {}));
+  const Told told;
+  const auto& answer = told.answer;
   answer->received = zero;
   answer->started = zero + milliseconds(10);
   answer->completion.speculation.tpot_slo_ms = tpot_slo_ms;
@@ -41,14 +58,11 @@ Completion told(double tpot_slo_ms) {
     items.push_back({.answer = answer, .at = zero + milliseconds(at), .tokens = tokens});
   }
   items.push_back({.answer = answer, .at = zero + milliseconds(100), .cancelled = true});
-  Delivery delivery;
-  delivery.push(items);
-  delivery.drain();
-  return sink->completion.value();
+  return told.of(items);
 }
 
 TEST(Delivery, TellsWhenEachPartOfAnAnswerWas) {
-  const Completion completion = told(0);
+  const Completion completion = timed(0);
   EXPECT_EQ(completion.completion_tokens, 5);
   EXPECT_EQ(completion.timings.queue_ms, 10);
   EXPECT_EQ(completion.timings.prefill_ms, 20);
@@ -59,18 +73,15 @@ TEST(Delivery, TellsWhenEachPartOfAnAnswerWas) {
 
 // Of the time from token to token: four of them here, 10 ms each.
 TEST(Delivery, AnObjectiveIsMissedByTheMeanFromTokenToToken) {
-  EXPECT_FALSE(told(0).speculation.tpot_slo_missed);
-  EXPECT_TRUE(told(9).speculation.tpot_slo_missed);
-  EXPECT_FALSE(told(11).speculation.tpot_slo_missed);
+  EXPECT_FALSE(timed(0).speculation.tpot_slo_missed);
+  EXPECT_TRUE(timed(9).speculation.tpot_slo_missed);
+  EXPECT_FALSE(timed(11).speculation.tpot_slo_missed);
 }
 
 // A step that kept one of its alternatives, and one that kept none and put its own token there.
 TEST(Delivery, TellsOfAlternatives) {
-  const Tokenizer tokenizer = Tokenizer::load(test_checkpoint("tiny"));
-  const auto sink = std::make_shared<Kept>();
-  const auto request = std::make_shared<RequestProgress>();
-  request->sink = sink;
-  const auto answer = std::make_shared<Answer>(request, OutputStream(tokenizer, {}));
+  const Told told;
+  const auto& answer = told.answer;
   std::vector<Delivered> items;
   items.push_back({.answer = answer, .tokens = {5}});
   items.push_back({.answer = answer, .tokens = {6, 7}});
@@ -78,12 +89,9 @@ TEST(Delivery, TellsOfAlternatives) {
   items.push_back({.answer = answer, .tokens = {8}});
   items.back().drafts = {.num_drafted = 2, .num_alternatives = 4};
   items.push_back({.answer = answer, .cancelled = true});
-  Delivery delivery;
-  delivery.push(items);
-  delivery.drain();
+  const SpeculationStats stats = told.of(items).speculation;
   using enum TokenOrigin;
-  EXPECT_EQ(sink->origins, (std::vector{plain, drafted, bonus, corrected}));
-  const SpeculationStats& stats = sink->completion.value().speculation;
+  EXPECT_EQ(told.sink->origins, (std::vector{plain, drafted, bonus, corrected}));
   EXPECT_EQ(stats.num_spec_steps, 2);
   EXPECT_EQ(stats.num_draft_tokens, 11);
   EXPECT_EQ(stats.num_accepted_draft_tokens, 1);
@@ -96,11 +104,8 @@ TEST(Delivery, TellsOfAlternatives) {
 
 // A drafted token costs what it does when it is drafted, and nothing where it is copied.
 TEST(Delivery, TellsWhatADraftedTokenCostInTheMean) {
-  const Tokenizer tokenizer = Tokenizer::load(test_checkpoint("tiny"));
-  const auto sink = std::make_shared<Kept>();
-  const auto request = std::make_shared<RequestProgress>();
-  request->sink = sink;
-  const auto answer = std::make_shared<Answer>(request, OutputStream(tokenizer, {}));
+  const Told told;
+  const auto& answer = told.answer;
   std::vector<Delivered> items;
   items.push_back({.answer = answer, .tokens = {5}});
   for (const auto& [num_drafted, cost] :
@@ -109,10 +114,7 @@ TEST(Delivery, TellsWhatADraftedTokenCostInTheMean) {
     items.back().drafts = {.num_drafted = num_drafted};
   }
   items.push_back({.answer = answer, .cancelled = true});
-  Delivery delivery;
-  delivery.push(items);
-  delivery.drain();
-  EXPECT_DOUBLE_EQ(sink->completion.value().speculation.draft_cost().value(), 1.5 / 4);
+  EXPECT_DOUBLE_EQ(told.of(items).speculation.draft_cost().value(), 1.5 / 4);
 }
 
 }  // namespace
