@@ -7,6 +7,9 @@
 namespace outrider::cpu {
 namespace {
 
+constexpr int kGroupPanels = 2;  // that tiles which share panels get at a time
+constexpr int kMaxShared = 12;   // rows of such a tile
+
 // How many pairs ahead a tile that is alone fetches its weights, to the second-level cache and to
 // the first; straight to the first where near is 0.
 struct FetchAhead {
@@ -17,11 +20,12 @@ constexpr FetchAhead kFetchFar{kPrefetchPairs, kNearPairs};
 // By a mask and a shift.
 struct Bf16Weights {
   static constexpr int64_t kBytes = kPairBytes;
+  static constexpr int kMaxAlone = 13;  // rows whose sums fit by two panels
   // As an Intel core without vdpbf16ps wants it, which has most from memory where many panels are
   // read side by side and little is fetched ahead of each, as long as all sums stay in registers:
   // on Ice Lake passes of eight rows took 1.19 times as long by four panels as by three, and of ten
-  // 1.29 times by three as by two; sixteen by two, whose sums do not fit, 0.95 of one. Of few rows
-  // each line of many panels is fetched once: not for both caches.
+  // 1.29 times by three as by two. Of few rows each line of many panels is fetched once: not for
+  // both caches.
   static constexpr int panels(int rows) {
     return rows <= 2 ? 12 : rows == 3 ? 6 : rows == 4 ? 5 : rows == 5 ? 4 : rows <= 8 ? 3 : 2;
   }
@@ -41,7 +45,8 @@ struct Bf16Weights {
 // By two conversions each.
 struct Int8Weights {
   static constexpr int64_t kBytes = kInt8PairBytes;
-  static constexpr int panels(int rows) { return rows <= 8 ? 3 : rows <= 12 ? 2 : 1; }
+  static constexpr int kMaxAlone = 12;
+  static constexpr int panels(int rows) { return rows <= 8 ? 3 : 2; }
   static constexpr FetchAhead fetch_ahead(int, int) { return kFetchFar; }
   OUTRIDER_AVX512 static __m512 widen(const std::byte* of_16) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(of_16));
@@ -83,14 +88,14 @@ OUTRIDER_AVX512 void add_pairs(const LinearTile& tile, const std::byte* w, int64
   }
 }
 
-// Tiles of many rows share their panels (run_tiles in linear.cc), those of few are alone.
-template <class Weights, int R, int P, int64_t kStride>
+// Tiles that share their panels (run_tiles in linear.cc) fetch otherwise than one that is alone.
+template <class Weights, int R, int P, int64_t kStride, bool kShared>
 OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
   constexpr int64_t kBytes = Weights::kBytes;
   __m512 sums[R][P];
   load_sums<R, P>(tile, panel, sums);
   const std::byte* w = tile.w + panel * tile.w_stride;
-  if constexpr (kStride == kManyRowsStride) {
+  if constexpr (kShared) {
     add_pairs<Weights, R, P, kStride, kNearPairs>(tile, w, 0, tile.num_pairs,
                                                   shared_prefetch<kBytes>(tile, w), sums);
   } else {
@@ -105,38 +110,43 @@ OUTRIDER_AVX512 void add_panels(const LinearTile& tile, int64_t panel) {
   store_sums<R, P>(tile, panel, sums);
 }
 
-constexpr int kGroupPanels = 2;  // that tiles which share panels get at a time
-
 // count panels side by side, at most P.
-template <class Weights, int R, int P, int64_t kStride>
+template <class Weights, int R, int P, int64_t kStride, bool kShared>
 OUTRIDER_AVX512 void add_group(const LinearTile& tile, int64_t panel, int64_t count) {
   if (count == P) {
-    add_panels<Weights, R, P, kStride>(tile, panel);
+    add_panels<Weights, R, P, kStride, kShared>(tile, panel);
   } else if constexpr (P > 1) {
-    add_group<Weights, R, P - 1, kStride>(tile, panel, count);
+    add_group<Weights, R, P - 1, kStride, kShared>(tile, panel, count);
   }
 }
 
 // Groups of about equal size, rather than full ones and panels left over; the larger ones first, so
 // that each fetches all of the next one's panels.
-template <class Weights, int R, int64_t kStride>
-__attribute__((target("avx512f"))) void run(const LinearTile& tile) {
-  constexpr int kAlone = Weights::panels(R);
-  constexpr int P = kStride == kManyRowsStride ? std::min(kAlone, kGroupPanels) : kAlone;
+template <class Weights, int R, int P, int64_t kStride, bool kShared>
+OUTRIDER_AVX512 void add_groups(const LinearTile& tile) {
   int64_t panel = 0;
   for (int64_t groups = (tile.num_panels + P - 1) / P; groups > 0; --groups) {
     const int64_t count = (tile.num_panels - panel + groups - 1) / groups;
-    add_group<Weights, R, P, kStride>(tile, panel, count);
+    add_group<Weights, R, P, kStride, kShared>(tile, panel, count);
     panel += count;
   }
+}
+
+template <class Weights, int R, int64_t kStride>
+__attribute__((target("avx512f"))) void run(const LinearTile& tile) {
+  constexpr int kAlone = Weights::panels(R);
+  if constexpr (kStride == kFewRowsStride && R <= Weights::kMaxAlone) {
+    if (tile.count == 1) return add_groups<Weights, R, kAlone, kStride, false>(tile);
+  }
+  add_groups<Weights, R, std::min(kAlone, kGroupPanels), kStride, true>(tile);
 }
 
 template <class Weights, int... kRowsLess1>
 constexpr TileKernels kernels(std::integer_sequence<int, kRowsLess1...>) {
   return {true,
           Weights::kBytes,
-          kMaxRegisterRows,
-          12,
+          Weights::kMaxAlone,
+          kMaxShared,
           kGroupPanels,
           {nullptr, run<Weights, kRowsLess1 + 1, kFewRowsStride>...},
           {nullptr, run<Weights, kRowsLess1 + 1, kManyRowsStride>...}};
@@ -145,8 +155,8 @@ constexpr TileKernels kernels(std::integer_sequence<int, kRowsLess1...>) {
 }  // namespace
 
 const TileKernels kTileAvx512 =
-    kernels<Bf16Weights>(std::make_integer_sequence<int, kMaxRegisterRows>());
+    kernels<Bf16Weights>(std::make_integer_sequence<int, Bf16Weights::kMaxAlone>());
 const TileKernels kTileAvx512Int8 =
-    kernels<Int8Weights>(std::make_integer_sequence<int, kMaxRegisterRows>());
+    kernels<Int8Weights>(std::make_integer_sequence<int, Int8Weights::kMaxAlone>());
 
 }  // namespace outrider::cpu
