@@ -236,12 +236,12 @@ class Load {
 };
 
 // The steps of a turn in which all of its sequences decode, and none has a prompt to feed: those
-// behind the first of them.
+// behind the first of them. One that records a graph is no step like the others.
 void add_turn(Arm& arm, std::span<const Step> turn, int64_t sequences) {
   bool prompts_fed = false;
   for (size_t i = 0; i + 1 < turn.size(); ++i) {
     if (turn[i].record.num_decoding != sequences) continue;
-    if (!std::exchange(prompts_fed, true)) continue;
+    if (!std::exchange(prompts_fed, true) || turn[i].record.times.recorded) continue;
     arm.steps.push_back(parts_of(turn[i], turn[i + 1]));
     const double step_seconds = seconds(turn[i + 1].record.begin - turn[i].record.begin);
     CHECK(std::abs(sum(arm.steps.back()) - step_seconds) < 1e-9);

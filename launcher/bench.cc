@@ -116,10 +116,11 @@ CLI::Option* add_rows(CLI::App& command, std::vector<int64_t>& rows, const std::
 
 void add_copy_flag(CLI::App& command, size_t& bytes) {
   command
-      .add_option_function<size_t>(
-          "--copy-mib", [&bytes](size_t mib) { bytes = mib << 20; },
-          "Size of the copy that says what a GPU's memory delivers (default 1024)")
-      ->check(CLI::Range(1, 1 << 16));
+      .add_option_function<double>(
+          "--copy-mib", [&bytes](double mib) { bytes = static_cast<size_t>(mib * (1 << 20)); },
+          "Size of the copy that says what a GPU's memory delivers (default 1024); op goes through "
+          "a quarter of it before it reads an operand again")
+      ->check(number_within(0.001, 1 << 16));
 }
 
 void add_json_flag(CLI::App& command, std::optional<std::filesystem::path>& file) {

@@ -69,7 +69,8 @@ class Backend {
   // collective: it exchanges with other ranks, of which each replays the same collective passes in
   // the same order. What is kept of them never depends on the room that this rank has: NCCL wants
   // all ranks to launch a graph, or none.
-  virtual void replay(uint64_t key, Stream& stream, bool collective,
+  // Returns whether it has recorded the pass, or tried to: that takes far longer than running it.
+  virtual bool replay(uint64_t key, Stream& stream, bool collective,
                       const std::function<void()>& enqueue) = 0;
   // Forgets what it may have kept for that. A communicator that takes part ends after this, since
   // NCCL waits for the graphs that have its collectives.

@@ -419,8 +419,9 @@ void Engine::apply(const SlotOutcome& outcome) {
 }
 
 void Engine::account_for_step(double ms) {
+  const StepPhases& times = executor_.step_times();
   const TimedStep timed = lookahead_.observe(decoded_, scheduler_.prefill_rows(),
-                                             {ms, 1e3 * executor_.step_times().draft});
+                                             {ms, 1e3 * times.draft, times.recorded});
   for (Delivered& item : delivered_) item.timed = timed;
 }
 

@@ -93,7 +93,7 @@ TimedStep LookaheadPlanner::observe(std::span<const LookaheadOutcome> outcomes,
       settle(account, prefill, durations);
       settle_waiting(outcomes, account);
     }
-    if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0) {
+    if (!outcomes.empty() && prefill.target == 0 && prefill.draft == 0 && !durations.recorded) {
       // What was expected before the step told.
       timed = {.plain_ms = pricing_.step_ms(account.plain),
                .expected_ms = pricing_.step_ms(account.all) + pricing_.draft_ms(account.all),
@@ -130,7 +130,7 @@ void LookaheadPlanner::settle(const Account& account, const PrefillRows& prefill
   std::array<double, kNumDrafterKinds> added = account.added_ms;
   added[static_cast<int>(DrafterKind::model)] += pricing_.feed_ms(prefill.adaptive_draft);
   if (prefill.target == 0 && prefill.adaptive_draft > 0 &&
-      prefill.draft == prefill.adaptive_draft) {
+      prefill.draft == prefill.adaptive_draft && !durations.recorded) {
     double& fed = added[static_cast<int>(DrafterKind::model)];
     double expected = 0;
     for (const double ms : added) expected += ms;

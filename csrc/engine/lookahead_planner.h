@@ -36,6 +36,8 @@ struct LookaheadOutcome {
 struct StepDurations {
   double ms = 0;        // of the whole step
   double draft_ms = 0;  // of them, by drafters on the device
+  // Some pass of it was recorded, to be replayed: they say nothing of steps like it.
+  bool recorded = false;
 };
 
 // How a sequence drafts.
@@ -78,7 +80,8 @@ class LookaheadPlanner final : public LookaheadChooser {
   // chosen by, where it was.
   std::vector<int32_t> propose(int64_t id, std::span<const int32_t> tokens, int k);
 
-  // The planned step was carried out. Returns what it took, for each of its sequences.
+  // The planned step was carried out. Returns what it took, for each of its sequences, where that
+  // says anything of steps like it.
   TimedStep observe(std::span<const LookaheadOutcome> outcomes, const PrefillRows& prefill,
                     const StepDurations& durations);
 

@@ -68,6 +68,7 @@ struct SlotOutcome {
 // Seconds on the device.
 struct StepPhases {
   double draft = 0, target = 0, verify = 0, exchange = 0;  // verify: without its exchanges
+  bool recorded = false;  // some pass (Backend::replay): they say nothing of steps like it
 };
 
 class SpeculativeStep {
@@ -94,8 +95,8 @@ class SpeculativeStep {
 
   // Runs the target over `rows` rows from `position` of slot 0 on, whatever they hold, and writes
   // its logits of the first num_logits: padded, and, as of steps that only decode, replayed once it
-  // has run before; or each time anew, as of steps with prompts. Returns the seconds it took.
-  // Nothing may be running.
+  // has run before; or each time anew, as of steps with prompts. Returns the seconds it took: of
+  // one that was recorded, those of another behind it. Nothing may be running.
   double measure_target(int64_t rows, int64_t num_logits, int64_t position, bool replayed,
                         Stream& stream);
   // The same of rows that all have logits, of which all but the first are candidates for the
@@ -153,7 +154,7 @@ class SpeculativeStep {
   Buffer target_logits_;  // f32 [2 max_rows, vocabulary shard]: as the model gives them, for
                           // log-probabilities too; behind max_rows the edited ones
   Buffer q_;              // RowDistribution [nobody + 1]
-  Buffer q_logits_;       // f32 [nobody, vocab_size]: q of what is drawn by rejection
+  Buffer q_logits_;       // f32 [nobody, vocab_size]: q of what is drawn by rejection; else scratch
   // [1 + kMaxAlternatives, max_round_rows]; on the host [max_draft_rows], by rounds
   Staged<DraftRow> draft_rows_;
   Staged<int32_t> proposed_;     // [slots, kMaxDraftTokens]: by copy drafters

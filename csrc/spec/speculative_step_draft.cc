@@ -151,8 +151,8 @@ void SpeculativeStep::draft_with(LogitDrafter* drafter, std::span<SequenceState>
                                verifier_.drafted(), q(0), q_logits(0), stream);
       }
     };
-    backend_.replay(key_of(Pass::draft, padded, edited, own_key), stream, /*collective=*/false,
-                    enqueue);
+    times_.recorded |= backend_.replay(key_of(Pass::draft, padded, edited, own_key), stream,
+                                       /*collective=*/false, enqueue);
   }
 }
 

@@ -310,6 +310,40 @@ TEST(LookaheadPlanner, TablesGoByTheBatch) {
   }
 }
 
+// It takes a hundred times as long: no price follows that, nor is it compared with one.
+TEST(LookaheadPlanner, AStepThatRecordsSaysNothingOfCosts) {
+  LookaheadPlanner planner(adaptive(), tables());
+  planner.add(1, {.drafter = kModel});
+  const LookaheadOutcome plain{.id = 1, .position = 1, .num_emitted = 1};
+  const auto measured = [&] {
+    return planner.reports()[static_cast<int>(kModel)].measured_speedup.has_value();
+  };
+  EXPECT_EQ(planner.observe({&plain, 1}, {}, {.ms = 1000, .recorded = true}).plain_ms, 0);
+  EXPECT_EQ(planner.slowness(1), 1);
+  EXPECT_FALSE(measured());
+  EXPECT_GT(planner.observe({&plain, 1}, {}, {.ms = 1000}).plain_ms, 0);
+  EXPECT_GT(planner.slowness(1), 1);
+  EXPECT_TRUE(measured());
+}
+
+TEST(LookaheadPlanner, FeedingBesideARecordedPassIsChargedByItsPrice) {
+  const std::vector<int32_t> tokens = {1};
+  const LookaheadOutcome plain{.id = 1, .position = 1, .num_emitted = 1};
+  const auto left_after = [&](const StepDurations& fed) {
+    LookaheadPlanner planner(adaptive(), tables());
+    planner.add(1, {.drafter = kModel});
+    std::vector<DecodeChoice> one = {
+        {.id = 1, .tokens = tokens, .num_draft_tokens = kMaxDraftTokens}};
+    planner.choose(one, {});  // budgets begin
+    planner.observe({&plain, 1}, {.draft = 8, .adaptive_draft = 8}, fed);
+    return planner.reports()[static_cast<int>(kModel)].budget_ms;
+  };
+  const double left = left_after({.ms = 1000, .recorded = true});
+  EXPECT_EQ(left, left_after({.ms = 10, .recorded = true}));
+  EXPECT_LT(left, left_after({.ms = 10}));
+  EXPECT_GT(left, left_after({.ms = 1000}));
+}
+
 TEST(LookaheadPlanner, FeedingHasAPriceOfItsOwn) {
   for (const double ms : {0.01, 1.0}) {
     LookaheadTables known = tables();

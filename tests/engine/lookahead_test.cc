@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <numeric>
 
+#include "backend/cpu/cpu_backend.h"
 #include "testing/checkpoints.h"
 #include "testing/engine_harness.h"
 
@@ -201,6 +203,36 @@ TEST(EngineLookahead, WhatWasNotMeasuredIsNotTold) {
     EXPECT_EQ(report.draft_cost.has_value(), measured);
     EXPECT_EQ(report.predicted_speedup.has_value(), measured);
     EXPECT_EQ(report.measured_speedup.has_value(), measured);
+  }
+}
+
+// Records whatever it is asked to replay, from when it is told to.
+class RecordingBackend final : public CpuBackend {
+ public:
+  RecordingBackend() : CpuBackend(cpu::select_isa()) {}
+  bool replay(uint64_t, Stream&, bool, const std::function<void()>& enqueue) override {
+    enqueue();
+    return records;
+  }
+  bool records = false;
+};
+
+// Steps that take longer since they record something are compared with no others.
+TEST(EngineLookahead, StepsThatRecordAreNotTimed) {
+  for (const bool records : {false, true}) {
+    RecordingBackend backend;
+    const auto self = make_self_communicator();
+    Executor executor(options_with("fixed:2"), backend, *self);
+    backend.records = records;
+    EngineStats engine;
+    const auto answers =
+        lead_requests(executor, nullptr, {policy_request(5, "model")}, {}, &engine);
+    const SpeculationStats& answer = answers[0].completion->speculation;
+    EXPECT_GT(answer.num_draft_tokens, 0);
+    EXPECT_EQ(answer.speedup.measured().has_value(), !records);
+    const DrafterReport& report = engine.drafters[static_cast<int>(DrafterKind::model)];
+    EXPECT_EQ(report.num_draft_tokens, answer.num_draft_tokens);
+    EXPECT_EQ(report.measured_speedup.has_value(), !records);
   }
 }
 

@@ -17,12 +17,16 @@ PROGRAM, SHAPE, CHECKPOINT, DRAFT, HEAD, MPIRUN = sys.argv[1:7]
 del sys.argv[1:]
 
 
+# Of which a small shape's operands fill a quarter in a few copies.
+COPY_MIB = "0.0625"
+
+
 def bench(*arguments, rows="1,5"):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         done = subprocess.run(
             [PROGRAM, "bench", *map(str, arguments), "--device", "cuda", "--json", str(file),
-             "--repeats", "2", "--copy-mib", "1", "--rows", rows],
+             "--repeats", "2", "--copy-mib", COPY_MIB, "--rows", rows],
             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             timeout=240, check=False)
         report = json.loads(file.read_text()) if file.exists() else None
@@ -101,6 +105,24 @@ class Bench(unittest.TestCase):
             self.check(done, report)
             self.assertEqual(report["context"]["backend"], backend)
             self.assertTrue(all("/rows:70" in entry for entry in names(report)))
+
+    def test_serving(self):
+        # Of a sequence's steps its first, with the prompt, and its last are in no table, nor the
+        # one that records a graph.
+        tokens = 12
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "bench.json"
+            done = subprocess.run(
+                [PROGRAM, "bench", "serve", "--device", "cuda", "--model", CHECKPOINT,
+                 "--num-speculative-tokens", "0", "--prompt-tokens", "8", "--max-tokens",
+                 str(tokens), "--rounds", "1", "--prefill-chunk", "8", "--max-positions", "64",
+                 "--copy-mib", "1", "--json", str(file)],
+                text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, timeout=240, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            report = json.loads(file.read_text())
+        step = next(entry for entry in report["benchmarks"] if entry["name"] == "serve/step/k:0")
+        self.assertEqual(step["iterations"], tokens - 3)
 
     def test_exchanges(self):
         # The sum of two ranks is NCCL's own; that of three is ordered, of gathered parts (up to

@@ -74,7 +74,8 @@ class Measuring:
         programs.need(programs.outrider)
         shapes = [programs.need(programs.shapes / f"{name}.json") for name in self.shapes()]
         real = programs.device == "cuda"
-        rows, copy = ((), ()) if real else (("--rows", "1,5,8"), ("--copy-mib", 1))
+        # On the emulator a small copy, so that there are few of each operand.
+        rows, copy = ((), ()) if real else (("--rows", "1,5,8"), ("--copy-mib", 0.0625))
         for shape in shapes:
             planned = programs.run(programs.outrider, "plan", "--model", shape, "--json").stdout
             record.result(f"planned {shape.stem}", json.loads(planned)["passes"])
@@ -113,8 +114,9 @@ class Measuring:
         step should take, (1 + K c) of a plain one where c is what drafting a token takes, what it
         takes."""
         programs = self.programs
-        size = ("--max-tokens", 128) if programs.device == "cuda" else ("--max-tokens", 12,
-                                                                       "--rounds", 1)
+        # What steps take is measured before, up to those of a chunk and to a long context.
+        size = ("--max-tokens", 128) if programs.device == "cuda" else (
+            "--max-tokens", 12, "--rounds", 1, "--prefill-chunk", 16, "--max-positions", 128)
         entries = self.bench(record, "speculation", "serve", "--model",
                              programs.need(programs.model), "--draft-head",
                              programs.need(programs.head), "--num-speculative-tokens", 4,

@@ -2,12 +2,15 @@
 // takes memory and, once, time.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "backend/cpu/cpu_backend.h"
 #include "comm/self_communicator.h"
 #include "spec/head_drafter.h"
 #include "spec/speculative_step.h"
@@ -178,6 +181,41 @@ TEST(ReplayedPasses, OfManyRowsAreOthersWhereContextsAreLonger) {
   EXPECT_EQ(newly_replayed(32, 8192 - 31), 1u);
   EXPECT_EQ(newly_replayed(16, 0), 1u);  // there is room for few rows wherever they stand
   EXPECT_EQ(newly_replayed(16, 8000), 0u);
+}
+
+// The second pass is recorded, which takes a thousand seconds; each takes one.
+class RecordingBackend final : public CpuBackend {
+ public:
+  RecordingBackend() : CpuBackend(cpu::select_isa()) {}
+  bool replay(uint64_t, Stream&, bool, const std::function<void()>& enqueue) override {
+    const bool records = ++num_replayed_ == 2;
+    if (records) seconds_ += 1000;
+    enqueue();
+    return records;
+  }
+  void mark(int mark, Stream&) override { marked_.at(mark) = ++seconds_; }
+  double seconds_between(int from, int to) const override {
+    return marked_.at(to) - marked_.at(from);
+  }
+
+ private:
+  int num_replayed_ = 0;
+  double seconds_ = 0;
+  std::array<double, kMaxMarks> marked_{};
+};
+
+// What one pass takes more than another is measured, too: a recorded one would make it nothing.
+TEST(ReplayedPasses, AreMeasuredWithoutTheRecording) {
+  RecordingBackend backend;
+  Stream stream;
+  const auto self = make_self_communicator();
+  Transformer target(test_checkpoint("tiny"), backend, *self, kMaxRows, 0);
+  KvCache cache = target.make_kv_cache(1, 1);
+  cache.deal_pages(stream);
+  SpeculativeStep step(backend, *self, target, cache, 1, kMaxRows);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(step.measure_target(3, 3, 0, /*replayed=*/true, stream), 1) << i;
+  }
 }
 
 TEST(ReplayedPasses, OfAModelsRoundAreOthersWhereContextsAreLonger) {

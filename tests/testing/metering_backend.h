@@ -47,9 +47,10 @@ class MeteringBackend final : public Backend {
     if (to.bytes() > 0) std::memcpy(to.raw(), from.raw(), to.bytes());
   }
   void synchronize(Stream&) override {}
-  void replay(uint64_t key, Stream&, bool, const std::function<void()>& enqueue) override {
+  bool replay(uint64_t key, Stream&, bool, const std::function<void()>& enqueue) override {
     replayed_.insert(key);
     enqueue();
+    return false;
   }
   void forget_replayed() override {}
   void mark(int, Stream&) override {}

@@ -25,7 +25,10 @@ class CpuBackend : public Backend {
   void copy_to_host(void* to, TensorView from, Stream& stream) override;
   void copy(TensorView to, TensorView from, Stream& stream) override;
   void synchronize(Stream&) override {}
-  void replay(uint64_t, Stream&, bool, const std::function<void()>& enqueue) override { enqueue(); }
+  bool replay(uint64_t, Stream&, bool, const std::function<void()>& enqueue) override {
+    enqueue();
+    return false;
+  }
   void forget_replayed() override {}
   void mark(int mark, Stream&) override { marks_.at(mark) = Clock::now(); }
   double seconds_between(int from, int to) const override {

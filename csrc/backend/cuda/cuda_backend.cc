@@ -157,9 +157,9 @@ void CudaBackend::synchronize(Stream& stream) {
   check_cuda(cudaStreamSynchronize(handle(stream)), "cudaStreamSynchronize");
 }
 
-void CudaBackend::replay(uint64_t key, Stream& stream, bool collective,
+bool CudaBackend::replay(uint64_t key, Stream& stream, bool collective,
                          const std::function<void()>& enqueue) {
-  graphs_.replay(key, handle(stream), collective, enqueue);
+  return graphs_.replay(key, handle(stream), collective, enqueue);
 }
 
 void CudaBackend::mark(int mark, Stream& stream) {

@@ -35,7 +35,7 @@ class CudaBackend final : public Backend {
   void copy_to_host(void* to, TensorView from, Stream& stream) override;
   void copy(TensorView to, TensorView from, Stream& stream) override;
   void synchronize(Stream& stream) override;
-  void replay(uint64_t key, Stream& stream, bool collective,
+  bool replay(uint64_t key, Stream& stream, bool collective,
               const std::function<void()>& enqueue) override;
   void forget_replayed() override { graphs_.clear(); }
   void mark(int mark, Stream& stream) override;

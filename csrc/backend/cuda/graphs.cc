@@ -42,19 +42,24 @@ cudaError_t instantiate(cudaGraphExec_t* executable, cudaGraph_t graph, cudaStre
 
 }  // namespace
 
-void Graphs::replay(uint64_t key, cudaStream_t stream, bool collective,
+bool Graphs::replay(uint64_t key, cudaStream_t stream, bool collective,
                     const std::function<void()>& enqueue) {
   const auto found = passes_.find(key);
   if (found == passes_.end()) {
     if (passes_.size() >= kMaxGraphs) clear_behind(stream);
     enqueue();
     passes_.emplace(key, Pass{.collective = collective});
-    return;
+    return false;
   }
   Pass& pass = found->second;
-  if (pass.graph == nullptr && !pass.without_room) record(pass, stream, enqueue);
-  if (pass.graph == nullptr) return enqueue();
-  check_cuda(cudaGraphLaunch(pass.graph, stream), "cudaGraphLaunch");
+  const bool records = pass.graph == nullptr && !pass.without_room;
+  if (records) record(pass, stream, enqueue);
+  if (pass.graph == nullptr) {
+    enqueue();
+  } else {
+    check_cuda(cudaGraphLaunch(pass.graph, stream), "cudaGraphLaunch");
+  }
+  return records;
 }
 
 void Graphs::record(Pass& pass, cudaStream_t stream, const std::function<void()>& enqueue) {

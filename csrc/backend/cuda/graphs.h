@@ -21,7 +21,7 @@ class Graphs {
   // room for the graph, all others that have no collective make room, and are recorded anew at
   // their next call. Where that does not help, one without a collective runs as it is from then
   // on; for one with a collective that throws Error.
-  void replay(uint64_t key, cudaStream_t stream, bool collective,
+  bool replay(uint64_t key, cudaStream_t stream, bool collective,
               const std::function<void()>& enqueue);
 
   // Forgets everything: memory that recorded work refers to is about to move.

@@ -35,10 +35,10 @@ class CudaGraphs : public ::testing::TestWithParam<bool> {
     backend_.copy_from_host(from_.view(DType::i32, {kKeys}), kNumbers, stream_);
   }
 
-  // Each key's pass does what it is there for, recorded or not.
-  void run(int key, bool collective = false) {
+  // Each key's pass does what it is there for, recorded or not. Returns what replay() does.
+  bool run(int key, bool collective = false) {
     const TensorView result = to_.view(DType::i32, {1});
-    backend_.replay(key, stream_, collective, [&] {
+    const bool recorded = backend_.replay(key, stream_, collective, [&] {
       ++enqueued_;
       backend_.copy(result, from_.view(DType::i32, {1}, key * sizeof(int32_t)), stream_);
     });
@@ -46,6 +46,7 @@ class CudaGraphs : public ::testing::TestWithParam<bool> {
     backend_.copy_to_host(&got, result, stream_);
     backend_.synchronize(stream_);
     EXPECT_EQ(got, kNumbers[key]);
+    return recorded;
   }
   static constexpr int kKeys = 3;
   static constexpr int32_t kNumbers[kKeys] = {10, 20, 30};
@@ -83,6 +84,17 @@ TEST_P(CudaGraphs, OfACollectiveMakeNoRoom) {
   EXPECT_EQ(enqueued_, 7);
   run(0, true);
   EXPECT_EQ(enqueued_, 7);
+}
+
+// Each time that a pass is: the second, and when it has made room for another. Where there is no
+// room, trying takes as long.
+TEST_P(CudaGraphs, TellThatAPassIsRecorded) {
+  const RoomForGraphs room(GetParam(), 1);
+  for (const bool recorded : {false, true, false, false}) EXPECT_EQ(run(0), recorded);
+  for (const bool recorded : {false, true, false}) EXPECT_EQ(run(1), recorded);
+  EXPECT_TRUE(run(0));
+  const RoomForGraphs no_room(GetParam(), 0);
+  for (const bool tried : {false, true, false}) EXPECT_EQ(run(2), tried);
 }
 
 TEST_P(CudaGraphs, NoRoomForACollectiveIsAnError) {

@@ -1,6 +1,7 @@
-// Times of a stream, and of a step on it.
+// Times of a stream, and of a step on it, which says whether they are those of steps like it.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <vector>
 
 #include "backend/cuda/cuda_backend.h"
@@ -80,6 +81,46 @@ TEST_P(CudaStepMarks, TellWhatAStepIsMadeOf) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaStepMarks, ::testing::Values(1, 2));
+
+TEST(CudaSteps, TellThatTheyRecord) {
+  constexpr int64_t kPositions = 256, kRows = 64;
+  CudaBackend backend(0);
+  const auto alone = make_nccl_communicator(0, 1, "");
+  Transformer target(test_checkpoint("tiny"), backend, *alone, kRows, kPositions);
+  KvCache cache = target.make_kv_cache(kPositions / kPageTokens, 1);
+  const auto make_drafter = [&] {
+    return std::make_unique<ModelDrafter>(test_checkpoint("tiny-draft"), backend,
+                                          kPositions / kPageTokens, 1, kRows, nullptr);
+  };
+  const auto one = make_drafter(), another = make_drafter();
+  Stream stream = backend.make_stream();
+  cache.deal_pages(stream);
+  SpeculativeStep step(backend, *alone, target, cache, 1, kRows);
+  std::vector<SequenceState> slots(1);
+  slots[0].tokens = recurring_prompt(20, 1);
+  slots[0].processors.mode = VerifyMode::greedy;
+  const auto records = [&] {
+    const auto length = static_cast<int64_t>(slots[0].tokens.size());
+    const bool drafts = slots[0].drafter != nullptr;
+    const SlotWork work = {.prefill_end = length - 1,
+                           .draft_prefill_end = drafts ? length - 1 : 0,
+                           .decode = true,
+                           .num_draft_tokens = drafts ? 1 : 0};
+    step.run(slots, {&work, 1}, 0, stream);
+    return step.times().recorded;
+  };
+  // With the prompt, which is never recorded; as it is, recorded, and launched.
+  for (const bool recorded : {false, false, true, false}) EXPECT_EQ(records(), recorded);
+  const auto begin_drafting = [&](ModelDrafter& drafter) {
+    drafter.cache().deal_pages(stream);
+    drafter.admit(0, 0);
+    slots[0].drafter = &drafter;
+  };
+  begin_drafting(*one);
+  for (const bool recorded : {false, true, false}) EXPECT_EQ(records(), recorded);
+  begin_drafting(*another);  // whose rounds are new, and nothing else
+  for (const bool recorded : {false, true, false}) EXPECT_EQ(records(), recorded);
+}
 
 }  // namespace
 }  // namespace outrider
