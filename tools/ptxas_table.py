@@ -4,12 +4,15 @@
     python3 tools/ptxas_table.py [--check] [--nvcc PATH] [--jobs N]
 
 Needs nvcc, and no GPU. --check compares with the file instead of writing it, prints the lines that
-differ, and exits 1 if there are any; 77 where there is no nvcc, or another one than the file's. A
-kernel that spills registers is told, and exits 1, in any case.
+differ, and exits 1 if there are any; 77 where there is no nvcc, or another one than the file's. The
+file has a stamp of the compiler, its flags, the sources and the figures: where that is right, so are
+the figures, and nothing is compiled. A kernel that spills registers is told, and exits 1, in any
+case.
 """
 
 import argparse
 import difflib
+import hashlib
 import re
 import shutil
 import subprocess
@@ -26,6 +29,8 @@ ARCHITECTURES = ["80", "89", "90a", "100", "120"]
 FLAGS = ["-std=c++20", "-O3", "-DNDEBUG", "--fmad=false", "--expt-relaxed-constexpr",
          f"-I{ROOT}", f"-I{ROOT}/csrc"]
 
+STAMP, NO_STAMP = re.compile("stamp `[0-9a-f]{16}`"), "stamp `" + 16 * "0" + "`"
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
@@ -57,6 +62,32 @@ def parse(output: str) -> dict[tuple[str, str], Figures]:
     return figures
 
 
+def sources() -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.cu"))]
+
+
+def with_headers(files: list[Path]) -> list[Path]:
+    """And what they include of ours, as the compiler finds it."""
+    found, left = set(), list(files)
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for name in INCLUDE.findall(path.read_text()):
+            places = (path.parent / name, ROOT / name, ROOT / "csrc" / name)
+            left += [place.resolve() for place in places if place.exists()][:1]
+    return sorted(found)
+
+
+def stamp(version: str, table: str) -> str:
+    """table: without one."""
+    digest = hashlib.sha256(f"{version}\n{table}".encode())
+    for path in [*with_headers(sources()), Path(__file__).resolve()]:  # which has the flags
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return f"stamp `{digest.hexdigest()[:16]}`"
+
+
 def compile_kernels(nvcc: str, source: Path) -> dict[tuple[str, str], Figures]:
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
     run = subprocess.run([nvcc, *FLAGS, *targets, "-Xptxas", "-v", "-fatbin", "-o", "/dev/null",
@@ -85,19 +116,20 @@ def cell(figures: Figures | None) -> str:
 
 
 def table_of(nvcc: str, version: str, jobs: int) -> str:
-    sources = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.cu"))]
+    """Without a stamp."""
     with ThreadPoolExecutor(jobs) as pool:
-        results = list(pool.map(lambda source: compile_kernels(nvcc, source), sources))
+        results = list(pool.map(lambda source: compile_kernels(nvcc, source), sources()))
     lines = [
         "# Registers of the CUDA kernels", "",
         f"What ptxas of CUDA {version} says: registers a thread, and spilled bytes where there are any;",
         "static shared memory a block on sm_90a; the most stack a thread, which CUDA sets aside for every",
-        "thread that a GPU has room for. Made by `tools/ptxas_table.py`, which needs no GPU.", "",
+        f"thread that a GPU has room for. Made by `tools/ptxas_table.py`, which needs no GPU; {NO_STAMP}.",
+        "",
         "| file | kernel | shared bytes | stack bytes | " +
         " | ".join(f"sm_{a}" for a in ARCHITECTURES) + " |",
         "| --- | --- | ---: | ---: |" + " ---: |" * len(ARCHITECTURES),
     ]
-    for source, figures in zip(sources, results):
+    for source, figures in zip(sources(), results):
         mangled = sorted({kernel for kernel, _ in figures})
         for name, kernel in sorted(zip(short_names(mangled), mangled)) if mangled else []:
             row = [figures.get((kernel, a)) for a in ARCHITECTURES]
@@ -126,22 +158,29 @@ def main() -> int:
                             check=True).stdout
     version = re.search(r"V([\d.]+)", banner)[1]
     committed = TABLE.read_text() if TABLE.exists() else ""
-    table = table_of(arguments.nvcc, version, arguments.jobs)
+    unstamped = STAMP.sub(NO_STAMP, committed)
+    is_right = arguments.check and stamp(version, unstamped) in committed
+    table = unstamped if is_right else table_of(arguments.nvcc, version, arguments.jobs)
     spills = spilling(table)
     if spills:
         print("expected no spilled registers, found:", *spills, sep="\n")
     if not arguments.check:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(table)
+        TABLE.write_text(table.replace(NO_STAMP, stamp(version, table)))
         return 1 if spills else 0
     if f"CUDA {version} " not in committed:
         print(f"nvcc is of CUDA {version}, the table is not; nothing was compared")
         return 1 if spills else 77
-    difference = list(difflib.unified_diff(committed.splitlines(), table.splitlines(),
+    difference = list(difflib.unified_diff(unstamped.splitlines(), table.splitlines(),
                                            "committed", "now", lineterm="", n=0))
-    print("\n".join(difference) if difference else "every figure is as committed")
     if difference:
+        print("\n".join(difference))
         print(f"{TABLE.relative_to(ROOT)} is stale; make it again with tools/ptxas_table.py")
+    elif is_right:
+        print("the stamp is right: compiler, flags, sources and figures are as committed")
+    else:
+        print("every figure is as committed, but the stamp is of other sources; made again with "
+              "tools/ptxas_table.py, the table spares compiling them here")
     return 1 if difference or spills else 0
 
 

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,10 @@ from unittest import mock
 
 CHECKPOINT, PROGRAM = Path(sys.argv.pop()), sys.argv.pop()
 SOURCE = Path(sys.argv.pop())
-sys.path.append(str(SOURCE / 'bench'))
+sys.path += [str(SOURCE / 'bench'), str(SOURCE / 'tests' / 'testing')]
 
 import cpu  # noqa: E402
+from chat_checkpoint import copy_with_chat_template  # noqa: E402
 from command_line import (Parser, at_least, check_program, given, positive,  # noqa: E402
                           sources)
 from load import ARMS, compare, load_table, verdict  # noqa: E402
@@ -106,10 +106,7 @@ class BadValues(unittest.TestCase):
 
     def test_of_one_drafter_every_cell_is_printed_and_no_page_touched(self):
         model = self.folder / 'model'
-        shutil.copytree(CHECKPOINT, model)
-        golden = SOURCE / 'tests' / 'model' / 'testdata' / 'chat_template_golden.json'
-        template = json.loads(golden.read_text(encoding='utf-8'))['template']
-        (model / 'tokenizer_config.json').write_text(json.dumps({'chat_template': template}))
+        copy_with_chat_template(CHECKPOINT, model)
         pages = SOURCE / 'docs' / 'benchmarks'
         before = {path: path.read_bytes() for path in pages.rglob('*') if path.is_file()}
         for name in ('speculation', 'lookahead'):

@@ -11,7 +11,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+from chat_checkpoint import copy_with_chat_template  # noqa: E402
 from program import (CHECKPOINT, GREEDY, LIMIT_S, PROGRAM, Lines, Server,  # noqa: E402
                      free_port, outrider)
 
@@ -252,12 +252,8 @@ class Generate(unittest.TestCase):
 class Chat(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        # The tiny model, with the chat template of the real one.
         model = cls.enterClassContext(tempfile.TemporaryDirectory())
-        shutil.copytree(CHECKPOINT, model, dirs_exist_ok=True)
-        golden = Path(__file__).parents[1] / 'model/testdata/chat_template_golden.json'
-        template = json.loads(golden.read_text())['template']
-        Path(model, 'tokenizer_config.json').write_text(json.dumps({'chat_template': template}))
+        copy_with_chat_template(CHECKPOINT, model)
         cls.model = model
         cls.server = cls.enterClassContext(Server(model=model))
         cls.where = ['--address', cls.server.address, '--temperature', '0', '--ignore-eos']

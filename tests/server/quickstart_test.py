@@ -1,9 +1,10 @@
 """launcher/quickstart from outside: what it leaves behind, and what it says where it cannot go on.
 
-    quickstart_test.py SOURCE_DIR PROGRAM [unittest arguments]
+    quickstart_test.py SOURCE_DIR PROGRAM CHECKPOINT [unittest arguments]
 
 It runs in a tree of links that stands for a repository which is set up and built with PROGRAM, on a
-PATH where programs that install, configure or build are stubs: nothing is changed by it.
+PATH where programs that install, configure or build are stubs: nothing is changed by it. CHECKPOINT
+is a tiny model's directory.
 """
 
 import os
@@ -18,7 +19,10 @@ import unittest
 import uuid
 from pathlib import Path
 
-SOURCE_DIR, PROGRAM = (Path(argument).resolve() for argument in sys.argv[1:3])
+sys.path.insert(0, str(Path(__file__).parents[1] / 'testing'))
+from chat_checkpoint import copy_with_chat_template  # noqa: E402
+
+SOURCE_DIR, PROGRAM, CHECKPOINT = (Path(argument).resolve() for argument in sys.argv[1:4])
 LIMIT_S = 120  # for anything: a hang, not a slow machine
 PINS = '0123456789ab'  # what the stub of sha256sum says of any requirements
 MISSING = ['libgrpc++-dev', 'libpcre2-dev']  # packages, where a test has some missing
@@ -204,6 +208,9 @@ class Interrupted(QuickstartTest):
         self.expect_end(process, port, 130)
 
     def test_while_the_server_waits(self):
+        small = self.tree.root / 'small'  # no other would wait in another way
+        copy_with_chat_template(CHECKPOINT, small)
+        self.tree.serve_model(small)
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             process = self.start('--serve')
             port = self.port_of(process)
@@ -417,4 +424,4 @@ class CannotInstall(QuickstartTest):
 
 
 if __name__ == '__main__':
-    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
+    unittest.main(argv=sys.argv[:1] + sys.argv[4:])

@@ -11,7 +11,7 @@ namespace outrider {
 namespace {
 
 using Tokens = std::vector<int32_t>;
-using Row = std::vector<float>;
+using DraftLogits = std::vector<float>;
 
 constexpr int64_t kSlots = 8;
 
@@ -23,7 +23,7 @@ class CudaModelDrafter {
   }
 
   // A round as a step has it: of logits as many as a replayed pass.
-  std::vector<Row> draft(const std::vector<Tokens>& contexts) {
+  std::vector<DraftLogits> draft(const std::vector<Tokens>& contexts) {
     const auto count = static_cast<int64_t>(contexts.size());
     const int64_t padded = backend_->padded_rows(count), vocab = drafter_.config().vocab_size;
     const Buffer buffer = backend_->allocate(sizeof(float) * padded * vocab);
@@ -35,7 +35,7 @@ class CudaModelDrafter {
     drafter_.begin_step();
     const uint64_t key = drafter_.prepare(views, logits, stream_);
     backend_->replay(key, stream_, /*collective=*/false, [&] { drafter_.enqueue(stream_); });
-    std::vector<Row> rows(count, Row(vocab));
+    std::vector<DraftLogits> rows(count, DraftLogits(vocab));
     for (int64_t i = 0; i < count; ++i) {
       backend_->copy_to_host(rows[i].data(), logits.rows(i, i + 1), stream_);
     }

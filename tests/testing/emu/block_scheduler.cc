@@ -129,13 +129,36 @@ void BlockScheduler::run_thread(void* scheduler) {
   }
 }
 
-void BlockScheduler::resume(int thread) {
-  running_ = thread;
-  threadIdx = threads_[thread].index;
-  threads_[thread].fiber->resume();
+// Of the warp whose turn it is, the lane that goes on; null: none of them can. Those that can go
+// round from a lane that is drawn, upwards or downwards.
+Fiber* BlockScheduler::next() {
+  Warp& lanes = warps_[round_.warp];
+  if (round_.left == 0) {
+    if (lanes.ready == 0) return nullptr;
+    const uint64_t draw = random();
+    round_.start = static_cast<int>(draw % kWarpLanes);
+    round_.upwards = (draw & kWarpLanes) != 0;
+    round_.left = std::rotr(lanes.ready, round_.start);
+  }
+  const int i = round_.upwards ? std::countr_zero(round_.left) : 31 - std::countl_zero(round_.left);
+  round_.left &= ~lane_bit(i);
+  const int lane = (round_.start + i) % kWarpLanes;
+  lanes.ready &= ~lane_bit(lane);
+  running_ = round_.warp * kWarpLanes + lane;
+  threadIdx = threads_[running_].index;
+  return threads_[running_].fiber.get();
 }
 
-void BlockScheduler::wait() { threads_[running_].fiber->yield(); }
+// Until it is this thread's turn again; meanwhile others of its warp go on.
+void BlockScheduler::wait() {
+  Fiber& mine = *threads_[running_].fiber;
+  Fiber* const other = failed() ? nullptr : next();
+  if (other == nullptr) {
+    mine.yield();
+  } else {
+    mine.hand_over_to(*other);
+  }
+}
 
 void BlockScheduler::start_warps() {
   for (int i = 0; i < num_threads_; ++i) {
@@ -159,28 +182,9 @@ void BlockScheduler::run_warps() {
     std::swap(warp_order_[i], warp_order_[random() % (i + 1)]);
   }
   for (int i = 0; i < num_warps(); ++i) {
-    run_warp(warp_order_[i]);
+    round_ = {.warp = warp_order_[i]};
+    if (Fiber* const first = next(); first != nullptr) first->resume();
     if (failed()) return;
-  }
-}
-
-// Until none of its lanes can go on. Those that can go round from a lane that is drawn, upwards or
-// downwards.
-void BlockScheduler::run_warp(int warp) {
-  Warp& lanes = warps_[warp];
-  while (lanes.ready != 0) {
-    const uint64_t draw = random();
-    const int start = static_cast<int>(draw % kWarpLanes);
-    const bool upwards = (draw & kWarpLanes) != 0;
-    uint32_t waiting = std::rotr(lanes.ready, start);
-    while (waiting != 0) {
-      const int i = upwards ? std::countr_zero(waiting) : 31 - std::countl_zero(waiting);
-      waiting &= ~lane_bit(i);
-      const int lane = (start + i) % kWarpLanes;
-      lanes.ready &= ~lane_bit(lane);
-      resume(warp * kWarpLanes + lane);
-      if (failed()) return;
-    }
   }
 }
 

@@ -97,16 +97,23 @@ class BlockScheduler {
     std::source_location where[kWarpLanes];
   };
 
+  // The lanes of a warp that go round.
+  struct Round {
+    int warp;
+    uint32_t left;  // a bit each, counted from lane `start` on
+    int start;
+    bool upwards;
+  };
+
   static void run_thread(void* scheduler);
   bool failed() const { return failure_[0] != '\0'; }
   Warp& warp() { return warps_[running_ / kWarpLanes]; }
   int num_warps() const { return (num_threads_ + kWarpLanes - 1) / kWarpLanes; }
-  void resume(int thread);
+  Fiber* next();
   void wait();
   void start_warps();
   void read_copies();
   void run_warps();
-  void run_warp(int warp);
   void check_mask(uint32_t mask, const std::source_location& where);
   bool release_barrier();
   std::string describe_waiting() const;
@@ -116,6 +123,7 @@ class BlockScheduler {
   std::vector<Thread> threads_;  // as many as any block had so far
   Warp warps_[kMaxBlockThreads / kWarpLanes];
   int warp_order_[kMaxBlockThreads / kWarpLanes];
+  Round round_ = {};
   int num_threads_ = 0;  // of this block, as what follows
   int num_exited_ = 0;
   int barrier_count_ = 0;

@@ -118,6 +118,21 @@ struct Multiply {
   const uint32_t* b;
 };
 
+// d += a b. Its indices cannot go wrong, and to look at each of them takes far longer than to
+// compute.
+__attribute__((no_sanitize("address", "alignment"))) void add_product(const float (&a)[16][16],
+                                                                      const float (&b)[16][8],
+                                                                      float (&d)[16][8]) {
+  for (int row = 0; row < 16; ++row) {
+    float sums[8];
+    for (int column = 0; column < 8; ++column) sums[column] = d[row][column];
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) sums[column] += a[row][k] * b[k][column];
+    }
+    for (int column = 0; column < 8; ++column) d[row][column] = sums[column];
+  }
+}
+
 void multiply(uint32_t, void* const* operands) {
   float a[16][16], b[16][8], d[16][8];
   for (int lane = 0; lane < kWarpLanes; ++lane) {
@@ -134,11 +149,7 @@ void multiply(uint32_t, void* const* operands) {
       b[2 * t + i * 8 + 1][g] = bf16_to_float(mine.b[i] >> 16);
     }
   }
-  for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
-    }
-  }
+  add_product(a, b, d);
   for (int lane = 0; lane < kWarpLanes; ++lane) {
     float* const mine = of_lane<Multiply>(operands, lane).d;
     for (int i = 0; i < 4; ++i) mine[i] = d[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
@@ -183,8 +194,6 @@ uint32_t match_any(uint32_t mask, uint64_t value, const Where& where) {
   block().warp_collective(mask, &match, &operand, where);
   return operand.result;
 }
-
-int lane() { return block().lane(); }
 
 void trap(const Where& where) { block().fail("__trap() in %s", where.function_name()); }
 

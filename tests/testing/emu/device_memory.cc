@@ -3,6 +3,7 @@
 #include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -36,6 +37,7 @@ struct Memory {
   std::mutex mutex;
   std::map<uintptr_t, Allocation> device;  // by their first byte
   std::vector<Allocation> freed;           // out of reach for ever, so that late accesses are seen
+  std::atomic<size_t> num_freed = 0;
   std::map<uintptr_t, size_t> pinned;
   size_t used = 0;
   int accesses = 0;  // that go on
@@ -100,14 +102,28 @@ bool free_device_memory(void* data) {
   m.used -= allocation.bytes;
   m.freed.push_back(allocation);
   m.device.erase(found);
+  ++m.num_freed;
   return true;
 }
 
+// Kernels ask for every 16 bytes that they load: what a thread found last is kept for as long as
+// nothing is freed.
 bool in_device_memory(const void* data, size_t bytes) {
+  struct Found {
+    const std::byte* begin = nullptr;
+    const std::byte* end = nullptr;
+    size_t num_freed = 0;
+  };
+  constinit thread_local Found last;
   Memory& m = memory();
-  const std::lock_guard lock(m.mutex);
-  const Allocation* const allocation = find(m, data);
-  return allocation != nullptr && static_cast<const std::byte*>(data) + bytes <= allocation->end();
+  const auto* const begin = static_cast<const std::byte*>(data);
+  if (begin < last.begin || begin + bytes > last.end || last.num_freed != m.num_freed) {
+    const std::lock_guard lock(m.mutex);
+    const Allocation* const allocation = find(m, data);
+    if (allocation == nullptr) return false;
+    last = {allocation->begin(), allocation->end(), m.num_freed};
+  }
+  return begin + bytes <= last.end;
 }
 
 size_t device_memory_bytes() {

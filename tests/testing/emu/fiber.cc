@@ -30,8 +30,11 @@ Fiber::Fiber(Body body, void* argument, int colour)
     std::abort();
   }
   mapping_ = static_cast<char*>(mapping);
+  mine_.fiber = this;
+  mine_.stack = mapping_ + kGuardBytes;
+  mine_.stack_bytes = kStackBytes;
 #if defined(__SANITIZE_THREAD__)
-  fiber_clock_ = __tsan_create_fiber(0);
+  mine_.clock = __tsan_create_fiber(0);
 #endif
   restart();
 }
@@ -41,7 +44,7 @@ Fiber::~Fiber() {
   __asan_unpoison_memory_region(mapping_ + kGuardBytes, kStackBytes);
 #endif
 #if defined(__SANITIZE_THREAD__)
-  __tsan_destroy_fiber(fiber_clock_);
+  __tsan_destroy_fiber(mine_.clock);
 #endif
   munmap(mapping_, kGuardBytes + kStackBytes);
 }
@@ -50,62 +53,55 @@ void Fiber::restart() {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(mapping_ + kGuardBytes, kStackBytes);
 #endif
-  fiber_fake_stack_ = nullptr;
+  mine_.fake_stack = nullptr;
   char* const top = mapping_ + kGuardBytes + kStackBytes - 256 * (colour_ % 16);
-  fiber_ = boost::context::detail::make_fcontext(top, top - mapping_ - kGuardBytes, &Fiber::enter);
+  mine_.context =
+      boost::context::detail::make_fcontext(top, top - mapping_ - kGuardBytes, &Fiber::enter);
 }
 
 void Fiber::enter(boost::context::detail::transfer_t from) {
-  auto* const self = static_cast<Fiber*>(from.data);
-  self->caller_ = from.fctx;
-  self->arrive_from_caller();
+  Fiber* const self = arrive(from).fiber;
   self->body_(self->argument_);
   std::abort();
 }
 
 void Fiber::resume() {
-  leave_to_fiber();
-  const auto from = boost::context::detail::jump_fcontext(fiber_, this);
-  arrive_from_fiber();
-  fiber_ = from.fctx;
+  Side caller;
+#if defined(__SANITIZE_THREAD__)
+  caller.clock = __tsan_get_current_fiber();
+#endif
+  resumed_by_ = &caller;
+  change(caller, mine_);
 }
 
-void Fiber::yield() {
-  leave_to_caller();
-  const auto from = boost::context::detail::jump_fcontext(caller_, nullptr);
-  caller_ = from.fctx;
-  arrive_from_caller();
+void Fiber::yield() { change(mine_, *resumed_by_); }
+
+void Fiber::hand_over_to(Fiber& next) {
+  next.resumed_by_ = resumed_by_;
+  change(mine_, next.mine_);
 }
 
-void Fiber::leave_to_fiber() {
+// Returns once somebody has changed to `from` again.
+void Fiber::change(Side& from, Side& to) {
+  Switch sides = {&from, &to};
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&caller_fake_stack_, mapping_ + kGuardBytes, kStackBytes);
+  __sanitizer_start_switch_fiber(&from.fake_stack, to.stack, to.stack_bytes);
 #endif
 #if defined(__SANITIZE_THREAD__)
-  caller_clock_ = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(fiber_clock_, 0);
+  __tsan_switch_to_fiber(to.clock, 0);
 #endif
+  arrive(boost::context::detail::jump_fcontext(to.context, &sides));
 }
 
-void Fiber::arrive_from_caller() {
+// What comes first on the other side, which it returns.
+Fiber::Side& Fiber::arrive(boost::context::detail::transfer_t from) {
+  const Switch& sides = *static_cast<const Switch*>(from.data);
+  sides.from->context = from.fctx;
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fiber_fake_stack_, &caller_stack_, &caller_stack_bytes_);
+  __sanitizer_finish_switch_fiber(sides.to->fake_stack, &sides.from->stack,
+                                  &sides.from->stack_bytes);
 #endif
-}
-
-void Fiber::leave_to_caller() {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&fiber_fake_stack_, caller_stack_, caller_stack_bytes_);
-#endif
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(caller_clock_, 0);
-#endif
-}
-
-void Fiber::arrive_from_fiber() {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(caller_fake_stack_, nullptr, nullptr);
-#endif
+  return *sides.to;
 }
 
 }  // namespace emu

@@ -1,5 +1,8 @@
 // A fiber: a function on a stack of its own, which runs until it yields. The switch is
 // Boost.Context's; the sanitizers are told of it. No exception may leave or cross it.
+//
+// A fiber that hands over to the next one spares a switch to whoever resumed it and one from there;
+// and where both do the same, the processor foresees where calls return.
 #pragma once
 
 #include <boost/context/detail/fcontext.hpp>
@@ -18,34 +21,41 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Runs it until it yields. Always from the same thread, and never from a fiber.
+  // Runs it until it yields, or one that it has handed over to. Always from the same thread, and
+  // never from a fiber.
   void resume();
-  // On the fiber itself: goes on behind resume().
+  // On the fiber itself: goes on behind resume() …
   void yield();
+  // … or in another, which yields in its place.
+  void hand_over_to(Fiber& next);
   // Forgets what it was doing, without unwinding; the next resume() calls Body.
   void restart();
 
  private:
+  // A stack that is switched from and to: a fiber's, or that of whoever resumed one.
+  struct Side {
+    boost::context::detail::fcontext_t context = nullptr;  // where it goes on
+    Fiber* fiber = nullptr;                                // null: whoever resumed one
+    // The sanitizers' books; unused without them.
+    void* fake_stack = nullptr;
+    const void* stack = nullptr;
+    size_t stack_bytes = 0;
+    void* clock = nullptr;
+  };
+  struct Switch {
+    Side *from, *to;
+  };
+
   static void enter(boost::context::detail::transfer_t from);
-  void leave_to_fiber();
-  void arrive_from_fiber();
-  void leave_to_caller();
-  void arrive_from_caller();
+  static void change(Side& from, Side& to);
+  static Side& arrive(boost::context::detail::transfer_t from);
 
   Body body_;
   void* argument_;
   int colour_;
   char* mapping_;
-  boost::context::detail::fcontext_t fiber_ = nullptr;   // where the fiber goes on
-  boost::context::detail::fcontext_t caller_ = nullptr;  // where its caller does
-
-  // The sanitizers' books; unused without them.
-  void* fiber_fake_stack_ = nullptr;
-  void* caller_fake_stack_ = nullptr;
-  const void* caller_stack_ = nullptr;
-  size_t caller_stack_bytes_ = 0;
-  void* fiber_clock_ = nullptr;
-  void* caller_clock_ = nullptr;
+  Side mine_;
+  Side* resumed_by_ = nullptr;
 };
 
 }  // namespace emu

@@ -54,7 +54,10 @@ enum class Reduction : uint8_t { sum, min, max, bit_and, bit_or, bit_xor };
 uint32_t reduce(uint32_t mask, uint32_t value, Reduction reduction, bool is_signed,
                 const Where& where);
 uint32_t match_any(uint32_t mask, uint64_t value, const Where& where);
-int lane();
+inline int lane() {
+  const unsigned in_block = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  return static_cast<int>(in_block % warpSize);
+}
 [[noreturn]] void trap(const Where& where);
 
 template <class T>
