@@ -8,13 +8,20 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "core/host_name.h"
 #include "engine/kv_pool.h"
 #include "engine/page_pool.h"
 #include "kernels/verify_types.h"
+#include "model/kv_cache.h"
+#include "model/shard.h"
+#include "model/weights.h"
 #include "spec/step_cost.h"
 
 namespace outrider {
 namespace {
+
+// Of a host's memory, to whoever asks what to give instead: the rest is for what steps work in.
+constexpr double kAdvisedShare = 0.9;
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
@@ -66,6 +73,46 @@ int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank
   }
   if (options.kv_cache_tokens > 0) return options.kv_cache_tokens;
   return std::min(pages, limits.most) * kPageTokens;
+}
+
+void check_host_memory(const EngineOptions& options, int rank, int ranks, int local_ranks,
+                       int64_t available) {
+  const ModelConfig config = ModelConfig::load(options.model);
+  const Shard own = Shard::of(config, rank, ranks);
+  int64_t weights = weight_bytes(config, own).held;
+  int64_t page_bytes = KvCache::page_bytes(config.num_layers, own.attention);
+  int64_t least_weights = weights, least_page_bytes = page_bytes;
+  for (int other = 0; other < ranks; ++other) {
+    const Shard shard = Shard::of(config, other, ranks);
+    least_weights = std::min(least_weights, weight_bytes(config, shard).held);
+    least_page_bytes =
+        std::min(least_page_bytes, KvCache::page_bytes(config.num_layers, shard.attention));
+  }
+  weights += (local_ranks - 1) * least_weights;
+  page_bytes += (local_ranks - 1) * least_page_bytes;
+  if (options.draft) {  // whole on each rank, but they may share its weights
+    const ModelConfig draft = ModelConfig::load_draft(*options.draft);
+    const Shard whole = Shard::of(draft, 0, 1);
+    weights += weight_bytes(draft, whole).held;
+    page_bytes += local_ranks * KvCache::page_bytes(draft.num_layers, whole.attention);
+  }
+  const int64_t pages = num_kv_pages(options, config, ranks);
+  if (weights + pages * page_bytes <= available) return;
+  const auto advised = static_cast<int64_t>(kAdvisedShare * static_cast<double>(available));
+  const int64_t fit = (advised - weights) / page_bytes;
+  const int64_t positions = (fit - 1) * kPageTokens - kMaxDraftTokens - 1;  // see kv_pool_limits
+  std::string instead;
+  if (fit >= kv_pool_limits(options, config).least) {
+    instead = absl::StrFormat("; --kv-cache-tokens %d would do", fit * kPageTokens);
+  } else if (positions > 1) {
+    instead = absl::StrFormat("; --max-positions %d would do", positions);
+  }
+  throw Error(absl::StrFormat(
+      "%s has %.3f GiB of memory left for its %d rank%s; expected at least %.3f GiB: %.3f for "
+      "weights, %.3f for %d positions of KV cache%s%s",
+      host_name(), gib(available), local_ranks, local_ranks == 1 ? "" : "s",
+      gib(weights + pages * page_bytes), gib(weights), gib(pages * page_bytes), pages * kPageTokens,
+      options.kv_cache_tokens > 0 ? ", as --kv-cache-tokens says" : "", instead));
 }
 
 }  // namespace outrider

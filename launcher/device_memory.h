@@ -1,4 +1,5 @@
-// What of a GPU's memory a rank takes for what, planned before anything is loaded.
+// What of a GPU's memory, or of its host's, a rank takes for what, planned before anything is
+// loaded.
 #pragma once
 
 #include <cstdint>
@@ -23,5 +24,12 @@ int64_t memory_budget(CudaMemory memory, double utilization, int sharers);
 // --max-positions, or for --kv-cache-tokens.
 int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank, int ranks,
                        const std::string& gpu, int64_t budget);
+
+// The same for ranks on a CPU, whose cache is as large as num_kv_pages says: throws Error, naming
+// the flag to give less of, where `available` bytes are fewer than the weights and caches of the
+// `local_ranks` ranks of this host take for sure. Which ranks those are but `rank` need not be
+// known: of the others the least counts.
+void check_host_memory(const EngineOptions& options, int rank, int ranks, int local_ranks,
+                       int64_t available);
 
 }  // namespace outrider

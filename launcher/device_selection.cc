@@ -11,6 +11,7 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/self_communicator.h"
 #include "core/error.h"
+#include "core/host_memory.h"
 #include "core/host_name.h"
 #include "launcher/device_memory.h"
 #include "model/model_config.h"
@@ -130,6 +131,7 @@ LocalRank local_rank(const VisibleGpus& gpus, World& world) {
   }
   LocalRank local = local_rank(world.rank(), shown);
   local.one_host = world.local_size() == world.size();
+  local.host_size = world.local_size();
   return local;
 }
 
@@ -167,6 +169,9 @@ RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine
   RankDevice device = {choose_device(options, local, gpus), nullptr, engine.kv_cache_tokens};
   const DeviceChoice& choice = device.choice;
   if (!choice.gpu) {
+    if (const std::optional<int64_t> available = available_memory()) {
+      check_host_memory(engine, rank, ranks, local.host_size, *available);
+    }
     device.backend = make_cpu_backend();
     return device;
   }

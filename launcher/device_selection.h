@@ -49,6 +49,7 @@ struct LocalRank {
   int rank = 0;
   int size = 1;
   bool one_host = true;  // that all ranks of the job are on
+  int host_size = 1;     // ranks of its host, whatever they are shown
 };
 
 // shown: by rank of the job, the CudaDevice::id of its GPUs. Throws Error where another rank is
@@ -76,9 +77,9 @@ struct RankDevice {
 };
 
 // Opens what choose_device chose. Throws Error, too, where the GPU cannot run this program's
-// kernels, the model's heads are too wide for them, its memory has no room for the weights and one
-// sequence, or NCCL is one that this program was not built for. ranks: of the whole job, over which
-// the weights are cut.
+// kernels, the model's heads are too wide for them, its memory (or the host's, without a GPU) has
+// no room for the weights and one sequence or the KV cache that is asked for, or NCCL is one that
+// this program was not built for. ranks: of the whole job, over which the weights are cut.
 RankDevice open_device(const DeviceOptions& options, const EngineOptions& engine,
                        const VisibleGpus& gpus, LocalRank local, int rank, int ranks);
 

@@ -86,6 +86,11 @@ void flatten(const CLI::App& command, const toml::table& table,
     } else {
       item.inputs.push_back(value_text(key, node));
     }
+    // CLI11 takes an empty text for true, as of a switch that stands alone.
+    if (option.get_items_expected_max() == 0 &&
+        (item.inputs.size() != 1 || item.inputs.front().empty())) {
+      refuse(node.source(), key + " is no truth value; expected true or false");
+    }
     items.push_back(std::move(item));
   }
 }

@@ -57,14 +57,19 @@ void CallRecord::complete(const Completion& completion) {
 
 void CallRecord::end(const absl::Status& status) {
   const auto now = Clock::now();
+  absl::StatusCode code = status.code();
+  if (status.ok() && completion_ && completion_->finish_reason == FinishReason::cancelled) {
+    code = absl::StatusCode::kCancelled;
+  }
+  // By the client's clock: on its way here a timeout is rounded up, by a hundredth at most.
+  if (code == absl::StatusCode::kCancelled && now - received_ >= timeout_ - timeout_ / 100) {
+    code = absl::StatusCode::kDeadlineExceeded;
+  }
   RequestEnd line{.request_id = request_id_,
-                  .code = status.code(),
+                  .code = code,
                   .completion_tokens = num_tokens_,
                   .ms = seconds_between(received_, now) * 1e3};
   if (completion_) {
-    if (status.ok() && completion_->finish_reason == FinishReason::cancelled) {
-      line.code = absl::StatusCode::kCancelled;
-    }
     line.prompt_tokens = completion_->prompt_tokens;
     line.completion_tokens = completion_->completion_tokens;
     const Timings& timings = completion_->timings;
@@ -73,11 +78,11 @@ void CallRecord::end(const absl::Status& status) {
     }
   }
   if (observers_.trace != nullptr) {
-    observers_.trace->request(request_id_, now, line.code,
+    observers_.trace->request(request_id_, now, code,
                               completion_.value_or(Completion{.timings = {.total_ms = line.ms}}));
   }
   if (!status.ok()) {
-    observers_.metrics.failed(status.code());
+    observers_.metrics.failed(code);
   } else if (completion_) {
     observers_.metrics.finished(*completion_);
   }

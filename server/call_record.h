@@ -28,8 +28,10 @@ struct CallObservers {
 // Not thread-safe: the call's own lock guards it. No method waits.
 class CallRecord {
  public:
-  CallRecord(const CallObservers& observers, std::string request_id)
-      : observers_(observers), request_id_(std::move(request_id)) {}
+  // timeout: what the client gives the call from now on; max: all the time it wants.
+  CallRecord(const CallObservers& observers, std::string request_id,
+             std::chrono::nanoseconds timeout = std::chrono::nanoseconds::max())
+      : observers_(observers), request_id_(std::move(request_id)), timeout_(timeout) {}
 
   // Tokens are there to be sent. Of several answers the first one's rhythm counts.
   void chunk(const Chunk& chunk);
@@ -37,7 +39,7 @@ class CallRecord {
   // takes from the first step to the last token of any; it was cancelled where one of them was.
   void complete(const Completion& completion);
   const std::string& request_id() const { return request_id_; }
-  // The call is over, with this status. Once.
+  // The call is over, with this status. Once. CANCELLED behind the timeout is DEADLINE_EXCEEDED.
   void end(const absl::Status& status);
 
  private:
@@ -45,6 +47,7 @@ class CallRecord {
 
   const CallObservers observers_;
   const std::string request_id_;
+  const std::chrono::nanoseconds timeout_;
   const Clock::time_point received_ = Clock::now();
   std::optional<Clock::time_point> last_chunk_;
   int64_t num_tokens_ = 0;                // of all chunks

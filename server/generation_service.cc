@@ -3,6 +3,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <chrono>
 #include <iterator>
 #include <utility>
 
@@ -21,6 +22,11 @@ std::string name_request(const v1::GenerateRequest& request, grpc::CallbackServe
   std::string id = new_request_id();
   context.AddInitialMetadata("outrider-request-id", id);
   return id;
+}
+
+// What the client gives the call.
+std::chrono::nanoseconds timeout_of(const grpc::CallbackServerContext& context) {
+  return context.deadline() - std::chrono::system_clock::now();
 }
 
 // What gRPC would keep until the client has read how the call ended, if it ever does: parsed, a
@@ -121,8 +127,8 @@ void GenerationService::enqueue(const grpc::CallbackServerContext& context,
 grpc::ServerWriteReactor<v1::GenerateResponse>* GenerationService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
   const std::string request_id = name_request(*request, *context);
-  const auto call = std::make_shared<StreamCall>(context, calls_, options_.calls,
-                                                 CallRecord(observers_, request_id));
+  const auto call = std::make_shared<StreamCall>(
+      context, calls_, options_.calls, CallRecord(observers_, request_id, timeout_of(*context)));
   enqueue(*context, take(request), request_id, call);
   return call.get();
 }
@@ -131,8 +137,9 @@ grpc::ServerUnaryReactor* GenerationService::GenerateOnce(grpc::CallbackServerCo
                                                           const v1::GenerateRequest* request,
                                                           v1::GenerateOnceResponse* response) {
   const std::string request_id = name_request(*request, *context);
-  const auto call = std::make_shared<UnaryCall>(context, calls_, options_.calls,
-                                                CallRecord(observers_, request_id), response);
+  const auto call = std::make_shared<UnaryCall>(
+      context, calls_, options_.calls, CallRecord(observers_, request_id, timeout_of(*context)),
+      response);
   enqueue(*context, take(request), request_id, call);
   return call.get();
 }

@@ -450,14 +450,13 @@ class Drain(Case):
                 self.assertEqual(job.ranks(), {})
 
     def test_what_has_finished_and_stays_is_killed(self):
-        rank = Path(__file__).with_name('finished_rank.py')
-        job = Job(env=self.stub_mpirun(f'exec {sys.executable} {rank}\n'))
+        job = Job(env=self.staying_rank('serving', 'finished'))
         self.addCleanup(job.__exit__)
         start = time.monotonic()
         self.assertEqual(job.wait(), 0, job.log.lines)
         self.assertGreater(time.monotonic() - start, 15)  # what ranks have themselves
         self.assertLess(time.monotonic() - start, 40)
-        self.assertEqual(job.log.lines, [])
+        self.assertEqual(job.log.lines, ['told'])
 
 
 if __name__ == '__main__':

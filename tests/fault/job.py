@@ -6,6 +6,7 @@ Times are CLOCK_MONOTONIC in nanoseconds, the load client's and this program's a
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -101,6 +102,11 @@ class StubMpirun:
         script.write_text('#!/bin/sh\n' + text)
         script.chmod(0o755)
         return {'PATH': f'{directory.name}:{os.environ["PATH"]}'}
+
+    def staying_rank(self, *told):
+        """An environment in which mpirun is a rank 0 that tells `launch` this, and stays."""
+        rank = Path(__file__).with_name('staying_rank.py')
+        return self.stub_mpirun(f'exec {shlex.join([sys.executable, str(rank), *told])}\n')
 
 
 class Watch:

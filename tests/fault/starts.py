@@ -26,17 +26,22 @@ class Starts(StubMpirun, unittest.TestCase):
         self.assertEqual(len(said), lines, result.stderr)
         self.assertIn(cause, said[-1])
 
-    def ends_by_signal(self, stub, after):
-        """SIGTERM comes after this line, of a job that has never served."""
+    def signalled(self, env, after, *numbers):
+        """A launcher that gets these signals after this line."""
         process = subprocess.Popen(
             [PROGRAM, 'launch', '--ranks', '2', '--', 'serve', '--model', CHECKPOINT, '--port',
              '0'],
             stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env=dict(os.environ, **self.stub_mpirun(stub)))
+            env=dict(os.environ, **env))
         self.addCleanup(process.kill)
-        log = Lines(process.stderr)
-        log.wait_for(after)
-        process.send_signal(signal.SIGTERM)
+        Lines(process.stderr).wait_for(after)
+        for number in numbers:
+            process.send_signal(number)
+        return process
+
+    def ends_by_signal(self, stub, after):
+        """SIGTERM comes after this line, of a job that has never served."""
+        process = self.signalled(self.stub_mpirun(stub), after, signal.SIGTERM)
         self.assertEqual(process.wait(LIMIT_S), 128 + signal.SIGTERM)
 
     def test_a_missing_checkpoint(self):
@@ -92,6 +97,17 @@ class Starts(StubMpirun, unittest.TestCase):
     def test_a_signal_while_loading(self):
         # The stub is a job that never comes to serve.
         self.ends_by_signal('echo started >&2\nexec sleep 1000\n', after='^started$')
+
+    def test_a_job_that_should_end_and_stays_is_killed(self):
+        # All at once: each takes ten seconds.
+        deaf = 'trap "" TERM\necho started >&2\nexec sleep 1000\n'
+        for process, status in [
+                (self.signalled(self.staying_rank('failed the disk is full'), '^told$'), 1),
+                (self.signalled(self.stub_mpirun(deaf), '^started$', signal.SIGTERM),
+                 128 + signal.SIGTERM),
+                (self.signalled(self.staying_rank('serving'), '^told$', signal.SIGTERM,
+                                signal.SIGINT), 128 + signal.SIGKILL)]:
+            self.assertEqual(process.wait(LIMIT_S), status)
 
     def test_a_signal_between_starts_that_fail(self):
         self.ends_by_signal('kill -KILL $$\n', after='starting it again in 1 s$')

@@ -53,5 +53,26 @@ TEST(CallRecord, TellsTheRhythmOfTheFirstAnswer) {
   EXPECT_LE(to_first + behind, all.count());  // each moment counted once
 }
 
+// The server hears of a deadline that passes as of any other cancel.
+TEST(CallRecord, ACancelBehindTheTimeoutIsADeadline) {
+  using std::chrono::nanoseconds;
+  EngineMetrics metrics;
+  RequestLog log(LogFormat::text);
+  ServiceRate service_rate;
+  const auto end = [&](nanoseconds timeout, const absl::Status& status) {
+    CallRecord({metrics, log, service_rate, nullptr}, "id", timeout).end(status);
+  };
+  end(nanoseconds(0), absl::CancelledError("cancelled while waiting"));
+  end(nanoseconds(0), absl::UnavailableError("rank 1 is lost"));
+  end(std::chrono::hours(1), absl::CancelledError("cancelled while waiting"));
+  end(nanoseconds::max(), absl::CancelledError("cancelled while waiting"));
+  const auto errors = [&](const std::string& code) {
+    return value(metrics, "outrider_request_errors_total{code=\"" + code + "\"}");
+  };
+  EXPECT_EQ(errors("DEADLINE_EXCEEDED"), 1);
+  EXPECT_EQ(errors("UNAVAILABLE"), 1);
+  EXPECT_EQ(errors("CANCELLED"), 2);
+}
+
 }  // namespace
 }  // namespace outrider

@@ -20,6 +20,10 @@ from program import (CHECKPOINT, GREEDY, LIMIT_S, MPIRUN, PROGRAM, Refusals,  # 
                      Server, free_port, outrider)
 
 HEAD = Path(CHECKPOINT).with_name('tiny-head')
+# Of the deep model they take 17 TB.
+MOST_TOKENS = ['--model', str(Path(CHECKPOINT).with_name('tiny-deep')), '--kv-cache-tokens',
+               str(2**30)]
+NO_MEMORY = ' positions of KV cache, as --kv-cache-tokens says'
 
 
 class CommandLine(Refusals, unittest.TestCase):
@@ -271,6 +275,10 @@ class CommandLine(Refusals, unittest.TestCase):
                     ('port = 1\n', 1, 'unknown key port'),
                     ('[generate\n', 1, ''),
                     ('[generate]\nport = 1979-05-27\n', 2, 'port is no text'),
+                    ('[generate]\nraw = ""\n', 2,
+                     'raw is no truth value; expected true or false\n'),
+                    ('[generate]\nport = 1\nignore_eos = []\n', 3,
+                     'ignore_eos is no truth value; expected true or false\n'),
                     ('[generate]\nmax_tokens = 2\nport = 1\nmax-tokens = 3\n', 4,
                      '--max-tokens is given twice, on line 2 too\n'),
                     ('[generate]\nmax-tokens = 2\nport = 1\nmax_tokens = 2\n', 4,
@@ -369,6 +377,7 @@ class CommandLine(Refusals, unittest.TestCase):
                         (serve('--model', CHECKPOINT, '--port', port), f'127.0.0.1:{port}'),
                         (serve('--model', '/no/such/model', '--port', '0'), '/no/such/model'),
                         (serve('--model', '+nosuch', '--port', '0'), 'outrider: +nosuch'),
+                        (serve(*MOST_TOKENS, '--port', '0', '--device', 'cpu'), NO_MEMORY),
                         (serve('--model', CHECKPOINT, '--port', '0', '--tls-cert', '/no/such.pem',
                                '--tls-key', '/no/such.key'), '/no/such.pem'),
                         (serve('--model', CHECKPOINT, '--port', '0', '--auth-token-file',
@@ -404,6 +413,7 @@ class CommandLine(Refusals, unittest.TestCase):
                     (5, [], '5 ranks: it has 4 query heads'),
                     (3, ['--kv-cache-tokens', '1'], '--kv-cache-tokens is 1;'),
                     (2, ['--max-positions', '999999'], '--max-positions is 999999;'),
+                    (2, [*MOST_TOKENS, '--device', 'cpu'], NO_MEMORY),
                     (2, ['--model', broken], 'tokenizer_config.json')):
                 if '--model' not in options:
                     options = ['--model', CHECKPOINT, *options]

@@ -5,10 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <string>
+#include <utility>
 
 #include "engine/kv_pool.h"
 #include "launcher/device_memory.h"
+#include "model/kv_cache.h"
 #include "model/model_config.h"
+#include "model/shard.h"
 #include "model/weights.h"
 #include "spec/step_cost.h"
 #include "testing/checkpoints.h"
@@ -246,6 +250,68 @@ TEST(DeviceMemory, RefusesLessThanOneSequence) {
   expect_one_line_error({"GPU 0 has ", "as --kv-cache-tokens says"}, [&] {
     plan_kv_tokens(options, Numerics::exact, 0, 1, "GPU 0", needed(least + 3) - 1);
   });
+}
+
+// What `local_ranks` of `ranks` like each other take of their host on a CPU, for so many positions.
+int64_t host_bytes(const EngineOptions& options, int ranks, int local_ranks, int64_t tokens) {
+  const ModelConfig model = ModelConfig::load(options.model);
+  const ModelConfig draft = ModelConfig::load_draft(*options.draft);
+  const Shard shard = Shard::of(model, 0, ranks), whole = Shard::of(draft, 0, 1);
+  const int64_t page_bytes = KvCache::page_bytes(model.num_layers, shard.attention) +
+                             KvCache::page_bytes(draft.num_layers, whole.attention);
+  return weight_bytes(draft, whole).held +
+         local_ranks * (weight_bytes(model, shard).held + tokens / kPageTokens * page_bytes);
+}
+
+TEST(HostMemory, HasRoomForWhatItsRanksTake) {
+  EngineOptions options = engine_options();
+  options.kv_cache_tokens = 1 << 20;
+  for (const auto& [ranks, local_ranks] : {std::pair{1, 1}, {2, 1}, {2, 2}}) {
+    const int64_t needed = host_bytes(options, ranks, local_ranks, options.kv_cache_tokens);
+    for (int rank = 0; rank < ranks; ++rank) {
+      check_host_memory(options, rank, ranks, local_ranks, needed);
+      expect_one_line_error(
+          {" of memory left for its " + std::to_string(local_ranks) + " rank", "expected at least",
+           "for weights", "for 1048576 positions of KV cache, as --kv-cache-tokens says"},
+          [&, local_ranks = local_ranks, ranks = ranks] {
+            check_host_memory(options, rank, ranks, local_ranks, needed - 1);
+          });
+    }
+  }
+}
+
+// SmolLM2-135M over three ranks: each holds a KV head; over four, the second holds two.
+TEST(HostMemory, CountsTheLeastOfRanksThatMayBeElsewhere) {
+  const EngineOptions options{.model = real_model(), .kv_cache_tokens = 1 << 20};
+  const ModelConfig model = ModelConfig::load(options.model);
+  const auto bytes = [&](int rank) {
+    const Shard shard = Shard::of(model, rank, 4);
+    return weight_bytes(model, shard).held +
+           (1 << 16) * KvCache::page_bytes(model.num_layers, shard.attention);
+  };
+  ASSERT_GT(bytes(1), bytes(0));
+  check_host_memory(options, 0, 4, 2, 2 * bytes(0));
+  check_host_memory(options, 1, 4, 2, bytes(0) + bytes(1));
+  expect_one_line_error({"for its 2 ranks"},
+                        [&] { check_host_memory(options, 1, 4, 2, 2 * bytes(0)); });
+}
+
+// A tenth of what there is stays for what is not counted.
+TEST(HostMemory, SaysWhatToGiveInstead) {
+  EngineOptions options = engine_options();
+  const int64_t least = kv_pool_limits(options, ModelConfig::load(options.model)).least;
+  const auto refused = [&](int64_t tokens, const std::string& part) {
+    const int64_t available = host_bytes(options, 1, 1, tokens) * 10 / 9 + 1;
+    expect_one_line_error({part}, [&] { check_host_memory(options, 0, 1, 1, available); });
+  };
+  options.kv_cache_tokens = 1 << 24;
+  const std::string enough = std::to_string((least + 3) * kPageTokens);
+  refused((least + 3) * kPageTokens,
+          ", as --kv-cache-tokens says; --kv-cache-tokens " + enough + " would do");
+  options.kv_cache_tokens = 0;
+  refused((least + 3) * kPageTokens, "KV cache; --kv-cache-tokens " + enough + " would do");
+  refused(10 * kPageTokens, "KV cache; --max-positions 128 would do");
+  expect_one_line_error({"positions of KV cache"}, [&] { check_host_memory(options, 0, 1, 1, 0); });
 }
 
 }  // namespace

@@ -133,6 +133,33 @@ TEST(RequestLog, TellsWhatAFailedCallWasGiven) {
   EXPECT_EQ(text.find(" 0 completion tokens, "), std::string::npos) << text;
 }
 
+TEST(RequestLog, TellsADeadlineFromACancel) {
+  constexpr milliseconds kTimeout{500};
+  CapturedLog log(LogFormat::text);
+  {
+    RunningServer server({}, /*run_engine=*/false);
+    v1::GenerateRequest request = endless("Waits");
+    request.set_request_id("late");
+    OpenCall late(server.port(), request, kTimeout);
+    server.wait_for_waiting(kEndlessAnswers);
+    request.set_request_id("cancelled");
+    OpenCall cancelled(server.port(), request);
+    server.wait_for_waiting(2 * kEndlessAnswers);
+    // Its deadline passes behind that of `late` as the server has it, which was there before.
+    request.set_request_id("later");
+    EXPECT_EQ(OpenCall(server.port(), request, kTimeout).finish().status.error_code(),
+              grpc::StatusCode::DEADLINE_EXCEEDED);
+    cancelled.context.TryCancel();
+    server.start_engine();
+    EXPECT_EQ(late.finish().status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+    EXPECT_EQ(cancelled.finish().status.error_code(), grpc::StatusCode::CANCELLED);
+    EXPECT_TRUE(server.server().wait_for_calls(std::chrono::minutes(1)));
+  }
+  const std::string text = log.text();
+  EXPECT_NE(text.find("request late: DEADLINE_EXCEEDED, "), std::string::npos) << text;
+  EXPECT_NE(text.find("request cancelled: CANCELLED, "), std::string::npos) << text;
+}
+
 TEST(RequestLog, JsonIsAnObjectALine) {
   CapturedLog log(LogFormat::json);
   {
