@@ -96,23 +96,23 @@ void check_host_memory(const EngineOptions& options, int rank, int ranks, int lo
     weights += weight_bytes(draft, whole).held;
     page_bytes += local_ranks * KvCache::page_bytes(draft.num_layers, whole.attention);
   }
-  const int64_t pages = num_kv_pages(options, config, ranks);
+  const int64_t pages = options.kv_cache_tokens > 0 ? num_kv_pages(options, config, ranks) : 0;
   if (weights + pages * page_bytes <= available) return;
-  const auto advised = static_cast<int64_t>(kAdvisedShare * static_cast<double>(available));
-  const int64_t fit = (advised - weights) / page_bytes;
-  const int64_t positions = (fit - 1) * kPageTokens - kMaxDraftTokens - 1;  // see kv_pool_limits
-  std::string instead;
-  if (fit >= kv_pool_limits(options, config).least) {
-    instead = absl::StrFormat("; --kv-cache-tokens %d would do", fit * kPageTokens);
-  } else if (positions > 1) {
-    instead = absl::StrFormat("; --max-positions %d would do", positions);
+  std::string cache;
+  if (pages > 0) {
+    cache = absl::StrFormat(", %.3f for %d positions of KV cache, as --kv-cache-tokens says",
+                            gib(pages * page_bytes), pages * kPageTokens);
+    const auto advised = static_cast<int64_t>(kAdvisedShare * static_cast<double>(available));
+    const int64_t fit = (advised - weights) / page_bytes;
+    if (fit >= kv_pool_limits(options, config).least) {
+      cache += absl::StrFormat("; %d would do", fit * kPageTokens);
+    }
   }
   throw Error(absl::StrFormat(
       "%s has %.3f GiB of memory left for its %d rank%s; expected at least %.3f GiB: %.3f for "
-      "weights, %.3f for %d positions of KV cache%s%s",
+      "weights%s",
       host_name(), gib(available), local_ranks, local_ranks == 1 ? "" : "s",
-      gib(weights + pages * page_bytes), gib(weights), gib(pages * page_bytes), pages * kPageTokens,
-      options.kv_cache_tokens > 0 ? ", as --kv-cache-tokens says" : "", instead));
+      gib(weights + pages * page_bytes), gib(weights), cache));
 }
 
 }  // namespace outrider

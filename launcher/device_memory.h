@@ -25,10 +25,11 @@ int64_t memory_budget(CudaMemory memory, double utilization, int sharers);
 int64_t plan_kv_tokens(const EngineOptions& options, Numerics numerics, int rank, int ranks,
                        const std::string& gpu, int64_t budget);
 
-// The same for ranks on a CPU, whose cache is as large as num_kv_pages says: throws Error, naming
-// the flag to give less of, where `available` bytes are fewer than the weights and caches of the
-// `local_ranks` ranks of this host take for sure. Which ranks those are but `rank` need not be
-// known: of the others the least counts.
+// Of ranks on a CPU: throws Error, saying what of --kv-cache-tokens would do, where `available`
+// bytes are fewer than the weights of the `local_ranks` ranks of this host take, with the caches
+// that the flag asks for. A cache of the default size is not counted: its pages take memory once
+// they are used. Which ranks those are but `rank` need not be known: of the others the least
+// counts.
 void check_host_memory(const EngineOptions& options, int rank, int ranks, int local_ranks,
                        int64_t available);
 

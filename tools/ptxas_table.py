@@ -13,6 +13,7 @@ case.
 import argparse
 import difflib
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -80,18 +81,25 @@ def with_headers(files: list[Path]) -> list[Path]:
     return sorted(found)
 
 
-def stamp(version: str, table: str) -> str:
-    """table: without one."""
-    digest = hashlib.sha256(f"{version}\n{table}".encode())
+def digest_of_sources() -> str:
+    digest = hashlib.sha256()
     for path in [*with_headers(sources()), Path(__file__).resolve()]:  # which has the flags
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
-    return f"stamp `{digest.hexdigest()[:16]}`"
+    return digest.hexdigest()
+
+
+def stamp(version: str, digest: str, table: str) -> str:
+    """digest: of the sources that it was made of; table: without a stamp."""
+    return f"stamp `{hashlib.sha256(f'{version}{digest}{table}'.encode()).hexdigest()[:16]}`"
 
 
 def compile_kernels(nvcc: str, source: Path) -> dict[tuple[str, str], Figures]:
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+    # Without flags that nobody sees.
+    environment = {name: value for name, value in os.environ.items()
+                   if name not in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")}
     run = subprocess.run([nvcc, *FLAGS, *targets, "-Xptxas", "-v", "-fatbin", "-o", "/dev/null",
-                          str(source)], capture_output=True, text=True)
+                          str(source)], capture_output=True, text=True, env=environment)
     if run.returncode != 0:
         sys.exit(f"{source}: nvcc failed:\n{run.stderr}")
     return parse(run.stderr)
@@ -159,14 +167,18 @@ def main() -> int:
     version = re.search(r"V([\d.]+)", banner)[1]
     committed = TABLE.read_text() if TABLE.exists() else ""
     unstamped = STAMP.sub(NO_STAMP, committed)
-    is_right = arguments.check and stamp(version, unstamped) in committed
+    digest = digest_of_sources()
+    is_right = arguments.check and stamp(version, digest, unstamped) in committed
     table = unstamped if is_right else table_of(arguments.nvcc, version, arguments.jobs)
     spills = spilling(table)
     if spills:
         print("expected no spilled registers, found:", *spills, sep="\n")
+    if digest_of_sources() != digest:
+        print("sources have changed meanwhile; nothing was written or compared")
+        return 1
     if not arguments.check:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(table.replace(NO_STAMP, stamp(version, table)))
+        TABLE.write_text(table.replace(NO_STAMP, stamp(version, digest, table)))
         return 1 if spills else 0
     if f"CUDA {version} " not in committed:
         print(f"nvcc is of CUDA {version}, the table is not; nothing was compared")

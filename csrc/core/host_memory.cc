@@ -42,19 +42,23 @@ std::filesystem::path control_group(const std::filesystem::path& root) {
   return {};
 }
 
-// Of a control group that may take so much swap of the host's; nothing where it has no limit.
-std::optional<int64_t> room_in(const std::filesystem::path& group, int64_t swap) {
+// Of a control group, but for swap; nothing where it has no limit.
+std::optional<int64_t> room_in(const std::filesystem::path& group) {
   const auto limit = number_in(group / "memory.max"), taken = number_in(group / "memory.current");
   if (!limit || !taken) return std::nullopt;
   int64_t room = *limit - *taken;
   for (const char* dropped : {"active_file", "inactive_file", "slab_reclaimable"}) {
     room += number_in(group / "memory.stat", dropped).value_or(0);
   }
-  if (const auto swap_limit = number_in(group / "memory.swap.max")) {
-    const int64_t swapped = number_in(group / "memory.swap.current").value_or(0);
-    swap = std::clamp<int64_t>(*swap_limit - swapped, 0, swap);
-  }
-  return room + swap;
+  return room;
+}
+
+// That a control group leaves of so much.
+int64_t swap_in(const std::filesystem::path& group, int64_t swap) {
+  const auto limit = number_in(group / "memory.swap.max");
+  if (!limit) return swap;
+  const int64_t taken = number_in(group / "memory.swap.current").value_or(0);
+  return std::clamp<int64_t>(*limit - taken, 0, swap);
 }
 
 }  // namespace
@@ -63,16 +67,19 @@ std::optional<int64_t> available_memory(const std::filesystem::path& root) {
   const std::filesystem::path meminfo = root / "proc/meminfo";
   const auto available = number_in(meminfo, "MemAvailable:");
   if (!available) return std::nullopt;
-  const int64_t swap = kKiB * number_in(meminfo, "SwapFree:").value_or(0);
-  int64_t least = kKiB * *available + swap;
+  int64_t memory = kKiB * *available;
+  int64_t swap = kKiB * number_in(meminfo, "SwapFree:").value_or(0);
   std::filesystem::path group = root / "sys/fs/cgroup";
-  const auto count = [&] { least = std::min(least, room_in(group, swap).value_or(least)); };
+  const auto count = [&] {
+    memory = std::min(memory, room_in(group).value_or(memory));
+    swap = swap_in(group, swap);
+  };
   count();  // of a container that sees no more of the hierarchy than its own group
   for (const std::filesystem::path& name : control_group(root).relative_path()) {
     group /= name;
     count();
   }
-  return std::max<int64_t>(least, 0);
+  return std::max<int64_t>(memory + swap, 0);
 }
 
 }  // namespace outrider

@@ -135,7 +135,7 @@ OUTRIDER_AVX512 void add_groups(const LinearTile& tile) {
 template <class Weights, int R, int64_t kStride>
 __attribute__((target("avx512f"))) void run(const LinearTile& tile) {
   constexpr int kAlone = Weights::panels(R);
-  if constexpr (kStride == kFewRowsStride && R <= Weights::kMaxAlone) {
+  if constexpr (kStride == kFewRowsStride) {
     if (tile.count == 1) return add_groups<Weights, R, kAlone, kStride, false>(tile);
   }
   add_groups<Weights, R, std::min(kAlone, kGroupPanels), kStride, true>(tile);

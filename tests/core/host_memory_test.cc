@@ -78,6 +78,9 @@ TEST_F(HostMemory, CountsSwapThatTheGroupMayTake) {
   EXPECT_EQ(available(), 46'000);
   write("sys/fs/cgroup/mine/memory.swap.max", "max\n");
   EXPECT_EQ(available(), 40'000 + 100 * 1024);
+  write("sys/fs/cgroup/mine/memory.max", "max\n");
+  write("sys/fs/cgroup/mine/memory.swap.max", "0\n");
+  EXPECT_EQ(available(), 5000 * 1024);
 }
 
 }  // namespace

@@ -300,18 +300,21 @@ TEST(HostMemory, CountsTheLeastOfRanksThatMayBeElsewhere) {
 TEST(HostMemory, SaysWhatToGiveInstead) {
   EngineOptions options = engine_options();
   const int64_t least = kv_pool_limits(options, ModelConfig::load(options.model)).least;
-  const auto refused = [&](int64_t tokens, const std::string& part) {
-    const int64_t available = host_bytes(options, 1, 1, tokens) * 10 / 9 + 1;
-    expect_one_line_error({part}, [&] { check_host_memory(options, 0, 1, 1, available); });
-  };
+  const int64_t enough = (least + 3) * kPageTokens;
+  const int64_t available = host_bytes(options, 1, 1, enough) * 10 / 9 + 1;
   options.kv_cache_tokens = 1 << 24;
-  const std::string enough = std::to_string((least + 3) * kPageTokens);
-  refused((least + 3) * kPageTokens,
-          ", as --kv-cache-tokens says; --kv-cache-tokens " + enough + " would do");
+  expect_one_line_error({"says; " + std::to_string(enough) + " would do"},
+                        [&] { check_host_memory(options, 0, 1, 1, available); });
+  options.kv_cache_tokens = enough;
+  check_host_memory(options, 0, 1, 1, available);
+}
+
+TEST(HostMemory, OfADefaultCacheIsNotAsked) {
+  EngineOptions options = engine_options();
   options.kv_cache_tokens = 0;
-  refused((least + 3) * kPageTokens, "KV cache; --kv-cache-tokens " + enough + " would do");
-  refused(10 * kPageTokens, "KV cache; --max-positions 128 would do");
-  expect_one_line_error({"positions of KV cache"}, [&] { check_host_memory(options, 0, 1, 1, 0); });
+  const int64_t weights = host_bytes(options, 1, 1, 0);
+  check_host_memory(options, 0, 1, 1, weights);
+  expect_one_line_error({"for weights"}, [&] { check_host_memory(options, 0, 1, 1, weights - 1); });
 }
 
 }  // namespace

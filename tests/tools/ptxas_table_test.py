@@ -64,6 +64,11 @@ class Table(unittest.TestCase):
         self.assertEqual((status, compiled), (1, 1))
         self.assertIn('ptxas.md is stale', said)
 
+    def test_with_other_flags_is_compared(self):
+        tool = self.root / 'tools/ptxas_table.py'
+        tool.write_text(tool.read_text().replace('"-O3"', '"-O2"'))
+        self.assertEqual(self.run_tool('--check')[:2], (0, 1))
+
     def test_with_other_figures_is_compared(self):
         self.table.write_text(self.table.read_text().replace('| 40 |', '| 39 |', 1))
         status, compiled, said = self.run_tool('--check')
